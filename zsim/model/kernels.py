@@ -1,0 +1,94 @@
+"""Work descriptors of GPU kernels: what is computed and how many bytes move, never how long it takes.
+
+`cost` turns them into seconds. They are shared (interned by value) between the blocks of a model, so a
+model of 64 equal blocks holds each descriptor once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DTYPE_BYTES: dict[str, float] = {
+    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8": 1,
+    "int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1, "nf4": 0.5,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """C[m, n] += A[m, k] B[k, n], `batch` times. 2 m n k FLOP each."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+    batch: int = 1
+    label: str = "gemm"
+    launches: int = 1
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.m * self.n * self.k * self.batch
+
+    @property
+    def bytes(self) -> float:
+        elements = self.m * self.k + self.k * self.n + self.m * self.n
+        return elements * self.batch * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Scaled-dot-product attention as one fused kernel (`flash`, `flash3`, `cudnn`, `efficient`).
+
+    Unfused (`eager`) attention is written as two batched Gemms and Memory kernels instead.
+    `flops` counts the full square, as torch's FLOP counter does: 4 b h q k d forward, 2.5 times that
+    backward; `causal` tells the cost model that a good kernel skips half of it.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    q_len: int
+    kv_len: int
+    head_dim: int
+    causal: bool
+    impl: str
+    dtype: str
+    backward: bool = False
+    window: int | None = None
+    label: str = "attention"
+    launches: int = 1
+
+    @property
+    def flops(self) -> float:
+        forward = 4.0 * self.batch * self.heads * self.q_len * self.kv_len * self.head_dim
+        return 2.5 * forward if self.backward else forward
+
+    @property
+    def bytes(self) -> float:
+        q_and_out = 2 * self.batch * self.heads * self.q_len * self.head_dim
+        k_and_v = 2 * self.batch * self.kv_heads * self.kv_len * self.head_dim
+        passes = 2 if self.backward else 1
+        return passes * (q_and_out + k_and_v) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A memory-bound kernel, or a run of `launches` of them: bytes read and written in device memory.
+
+    `label` names the kind for reports and for kind-specific efficiencies: norm, rotary, activation,
+    residual, cast, dropout, softmax, cross_entropy, embedding, copy, optimizer, grad_norm.
+    """
+
+    label: str
+    read_bytes: float
+    write_bytes: float
+    launches: int = 1
+    flops: float = 0.0
+
+    @property
+    def bytes(self) -> float:
+        return self.read_bytes + self.write_bytes
+
+
+Kernel = Gemm | Attention | Memory

@@ -1,0 +1,136 @@
+"""What is trained: parameters, and the tree of modules in execution order with the work each does.
+
+Two levels. `ModelSpec` is what a checkpoint defines: its parameters in `named_parameters()` order. Together
+with a `Workload` it yields a `Module` tree (`ModelSpec.trace`), the model as PyTorch executes it for one
+micro-batch: modules call children in order and compute in between. Strategies walk this tree; nothing in it
+knows of ranks, shards or time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+
+from zsim.model.kernels import DTYPE_BYTES, Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One entry of `named_parameters()`. Tied parameters appear once, under the first name."""
+
+    name: str
+    shape: tuple[int, ...]
+    module_class: str = "Linear"
+    trainable: bool = True
+    dtype: str | None = None  # storage dtype if it is not the run's (bitsandbytes nf4, fp32 routers)
+    expert: bool = False  # belongs to one of several routed experts (MoE)
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A tensor that autograd keeps from forward to backward."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        return round(prod(self.shape) * DTYPE_BYTES[self.dtype])
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Work that a module does itself, between the calls of its children.
+
+    Memory, all in bytes on one rank:
+    - `saved` is held from this forward to the end of this backward. Under checkpointing it is what the policy
+      keeps; `resaved` is what recomputation rebuilds just before the backward.
+    - `forward_peak` / `forward_live`: tensors that nothing saves (inputs, outputs, temporaries, the residual
+      stream) alive at the worst moment inside this forward, and right after it. `backward_*` the same for
+      gradients of activations and temporaries, without parameter gradients.
+    `grads` are the indices of parameters whose gradient this backward produces, in autograd's order.
+    """
+
+    label: str
+    forward: tuple[Kernel, ...] = ()
+    backward: tuple[Kernel, ...] = ()
+    recompute: tuple[Kernel, ...] = ()
+    saved: tuple[Saved, ...] = ()
+    resaved: tuple[Saved, ...] = ()
+    grads: tuple[int, ...] = ()
+    forward_peak: int = 0
+    forward_live: int = 0
+    backward_peak: int = 0
+    backward_live: int = 0
+    category: str = "activations"  # or "logits": where reports count `saved` and temporaries
+
+    @property
+    def saved_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.saved)
+
+    @property
+    def resaved_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.resaved)
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module call. `body` holds child calls and own work in execution order.
+
+    `params` are indices into `ModelSpec.parameters` of the parameters it owns directly (a tied lm_head lists
+    the embedding's). Every torch module that is called appears, with or without parameters, because
+    DeepSpeed's hooks fire on each. `role` marks what strategies need: "root", "embedding", "block" (the
+    FSDP / checkpoint unit), "norm" (the final one), "head", "".
+    """
+
+    name: str
+    module_class: str = ""
+    role: str = ""
+    params: tuple[int, ...] = ()
+    body: tuple[Module | Compute, ...] = ()
+    checkpointed: bool = False
+    expert: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What one rank runs per micro-batch, apart from sharding."""
+
+    micro_batch: int
+    seq_len: int
+    dtype: str = "bfloat16"  # of compute and activations
+    attention: str = "flash"  # flash | flash3 | cudnn | sdpa (= flash where it applies) | eager
+    checkpointing: str = "none"  # none | full | selective (torchtitan's per-op policy)
+    implementation: str = "hf"  # hf | torchtitan: whose modules (decides what is saved, fp32 logits ...)
+    loss: str = "hf"  # hf: fp32 logits | fused: chunked cross-entropy that never holds all logits
+    compile: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return self.micro_batch * self.seq_len
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model as its checkpoint defines it. Build the executed tree with `trace(workload)` in `model.trace`."""
+
+    name: str
+    family: str
+    parameters: tuple[Parameter, ...]
+    arch: object  # the family's normalized configuration (model.architecture.Architecture)
+    buffers_bytes: int = 0  # non-parameter state on the GPU: rotary tables
+    notes: tuple[str, ...] = ()  # what was assumed while reading
+    _cache: dict = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def numel(self) -> int:
+        return sum(parameter.numel for parameter in self.parameters)
+
+    @property
+    def trainable_numel(self) -> int:
+        return sum(parameter.numel for parameter in self.parameters if parameter.trainable)

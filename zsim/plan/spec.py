@@ -1,0 +1,111 @@
+"""How training is sharded: one frozen dataclass per framework, in the framework's own words and defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """`name`: adamw, adam, sgd, lion, adafactor, muon, adamw8bit. `impl`: fused | foreach | loop | cpu."""
+
+    name: str = "adamw"
+    impl: str = "fused"
+    momentum: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What all frameworks share. dtypes are torch names ("bfloat16")."""
+
+    world_size: int
+    grad_accum: int = 1
+    grad_clip: float | None = 1.0
+    optimizer: Optimizer = Optimizer()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DdpPlan(Plan):
+    """torch.nn.parallel.DistributedDataParallel. `dtype` is that of parameters and gradients."""
+
+    version: str = "2.13.0"
+    dtype: str = "float32"
+    autocast: str | None = None  # compute dtype under torch.autocast, if parameters are kept in float32
+    bucket_cap_mb: float | None = None  # None: torch's default of 25 MiB with a first bucket of 1 MiB
+    find_unused_parameters: bool = False
+    static_graph: bool = False
+    gradient_as_bucket_view: bool = False
+    no_sync: bool = True  # only the last micro-step of an accumulation reduces
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepSpeedPlan(Plan):
+    """DeepSpeed ZeRO. Field names and defaults are those of DeepSpeed's zero_optimization section."""
+
+    version: str = "0.19.8"
+    stage: int = 0
+    dtype: str = "bfloat16"  # bf16.enabled / fp16.enabled / neither
+    communication_data_type: str | None = None
+    grad_accum_dtype: str | None = None  # data_types.grad_accum_dtype
+    reduce_bucket_size: int = 500_000_000
+    allgather_bucket_size: int = 500_000_000
+    allgather_partitions: bool = True
+    reduce_scatter: bool = True
+    overlap_comm: bool | None = None  # None: DeepSpeed's default, True for stage 3 and False below
+    contiguous_gradients: bool = True
+    round_robin_gradients: bool = False
+    use_multi_rank_bucket_allreduce: bool = True
+    prescale_gradients: bool = False
+    sub_group_size: int = 1_000_000_000
+    stage3_prefetch_bucket_size: int = 50_000_000
+    stage3_param_persistence_threshold: int = 100_000
+    stage3_model_persistence_threshold: int | None = None
+    stage3_max_live_parameters: int = 1_000_000_000
+    stage3_max_reuse_distance: int = 1_000_000_000
+    stage3_allgather_sequential: bool = False
+    use_all_reduce_for_fetch_params: bool = False
+    zero_init: bool = False  # the model was built under deepspeed.zero.Init
+    leaf_blocks: bool = False  # set_z3_leaf_modules on the model's blocks
+    zero_hpz_partition_size: int = 1
+    offload_optimizer: str | None = None  # cpu | nvme
+    offload_param: str | None = None
+    check_grad_overflow: bool = True  # bf16.check_grad_overflow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fsdp2Plan(Plan):
+    """torch.distributed.fsdp.fully_shard on every block and the root."""
+
+    version: str = "2.13.0"
+    param_dtype: str = "bfloat16"  # mixed-precision policy; storage of shards is float32 unless `storage_dtype`
+    reduce_dtype: str = "float32"
+    storage_dtype: str = "float32"
+    reshard_after_forward: bool | int = True
+    root_reshard_after_forward: bool | None = None  # None: left unset, the root keeps its parameters
+    mesh: tuple[int, int] | None = None  # (replicate, shard) for HSDP
+    prefetch: int = 0  # explicit set_modules_to_{forward,backward}_prefetch depth
+    sync_only_last: bool = False  # set_requires_gradient_sync(False) in all but the last micro-step
+    all_reduce_only_last: bool = False
+    reshard_backward_only_last: bool = False  # set_reshard_after_backward(False) until the last micro-step
+    grouping: str = "hf"  # hf: the root holds everything outside blocks | titan: embedding, blocks, norm+head
+    cpu_offload: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fsdp1Plan(Plan):
+    """torch.distributed.fsdp.FullyShardedDataParallel, wrapped per block."""
+
+    version: str = "2.13.0"
+    sharding_strategy: str = "FULL_SHARD"  # SHARD_GRAD_OP | NO_SHARD | HYBRID_SHARD | _HYBRID_SHARD_ZERO2
+    param_dtype: str = "bfloat16"
+    reduce_dtype: str = "bfloat16"
+    backward_prefetch: str | None = "BACKWARD_PRE"  # BACKWARD_POST | None
+    forward_prefetch: bool = False
+    limit_all_gathers: bool = True
+    mesh: tuple[int, int] | None = None  # (replicate, shard) for HYBRID
+    no_sync: bool = False
+    flat: bool = False  # no auto-wrap policy: one unit
+    cpu_offload: bool = False
+
+
+AnyPlan = DdpPlan | DeepSpeedPlan | Fsdp2Plan | Fsdp1Plan

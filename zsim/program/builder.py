@@ -1,0 +1,76 @@
+"""Writes the instructions of one step in the words of CUDA streams: launch, wait for an event, alloc, free."""
+
+from __future__ import annotations
+
+from zsim.program.ops import (
+    COMPUTE,
+    HOST,
+    LANES,
+    Alloc,
+    Free,
+    HostWait,
+    HostWork,
+    Instruction,
+    Launch,
+    Op,
+    Work,
+)
+
+
+class Builder:
+    """Collects instructions in issue order. Op ids count from 0 within a step."""
+
+    def __init__(self) -> None:
+        self.instructions: list[Instruction] = []
+        self._last: dict[str, int] = {}
+        self._pending: dict[str, list[int]] = {}
+        self._next_id = 0
+
+    def last(self, lane: str) -> int:
+        """The event that `stream.record_event()` on `lane` would give now (an earlier step's last op if none)."""
+        return self._last.get(lane, -1 - LANES.index(lane))
+
+    def stream_wait(self, lane: str, event: int) -> None:
+        """`lane.wait_event(event)`: its next op starts only after `event`."""
+        self._pending.setdefault(lane, []).append(event)
+
+    def wait_stream(self, lane: str, other: str) -> None:
+        self.stream_wait(lane, self.last(other))
+
+    def launch(
+        self,
+        lane: str,
+        label: str,
+        phase: str,
+        work: Work,
+        *,
+        module: str = "",
+        layer: int | None = None,
+        micro: int = 0,
+        temp_peak: int = 0,
+        temp_live: int = 0,
+        temp_category: str = "activations",
+    ) -> int:
+        """Issue an op; returns its id, which is also its event."""
+        op_id = self._next_id
+        self._next_id += 1
+        pending = self._pending.pop(lane, None)
+        waits = tuple(dict.fromkeys(pending)) if pending else ()
+        op = Op(op_id, lane, label, phase, work, waits, module, layer, micro, temp_peak, temp_live, temp_category)
+        self.instructions.append(Launch(op))
+        if lane != HOST:
+            self._last[lane] = op_id
+        return op_id
+
+    def host_work(self, label: str, phase: str, count: int = 1, module: str = "") -> None:
+        self.launch(HOST, label, phase, HostWork(label, count), module=module)
+
+    def alloc(self, key: str, category: str, nbytes: int, device: str = "gpu") -> None:
+        self.instructions.append(Alloc(key, category, nbytes, device))
+
+    def free(self, key: str, after: int | None = None) -> None:
+        self.instructions.append(Free(key, after))
+
+    def host_wait(self, event: int | None = None) -> None:
+        self.instructions.append(HostWait(event))
+

@@ -1,0 +1,116 @@
+"""Runs a module tree forward and backward for one micro-batch, calling the hooks that frameworks install.
+
+The order of calls is PyTorch's: modules in execution order forward, the mirror image backward, and a
+checkpointed module runs its forward again just before its backward. A strategy subclasses `Hooks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zsim.model import spec
+from zsim.program.builder import Builder
+from zsim.program.ops import COMPUTE, Compute
+
+
+class Hooks:
+    """What a framework does around modules and gradients. Phases: forward, recompute, backward."""
+
+    def pre_forward(self, module: spec.Module, phase: str) -> None: ...
+
+    def post_forward(self, module: spec.Module, phase: str) -> None: ...
+
+    def pre_backward(self, module: spec.Module) -> None: ...
+
+    def post_backward(self, module: spec.Module) -> None: ...
+
+    def alloc_grads(self, params: Sequence[int]) -> None:
+        """Just before the backward kernels that produce the gradients of `params` are issued."""
+
+    def grad_ready(self, param: int) -> None:
+        """The gradient of `param` has been issued (its AccumulateGrad hook)."""
+
+
+class Execution:
+    """One micro-batch of one rank."""
+
+    def __init__(self, builder: Builder, hooks: Hooks, micro: int = 0) -> None:
+        self.builder, self.hooks, self.micro = builder, hooks, micro
+        self._layer: int | None = None
+        self._blocks = 0
+
+    def forward(self, module: spec.Module, phase: str = "forward") -> None:
+        outer = self._enter(module)
+        self.hooks.pre_forward(module, phase)
+        for item in module.body:
+            if isinstance(item, spec.Module):
+                self.forward(item, phase)
+            else:
+                self._forward_compute(module, item, phase)
+        self.hooks.post_forward(module, phase)
+        self._layer = outer
+
+    def backward(self, module: spec.Module) -> None:
+        outer = self._enter(module)
+        self.hooks.pre_backward(module)
+        if module.checkpointed:
+            self._recompute(module)
+        for item in reversed(module.body):
+            if isinstance(item, spec.Module):
+                self.backward(item)
+            else:
+                self._backward_compute(module, item)
+        self.hooks.post_backward(module)
+        self._layer = outer
+
+    def _recompute(self, module: spec.Module) -> None:
+        self.forward(module, "recompute")
+
+    def _enter(self, module: spec.Module) -> int | None:
+        outer = self._layer
+        if module.role == "block":
+            self._layer = int("".join(filter(str.isdigit, module.name.rsplit(".", 1)[-1])) or 0)
+        return outer
+
+    def _forward_compute(self, module: spec.Module, compute: spec.Compute, phase: str) -> None:
+        again = phase == "recompute"
+        kernels = compute.recompute if again else compute.forward
+        nbytes = compute.resaved_bytes if again else compute.saved_bytes
+        if nbytes:
+            self.builder.alloc(self._key(module, compute, again), compute.category, nbytes)
+        self.builder.launch(
+            COMPUTE,
+            compute.label,
+            phase,
+            Compute(kernels),
+            module=module.name,
+            layer=self._layer,
+            micro=self.micro,
+            temp_peak=compute.forward_peak,
+            temp_live=compute.forward_live,
+            temp_category=compute.category,
+        )
+
+    def _backward_compute(self, module: spec.Module, compute: spec.Compute) -> None:
+        if compute.grads:
+            self.hooks.alloc_grads(compute.grads)
+        self.builder.launch(
+            COMPUTE,
+            compute.label,
+            "backward",
+            Compute(compute.backward),
+            module=module.name,
+            layer=self._layer,
+            micro=self.micro,
+            temp_peak=compute.backward_peak,
+            temp_live=compute.backward_live,
+            temp_category=compute.category,
+        )
+        for again, nbytes in ((True, compute.resaved_bytes), (False, compute.saved_bytes)):
+            if nbytes:
+                self.builder.free(self._key(module, compute, again))
+        for param in compute.grads:
+            self.hooks.grad_ready(param)
+
+    def _key(self, module: spec.Module, compute: spec.Compute, again: bool) -> str:
+        return f"{'re' if again else ''}saved:{self.micro}:{module.name}.{compute.label}"

@@ -1,0 +1,158 @@
+"""The Program: what one rank's host does, in order. Pure data, no durations.
+
+Four instructions are enough: `Launch` an op on a lane, `Alloc` and `Free` memory in issue order, `HostWait`
+until an op is done. The engine gives them times; the validation room holds them against recordings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from zsim.model.kernels import DTYPE_BYTES, Kernel
+
+# Lanes of a rank. The host issues; each other lane runs its ops in order (a CUDA stream, the copy engines,
+# the optimizer threads of the CPU, the NVMe queue).
+HOST, COMPUTE, ALL_GATHER, REDUCE_SCATTER = "host", "compute", "all_gather", "reduce_scatter"
+H2D, D2H, CPU, NVME = "h2d", "d2h", "cpu", "nvme"
+LANES = (COMPUTE, ALL_GATHER, REDUCE_SCATTER, H2D, D2H, CPU, NVME)
+
+PHASES = ("init", "forward", "recompute", "backward", "optimizer")
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Kernels run back to back on the compute lane."""
+
+    kernels: tuple[Kernel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective call as torch.distributed sees it; element counts are per rank.
+
+    `kind`: all_gather, reduce_scatter, all_reduce, broadcast, reduce. `group` names an entry of
+    `Program.groups`. `in_numel` is what a rank passes in, `out_numel` what it holds afterwards.
+    """
+
+    kind: str
+    dtype: str
+    in_numel: int
+    out_numel: int
+    group: str = "world"
+    reduce_op: str | None = None
+    root: int | None = None
+
+    @property
+    def payload_bytes(self) -> float:
+        """The full buffer: gathered output, scattered input, or the reduced tensor."""
+        return max(self.in_numel, self.out_numel) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Bytes between this rank's GPU and its host memory (h2d, d2h), or host memory and NVMe."""
+
+    direction: str  # h2d | d2h | nvme_read | nvme_write
+    nbytes: float
+    pinned: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CpuWork:
+    """Optimizer arithmetic on the host: `numel` parameters touched, `nbytes` of DRAM traffic."""
+
+    label: str
+    numel: int
+    nbytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class HostWork:
+    """Python time of the issuing thread that launches nothing: `count` calls of the kind `label` (module hooks...)."""
+
+    label: str
+    count: int = 1
+
+
+Work = Compute | Collective | Copy | CpuWork | HostWork
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """Something a lane runs. `id` is unique within its step program and is the event others wait for.
+
+    `waits` are ids of earlier ops of the same step on other lanes, or `-1 - LANES.index(lane)`: the last op
+    that an *earlier step* issued on that lane. Order on its own lane is implied. `temp_peak` and `temp_live`
+    are bytes of unsaved tensors (activation gradients, temporaries, the residual stream) alive inside this
+    op and after it, until the next compute op says otherwise.
+    """
+
+    id: int
+    lane: str
+    label: str
+    phase: str
+    work: Work
+    waits: tuple[int, ...] = ()
+    module: str = ""
+    layer: int | None = None
+    micro: int = 0
+    temp_peak: int = 0
+    temp_live: int = 0
+    temp_category: str = "activations"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    op: Op
+
+
+@dataclass(frozen=True, slots=True)
+class Alloc:
+    """`key` identifies the tensor until its Free. `device`: gpu | host (pinned) | nvme."""
+
+    key: str
+    category: str
+    nbytes: int
+    device: str = "gpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """`after`: the allocator may reuse the bytes only when that op is done (`record_stream`)."""
+
+    key: str
+    after: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostWait:
+    """The host blocks until op `op` is done (`.item()`, `event.synchronize()`); `None`: device idle."""
+
+    op: int | None
+
+
+Instruction = Launch | Alloc | Free | HostWait
+
+# Memory categories of DESIGN section 6, in report order.
+GPU_CATEGORIES = (
+    "parameters", "gradients", "optimizer_states", "master_weights", "activations", "all_gather_buffers",
+    "reduce_buffers", "logits", "workspace", "framework",
+)  # fmt: skip
+HOST_CATEGORIES = ("parameters", "gradients", "optimizer_states", "master_weights", "activations", "buffers")
+
+
+@dataclass(frozen=True)
+class Program:
+    """`init` allocates persistent state; `steps[k]` is training step k+1. Later steps repeat the last one.
+
+    `groups`: name -> all groups of that kind, each a tuple of ranks ("world" is always there). Step programs
+    that are equal are the same object.
+    """
+
+    world_size: int
+    groups: Mapping[str, tuple[tuple[int, ...], ...]]
+    init: Sequence[Instruction]
+    steps: tuple[Sequence[Instruction], ...]
+    assumptions: tuple[str, ...] = ()
+    not_modeled: tuple[str, ...] = ()
