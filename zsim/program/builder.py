@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from zsim.program.ops import (
-    COMPUTE,
     HOST,
     LANES,
     Alloc,
