@@ -72,4 +72,3 @@ class Builder:
 
     def host_wait(self, event: int | None = None) -> None:
         self.instructions.append(HostWait(event))
-
