@@ -1,7 +1,8 @@
 """Runs a module tree forward and backward for one micro-batch, calling the hooks that frameworks install.
 
 The order of calls is PyTorch's: modules in execution order forward, the mirror image backward, and a
-checkpointed module runs its forward again just before its backward. A strategy subclasses `Hooks`.
+checkpointed module runs its forward again when its backward needs the first dropped tensor. A strategy
+subclasses `Hooks`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Execution:
     def __init__(self, builder: Builder, hooks: Hooks, micro: int = 0) -> None:
         self.builder, self.hooks, self.micro = builder, hooks, micro
         self._layer: int | None = None
-        self._blocks = 0
+        self._dropped: spec.Module | None = None  # checkpointed, in backward, not yet recomputed
 
     def forward(self, module: spec.Module, phase: str = "forward") -> None:
         outer = self._enter(module)
@@ -54,7 +55,7 @@ class Execution:
         outer = self._enter(module)
         self.hooks.pre_backward(module)
         if module.checkpointed:
-            self._recompute(module)
+            self._dropped = module
         for item in reversed(module.body):
             if isinstance(item, spec.Module):
                 self.backward(item)
@@ -64,7 +65,28 @@ class Execution:
         self._layer = outer
 
     def _recompute(self, module: spec.Module) -> None:
-        self.forward(module, "recompute")
+        """torch.utils.checkpoint, not reentrant: stops once the last saved tensor exists again.
+
+        transformers 5 checkpoints a block's `forward`, not its `__call__`, so the block's own hooks stay silent.
+        """
+        self._dropped = None
+        self._replay(module, _count_resaved(module))
+
+    def _replay(self, module: spec.Module, remaining: int) -> int:
+        """Runs the body until `remaining` computes have saved again; modules then open get no post-forward."""
+        for item in module.body:
+            if isinstance(item, spec.Module):
+                self.hooks.pre_forward(item, "recompute")
+                remaining = self._replay(item, remaining)
+                if remaining == 0:
+                    return 0
+                self.hooks.post_forward(item, "recompute")
+            else:
+                self._forward_compute(module, item, "recompute")
+                remaining -= bool(item.resaved)
+                if remaining == 0:
+                    return 0
+        return remaining
 
     def _enter(self, module: spec.Module) -> int | None:
         outer = self._layer
@@ -92,6 +114,8 @@ class Execution:
         )
 
     def _backward_compute(self, module: spec.Module, compute: spec.Compute) -> None:
+        if self._dropped is not None and (compute.saved or compute.resaved):
+            self._recompute(self._dropped)
         if compute.grads:
             self.hooks.alloc_grads(compute.grads)
         self.builder.launch(
@@ -114,3 +138,7 @@ class Execution:
 
     def _key(self, module: spec.Module, compute: spec.Compute, again: bool) -> str:
         return f"{'re' if again else ''}saved:{self.micro}:{module.name}.{compute.label}"
+
+
+def _count_resaved(module: spec.Module) -> int:
+    return sum(_count_resaved(item) if isinstance(item, spec.Module) else bool(item.resaved) for item in module.body)

@@ -99,7 +99,11 @@ class Zero3(Hooks):
     # ---- persistent state ----------------------------------------------------------------------------------------
     def allocate(self) -> None:
         builder, plan = self.builder, self.plan
-        broadcast_model(builder, self.model, plan.dtype)
+        if not plan.zero_init:
+            broadcast_model(builder, self.model, plan.dtype)
+        broadcast_model(builder, self.model, plan.dtype)  # partition_parameters.py _zero_init_param
+        for _ in range(3):  # stage3.py: before the flat partitions, and around the optimizer's states
+            collective(builder, COMPUTE, "barrier", "uint8", 1, 1, "init", "barrier")
         builder.alloc("parameters", "parameters", sum(self.shard) * self.size)
         owned = sum(self.shard[param] for param in self.trainable)
         if plan.dtype in MIXED:
@@ -145,8 +149,9 @@ class Zero3(Hooks):
         for length in self.coordinator.reset_step():
             for numel in (1, length):
                 event = collective(
-                    self.builder, COMPUTE, "broadcast", "int64", numel, numel, "forward", "compare trace", root=0
-                )
+                    self.builder, COMPUTE, "broadcast", "int64", numel, numel, "forward", "compare trace",
+                    micro=self.micro, root=0,
+                )  # fmt: skip
                 self.builder.host_wait(event)
 
     def _fetch(self, module: str, phase: str) -> None:
