@@ -1,0 +1,26 @@
+"""Fused attention: the FLOPs a good kernel really does, at the share of the peak its implementation reaches."""
+
+from __future__ import annotations
+
+from zsim.cost.profile import AttentionCost
+from zsim.model.kernels import Attention
+
+
+def seconds(kernel: Attention, cost: AttentionCost, peak: float) -> float:
+    """Time of the arithmetic alone, from the FLOPs of the square that are not masked away."""
+    efficiency = cost.backward if kernel.backward else cost.forward
+    if kernel.head_dim <= 64:
+        efficiency *= cost.small_head
+    return kernel.flops * visible_share(kernel, cost.causal_tile) / (peak * efficiency)
+
+
+def visible_share(kernel: Attention, tile: int) -> float:
+    """Share of the q x k square in blocks that hold at least one unmasked score."""
+    if not kernel.causal and kernel.window is None:
+        return 1.0
+    visible = kernel.kv_len / 2 if kernel.causal else float(kernel.kv_len)
+    if kernel.window is not None and kernel.window < kernel.kv_len:
+        window = float(kernel.window)
+        # Rows before the window is full see a triangle, the rest a band.
+        visible = window - window * window / (2 * kernel.kv_len) if kernel.causal else 2 * window
+    return min(1.0, (visible + tile / 2) / kernel.kv_len)

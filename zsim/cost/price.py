@@ -1,0 +1,117 @@
+"""How long things take alone: the one door through which the engine asks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from zsim.cluster.spec import Cluster, Device
+from zsim.cost import attention, collectives, copies, gemm, host, memory
+from zsim.cost.profile import Profile
+from zsim.cost.transfer import Transfer
+from zsim.errors import NotModeled
+from zsim.model.kernels import Attention, Gemm, Kernel
+from zsim.program.ops import Collective, Compute, Copy, CpuWork, HostWork, Op
+
+# Implementations that a profile may not know, and which one stands for them.
+_ATTENTION_LIKE = {"sdpa": "flash", "efficient": "flash"}
+
+
+class Capacities(Mapping[str, float]):
+    """bytes/s of each link of a cluster, looked up when asked for."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._links = cluster.links
+
+    def __getitem__(self, link: str) -> float:
+        return self._links[link].bandwidth
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._links)
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+
+class Price:
+    """Seconds of kernels, host work and transfers on `cluster` under the constants of `profile`."""
+
+    def __init__(self, cluster: Cluster, profile: Profile) -> None:
+        self.cluster, self.profile = cluster, profile
+        self.link_capacity: Mapping[str, float] = Capacities(cluster)
+        self._devices = cluster.devices
+        self._kernels: dict[tuple[str, Kernel], float] = {}
+        self._computes: dict[tuple[str, int], tuple[float, Compute]] = {}
+        self._transfers: dict[object, Transfer] = {}
+
+    def compute_seconds(self, rank: int, work: Compute) -> float:
+        """Kernels back to back on `rank`'s device, nothing else running."""
+        device = self._devices[rank]
+        # Kernel tuples are shared between equal blocks, so their identity finds them faster than their value; the
+        # tuple is kept so that its id is not reused.
+        key = (device.name, id(work.kernels))
+        known = self._computes.get(key)
+        if known is None:
+            known = sum(self._kernel(device, kernel) for kernel in work.kernels), work
+            self._computes[key] = known
+        return known[0]
+
+    def _kernel(self, device: Device, kernel: Kernel) -> float:
+        key = (device.name, kernel)
+        seconds = self._kernels.get(key)
+        if seconds is None:
+            seconds = self._kernels[key] = kernel_seconds(kernel, device, self.profile)
+        return seconds
+
+    def issue_seconds(self, op: Op) -> float:
+        """Time of the issuing thread to launch `op`."""
+        return host.issue_seconds(op, self.profile.host)
+
+    def host_seconds(self, work: HostWork) -> float:
+        """Time of the issuing thread for work that launches nothing."""
+        return host.host_seconds(work, self.profile.host)
+
+    def cpu_seconds(self, rank: int, work: CpuWork) -> float:
+        """Optimizer arithmetic on the CPU, all ranks of the node at once."""
+        node = self.cluster.template(self.cluster.places[rank][0])
+        return host.cpu_seconds(work, self.profile.cpu, node.host, len(node.devices))
+
+    def transfer(self, work: Collective | Copy, groups: tuple[tuple[int, ...], ...]) -> Transfer:
+        """All `groups` running this collective at once; for a copy each group is one rank."""
+        key = (work, groups)
+        known = self._transfers.get(key)
+        if known is None:
+            if isinstance(work, Collective):
+                known = collectives.lay(self.cluster, work, groups)
+            else:
+                known = copies.lay(self.cluster, work, tuple(rank for group in groups for rank in group))
+            self._transfers[key] = known
+        return known
+
+    def compute_slowdown(self, active: Collection[Collective | Copy]) -> float:
+        """Factor >= 1 on kernels while `active` are in flight on the same GPU: collectives take SMs and bandwidth."""
+        if any(isinstance(work, Collective) for work in active):
+            return self.profile.collective_slowdown
+        return 1.0
+
+
+def kernel_seconds(kernel: Kernel, device: Device, profile: Profile) -> float:
+    """One kernel alone on `device`: the launch gap plus the longer of arithmetic and memory traffic."""
+    traffic = memory.seconds(
+        getattr(kernel, "label", "default"), kernel.bytes, device.memory_bandwidth, profile.memory_efficiency
+    )
+    arithmetic = 0.0
+    if isinstance(kernel, Gemm):
+        arithmetic = gemm.seconds(kernel, profile.gemm, peak_flops(device, kernel.dtype), device.sm_count)
+    elif isinstance(kernel, Attention):
+        name = _ATTENTION_LIKE.get(kernel.impl, kernel.impl)
+        cost = profile.attention.get(name) or profile.attention["flash"]
+        arithmetic = attention.seconds(kernel, cost, peak_flops(device, kernel.dtype))
+    return kernel.launches * profile.launch_gap + max(arithmetic, traffic)
+
+
+def peak_flops(device: Device, dtype: str) -> float:
+    """Dense FLOP/s of `device` for products of `dtype`. Raises NotModeled where it has none."""
+    peak = device.peak_flops.get(dtype)
+    if peak is None:
+        raise NotModeled(f"{dtype} matrix products on {device.name}")
+    return peak
