@@ -1,12 +1,18 @@
-"""What training runs on: devices, directed links, and the topology graph that joins them."""
+"""What training runs on: devices, directed links, and the topology graph that joins them.
+
+A cluster is a few node templates repeated. Links are named per node ("n0/gpu0>n0/nvswitch"), and their figures are
+looked up in the template when asked for, so that 4,096 GPUs cost no more than 8.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-import networkx as nx
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,11 @@ class Device:
     p2p_pcie: bool  # peer-to-peer over PCIe with stock drivers
     unified: bool = False  # CPU and GPU share this memory
     source: str = ""
+    nvlink_kind: str | None = None  # an entry of catalog/links.yaml, xGMI included
+    nvlinks: int = 0  # links that leave one GPU
+    pcie_gen: int = 0
+    pcie_lanes: int = 0
+    c2c_bandwidth: float = 0.0  # bytes/s each way to a CPU on the same module, which then replaces PCIe
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +44,7 @@ class Link:
     id: str  # "n0/gpu0>n0/nvswitch"
     src: str
     dst: str
-    kind: str  # nvlink | pcie | cpu (root complex to DRAM) | socket (UPI, xGMI) | nic | fabric | c2c | hbm
+    kind: str  # nvlink | pcie | staging | dram | socket (UPI, xGMI) | nic | fabric | c2c
     bandwidth: float
     latency_s: float
     raw: float = 0.0
@@ -50,30 +61,149 @@ class Host:
     nvme_bytes: int = 0
     nvme_read: float = 0.0
     nvme_write: float = 0.0
+    vendor: str = ""  # intel | amd | arm | apple
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine. Names are local ("gpu0", "plx0", "cpu0", "nic0"); links are keyed "src>dst".
+
+    `parent` is the PCIe tree: device or switch -> what it plugs into, up to a CPU. `p2p`: the farthest path over
+    which GPUs may talk directly over PCIe: "none" | "PXB" | "SYS".
+    """
+
+    devices: tuple[Device, ...]
+    kinds: Mapping[str, str]
+    links: Mapping[str, Link]
+    parent: Mapping[str, str]
+    nics: tuple[str, ...]
+    host: Host
+    p2p: str
+    gdr: bool = True  # NICs may read and write GPU memory (GPUDirect RDMA)
+    _cache: dict = field(default_factory=dict, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """What joins the nodes. `kind`: rail | fat_tree | ethernet | none. `latency_s` is added per crossing.
+
+    `uplink_share`: usable part of the NICs' rate for traffic that leaves a leaf (1 = non-blocking).
+    """
+
+    kind: str = "none"
+    transport: str = "rdma"  # rdma | efa | tcpx | tcp
+    latency_s: float = 0.0
+    uplink_share: float = 1.0
+
+
+class Links(Mapping[str, Link]):
+    """All links of a cluster by id, made on demand from the templates."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._made: dict[str, Link] = {}
+
+    def __getitem__(self, link_id: str) -> Link:
+        link = self._made.get(link_id)
+        if link is None:
+            src, dst = link_id.split(">")
+            inside = dst if src.startswith("fabric") else src
+            node = inside[: inside.index("/") + 1]
+            template = self._cluster.template(int(node[1:-1])).links[link_id.replace(node, "")]
+            link = Link(link_id, src, dst, template.kind, template.bandwidth, template.latency_s, template.raw)
+            self._made[link_id] = link
+        return link
+
+    def __iter__(self) -> Iterator[str]:
+        for node in range(self._cluster.nodes):
+            for local in self._cluster.template(node).links:
+                yield global_link(node, local)
+
+    def __len__(self) -> int:
+        return sum(len(self._cluster.template(node).links) for node in range(self._cluster.nodes))
+
+
+def global_name(node: int, local: str) -> str:
+    """ "gpu0" of node 3 -> "n3/gpu0"; what belongs to no node ("fabric/rail0") keeps its name."""
+    return local if local.startswith("fabric") else f"n{node}/{local}"
+
+
+def global_link(node: int, local: str) -> str:
+    src, dst = local.split(">")
+    return f"{global_name(node, src)}>{global_name(node, dst)}"
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A topology: `graph` is a networkx DiGraph whose edges carry `link: Link`, nodes a `kind`.
+    """`node_templates[i]` is the index in `templates` of node i. Ranks count through the nodes in order.
 
-    Node kinds: gpu, nvswitch, pcie_switch, cpu, dram, nic, fabric, nvme. `gpus[rank]` is the graph node of a rank,
-    `devices[rank]` its device.
+    `collapse`: transfers that load equal nodes equally name the links of the first node of each kind only. Right as
+    long as every transfer in flight is symmetric over those nodes, which folded simulation guarantees.
     """
 
     name: str
-    graph: nx.DiGraph
-    gpus: tuple[str, ...]
-    devices: tuple[Device, ...]
-    host: Host
-    gpus_per_node: int
-    p2p: bool  # GPUs may talk over PCIe without going through host memory
+    templates: tuple[Node, ...]
+    node_templates: tuple[int, ...]
+    fabric: Fabric = Fabric()
     assumptions: tuple[str, ...] = ()
+    collapse: bool = True
     _cache: dict = field(default_factory=dict, compare=False, repr=False)
 
     @property
+    def nodes(self) -> int:
+        return len(self.node_templates)
+
+    def template(self, node: int) -> Node:
+        return self.templates[self.node_templates[node]]
+
+    @cached_property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """rank -> (node, GPU index within the node)."""
+        return tuple(
+            (node, index)
+            for node, template in enumerate(self.node_templates)
+            for index in range(len(self.templates[template].devices))
+        )
+
+    @cached_property
+    def gpus(self) -> tuple[str, ...]:
+        return tuple(f"n{node}/gpu{index}" for node, index in self.places)
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        return tuple(device for template in self.node_templates for device in self.templates[template].devices)
+
+    @property
     def world_size(self) -> int:
-        return len(self.gpus)
+        return len(self.places)
+
+    @property
+    def host(self) -> Host:
+        """The CPU side of the first node."""
+        return self.templates[self.node_templates[0]].host
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Of the largest node."""
+        return max(len(template.devices) for template in self.templates)
+
+    @property
+    def p2p(self) -> bool:
+        return all(template.p2p != "none" for template in self.templates)
 
     @cached_property
     def links(self) -> Mapping[str, Link]:
-        return {data["link"].id: data["link"] for _, _, data in self.graph.edges(data=True)}
+        return Links(self)
+
+    @cached_property
+    def graph(self) -> nx.DiGraph:
+        """The whole topology as a networkx DiGraph: nodes carry `kind`, edges `link: Link`."""
+        import networkx as nx
+
+        graph = nx.DiGraph()
+        for node in range(self.nodes):
+            for local, kind in self.template(node).kinds.items():
+                graph.add_node(global_name(node, local), kind=kind)
+        for link in self.links.values():
+            graph.add_edge(link.src, link.dst, link=link)
+        return graph

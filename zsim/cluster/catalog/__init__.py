@@ -1,0 +1,93 @@
+"""The catalog: accelerators and link kinds, one YAML block each, every figure with its source.
+
+Blocks are parsed one by one as they are asked for, because parsing all of them takes longer than a simulation.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from zsim.cluster.spec import Device
+from zsim.errors import InputError
+
+GB = 1e9
+GIB = 2**30
+
+
+@cache
+def _blocks(file: str) -> dict[str, str]:
+    """Top-level key -> its text."""
+    text = (Path(__file__).parent / file).read_text(encoding="utf-8")
+    parts = re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)
+    return {part.split(":", 1)[0]: part for part in parts if not part.startswith("#")}
+
+
+def _plain(name: str) -> str:
+    """ "NVIDIA A100-SXM4-80GB" and "a100 sxm4 80 gb" are one name."""
+    name = name.lower()
+    for vendor in ("nvidia", "amd", "intel", "geforce", "tesla", "radeon", "graphics", "generation"):
+        name = name.replace(vendor, "")
+    return re.sub(r"[^a-z0-9]", "", name)
+
+
+@cache
+def _names() -> dict[str, str]:
+    """Plain name or alias -> catalog name."""
+    names: dict[str, str] = {}
+    for name, block in _blocks("devices.yaml").items():
+        aliases = re.search(r"^  aliases: \[(.*)\]$", block, flags=re.MULTILINE)
+        for alias in [name, *(aliases.group(1).split(",") if aliases else [])]:
+            names[_plain(alias)] = name
+    return names
+
+
+def known_devices() -> list[str]:
+    return list(_blocks("devices.yaml"))
+
+
+@cache
+def device(name: str) -> Device:
+    """The accelerator called `name` (any usual spelling). Raises InputError with the nearest names if unknown."""
+    known = _names()
+    found = known.get(_plain(name))
+    if found is None:
+        close = difflib.get_close_matches(_plain(name), known, n=5, cutoff=0.4)
+        nearest = list(dict.fromkeys(known[match] for match in close)) or known_devices()
+        raise InputError(f"unknown GPU {name!r}", field="gpu", accepted=", ".join(nearest))
+    entry: dict[str, Any] = yaml.load(_blocks("devices.yaml")[found], Loader=yaml.CSafeLoader)[found]
+    kind, count = entry.get("nvlink", (None, 0))
+    gen, lanes = entry.get("pcie", (0, 0))
+    return Device(
+        name=found,
+        vendor=entry["vendor"],
+        peak_flops={dtype: rate * 1e12 for dtype, rate in entry["tflops"].items()},
+        memory_bytes=round(entry["memory_gb"] * GB),
+        usable_bytes=round(entry["usable_gib"] * GIB),
+        memory_bandwidth=entry["memory_gbps"] * GB,
+        sm_count=entry.get("sm_count"),
+        architecture=entry["architecture"],
+        p2p_pcie=entry["p2p_pcie"],
+        unified=entry.get("unified", False),
+        source=entry["source"],
+        nvlink_kind=kind,
+        nvlinks=count,
+        pcie_gen=gen,
+        pcie_lanes=lanes,
+        c2c_bandwidth=entry.get("c2c_gbps", 0) * GB,
+    )
+
+
+@cache
+def link_kind(name: str) -> tuple[float, float, float]:
+    """(reachable bytes/s, raw bytes/s, latency in seconds) of a link kind, one way."""
+    blocks = _blocks("links.yaml")
+    if name not in blocks:
+        raise InputError(f"unknown link kind {name!r}", accepted=", ".join(blocks))
+    entry = yaml.load(blocks[name], Loader=yaml.CSafeLoader)[name]
+    return entry["reach"] * GB, entry["raw"] * GB, entry["latency_us"] * 1e-6

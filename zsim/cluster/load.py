@@ -1,0 +1,200 @@
+"""Reads a topology file (YAML) into a Cluster.
+
+    name: HGX H100
+    nodes: 1                      # any number; one field
+    gpu: H100-SXM                 # catalog name, or a list with one per GPU
+    gpus: 8                       # per node
+    nvlink: switch                # switch | none | [[gpu, gpu, links], ...]
+    pcie: {gen: 5, tree: [[[gpu0, nic0], [gpu1, nic1]], [[gpu2, nic2], [gpu3, nic3]]]}   # sockets > switches > devices
+    p2p: auto                     # auto | none | all
+    cpu: {vendor: intel, sockets: 2, cores: 112, dram_gib: 2048, dram_gbps: 614.4, socket_link: upi_sapphire_rapids}
+    nics: {gbps: 400, gdr: true}  # gigabits per second, each
+    nvme: {tb: 30, read_gbps: 40, write_gbps: 20}
+    fabric: {kind: rail, transport: rdma}
+
+Without `pcie.tree` the GPUs (and NICs) are spread evenly over the sockets, `pcie.switches` of them at each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from zsim.cluster import catalog
+from zsim.cluster.build import NodePlan, Tree, build
+from zsim.cluster.spec import Cluster, Fabric, Host
+from zsim.errors import InputError
+
+FIELDS = ("name", "nodes", "gpu", "gpus", "nvlink", "pcie", "p2p", "cpu", "nics", "nvme", "fabric", "notes", "source")
+FABRICS = ("none", "rail", "fat_tree", "ethernet")
+# One way through the fabric and both NICs, by transport: RDMA writes 2 us; EFA's SRD and TCP are slower.
+TRANSPORT_LATENCY = {"rdma": 2e-6, "efa": 15e-6, "tcpx": 20e-6, "tcp": 25e-6}
+
+
+def load_topology(path: str | Path, nodes: int | None = None) -> Cluster:
+    """Read the topology at `path`; `nodes` overrides its number of nodes. Raises InputError."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = yaml.load(text, Loader=yaml.CSafeLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the topology: {error}", file=path) from None
+    except yaml.YAMLError as error:
+        line = error.problem_mark.line + 1 if getattr(error, "problem_mark", None) else None  # type: ignore[attr-defined]
+        raise InputError(f"not YAML: {getattr(error, 'problem', error)}", file=path, line=line) from None
+    try:
+        return cluster_from(data, nodes)
+    except InputError as error:
+        error.file = error.file or path
+        if error.line is None and error.field:
+            error.line = _line_of(text, error.field)
+        raise
+
+
+def cluster_from(data: Any, nodes: int | None = None) -> Cluster:
+    """A Cluster from the parsed content of a topology file."""
+    _mapping(data, "topology", FIELDS)
+    name = str(data.get("name", "cluster"))
+    count = nodes if nodes is not None else data.get("nodes", 1)
+    _positive_int(count, "nodes")
+    node = build(_node_plan(data))
+    fabric_data = _mapping(data.get("fabric") or {}, "fabric", ("kind", "transport", "uplink_share"))
+    kind = fabric_data.get("kind", "rail" if node.nics else "none")
+    if kind not in FABRICS:
+        raise InputError(f"unknown fabric {kind!r}", field="fabric.kind", accepted=" | ".join(FABRICS))
+    transport = fabric_data.get("transport", "rdma")
+    if transport not in TRANSPORT_LATENCY:
+        raise InputError(
+            f"unknown transport {transport!r}", field="fabric.transport", accepted=" | ".join(TRANSPORT_LATENCY)
+        )
+    if count > 1 and not node.nics:
+        raise InputError("several nodes need NICs to talk", field="nics", accepted="nics: {gbps: 400}")
+    share = float(fabric_data.get("uplink_share", 1.0))
+    fabric = Fabric(kind, transport, TRANSPORT_LATENCY[transport], share)
+    return Cluster(name, (node,), (0,) * count, fabric, tuple(data.get("notes", ())))
+
+
+def _node_plan(data: Mapping[str, Any]) -> NodePlan:
+    if "gpu" not in data:
+        raise InputError("missing", field="gpu", accepted="a GPU of the catalog: " + ", ".join(catalog.known_devices()))
+    count = data.get("gpus", len(data["gpu"]) if isinstance(data["gpu"], list) else 1)
+    _positive_int(count, "gpus")
+    names = data["gpu"] if isinstance(data["gpu"], list) else [data["gpu"]] * count
+    if len(names) != count:
+        raise InputError(f"{len(names)} GPU names for {count} GPUs", field="gpu")
+    devices = tuple(catalog.device(str(name)) for name in names)
+    cpu = _mapping(
+        data.get("cpu") or {}, "cpu", ("vendor", "model", "sockets", "cores", "dram_gib", "dram_gbps", "socket_link")
+    )
+    sockets = cpu.get("sockets", 1)
+    _positive_int(sockets, "cpu.sockets")
+    nvme = _mapping(data.get("nvme") or {}, "nvme", ("tb", "read_gbps", "write_gbps"))
+    host = Host(
+        sockets=sockets,
+        cores=cpu.get("cores", 32 * sockets),
+        dram_bytes=round(cpu.get("dram_gib", 256 * sockets) * 2**30),
+        dram_bandwidth=cpu.get("dram_gbps", 200.0 * sockets) * 1e9,
+        nvme_bytes=round(nvme.get("tb", 0) * 1e12),
+        nvme_read=nvme.get("read_gbps", 0) * 1e9,
+        nvme_write=nvme.get("write_gbps", 0) * 1e9,
+        vendor=cpu.get("vendor", ""),
+    )
+    nics = _mapping(data.get("nics") or {}, "nics", ("gbps", "gdr", "count", "model"))
+    pcie = _mapping(data.get("pcie") or {}, "pcie", ("gen", "lanes", "tree", "switches"))
+    tree = pcie.get("tree") or _even_tree(count, nics.get("count", 0), sockets, pcie.get("switches", 0))
+    found = list(_leaves(tree))
+    expected = [f"gpu{index}" for index in range(count)]
+    if sorted(leaf for leaf in found if leaf.startswith("gpu")) != sorted(expected):
+        raise InputError(f"the tree must hold gpu0 .. gpu{count - 1}, each once", field="pcie.tree")
+    nic_names = [leaf for leaf in found if leaf.startswith("nic")]
+    if nic_names and "gbps" not in nics:
+        raise InputError("missing the NICs' rate", field="nics.gbps", accepted="gigabits per second, e.g. 400")
+    fabric_kind = (data.get("fabric") or {}).get("kind", "rail")
+    nvlink = data.get("nvlink", "none")
+    return NodePlan(
+        devices=devices,
+        tree=tree,
+        host=host,
+        nvswitch=nvlink == "switch",
+        nvlinks=_nvlinks(nvlink, count),
+        nic_bandwidth=dict.fromkeys(nic_names, nics.get("gbps", 0) * 1e9 / 8),
+        rails={nic: f"fabric/rail{nic[3:]}" if fabric_kind == "rail" else "fabric" for nic in nic_names},
+        socket_link=cpu.get("socket_link", "upi_sapphire_rapids"),
+        pcie_gen=pcie.get("gen"),
+        pcie_lanes=pcie.get("lanes"),
+        p2p=data.get("p2p", "auto"),
+        gdr=nics.get("gdr", True),
+    )
+
+
+def _nvlinks(nvlink: Any, count: int) -> tuple[tuple[int, int, int], ...]:
+    if nvlink in ("switch", "none", None):
+        return ()
+    if not isinstance(nvlink, list):
+        raise InputError(f"got {nvlink!r}", field="nvlink", accepted="switch | none | [[gpu, gpu, links], ...]")
+    wires = []
+    for wire in nvlink:
+        if not (isinstance(wire, list) and len(wire) == 3 and all(isinstance(x, int) for x in wire)):
+            raise InputError(f"got {wire!r}", field="nvlink", accepted="[gpu, gpu, links]")
+        a, b, links = wire
+        if not (0 <= a < count and 0 <= b < count and a != b and links > 0):
+            raise InputError(f"got {wire!r} with {count} GPUs", field="nvlink", accepted="[gpu, gpu, links]")
+        wires.append((a, b, links))
+    return tuple(wires)
+
+
+def _even_tree(gpus: int, nics: int, sockets: int, switches: int) -> list[Tree]:
+    leaves: list[list[str]] = [[] for _ in range(max(switches, sockets))]
+    for index in range(gpus):
+        leaves[index * len(leaves) // gpus].append(f"gpu{index}")
+    for index in range(nics):
+        leaves[index * len(leaves) // nics].append(f"nic{index}")
+    if not switches:
+        return list(leaves)
+    per_socket = -(-switches // sockets)
+    return [leaves[start : start + per_socket] for start in range(0, switches, per_socket)]
+
+
+def _leaves(tree: Tree) -> list[str]:
+    if isinstance(tree, str):
+        return [tree]
+    return [leaf for child in tree for leaf in _leaves(child)]
+
+
+def _mapping(value: Any, where: str, fields: Sequence[str]) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InputError(f"expected a mapping, got {value!r}", field=None if where == "topology" else where)
+    for key in value:
+        if key not in fields:
+            import difflib
+
+            close = difflib.get_close_matches(str(key), fields, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            field = str(key) if where == "topology" else f"{where}.{key}"
+            raise InputError(f"unknown field{hint}", field=field, accepted=", ".join(fields))
+    return value
+
+
+def _positive_int(value: Any, field: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(f"got {value!r}", field=field, accepted="a whole number of at least 1")
+
+
+def _line_of(text: str, field: str) -> int | None:
+    """The line where `field` ("cpu.sockets") stands; of its parent if it is missing."""
+    try:
+        node: Any = yaml.compose(text, Loader=yaml.CSafeLoader)
+    except yaml.YAMLError:
+        return None
+    line = None
+    for part in field.split("."):
+        for key, value in getattr(node, "value", ()) if isinstance(node, yaml.MappingNode) else ():
+            if key.value == part:
+                line, node = key.start_mark.line + 1, value
+                break
+        else:
+            break
+    return line

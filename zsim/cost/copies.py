@@ -1,0 +1,58 @@
+"""Copies between a GPU and its host's memory, and to NVMe, laid on the topology."""
+
+from __future__ import annotations
+
+from zsim.cluster.routes import gpu_host_copy
+from zsim.cluster.spec import Cluster, global_link
+from zsim.cost.collectives import representatives
+from zsim.cost.transfer import Transfer
+from zsim.errors import NotModeled
+from zsim.program.ops import Copy
+
+# A copy engine's large DMA packs a PCIe wire better than the stores of a collective's kernel, which the links'
+# figures are for: 25-26 against 24 GB/s on PCIe 4, 52 against 48 on PCIe 5 (hardware/host.csv).
+COPY_LOAD = 24 / 26
+COPY_LATENCY = 10e-6  # launch and completion of one cudaMemcpyAsync
+PAGEABLE_SLOWDOWN = 5.0  # pinned over pageable, 4-6x (DeepSpeed PR 5301)
+
+
+def lay(cluster: Cluster, work: Copy, ranks: tuple[int, ...]) -> Transfer:
+    """All `ranks` doing this copy at the same time, each between its GPU and its own socket's memory.
+
+    On unified memory nothing moves. Raises NotModeled for NVMe on a machine without one.
+    """
+    key = ("copy", work.direction, work.pinned, ranks)
+    if key not in cluster._cache:
+        cluster._cache[key] = _usage(cluster, work, ranks)
+    usage = cluster._cache[key]
+    if not usage and work.direction in ("h2d", "d2h"):
+        return Transfer(0.0, {}, 0.0, algorithm="none")
+    return Transfer(work.nbytes, usage, COPY_LATENCY, algorithm="dma" if work.pinned else "pageable")
+
+
+def _usage(cluster: Cluster, work: Copy, ranks: tuple[int, ...]) -> dict[str, float]:
+    parts: dict[int, list[int]] = {}
+    for rank in ranks:
+        node, index = cluster.places[rank]
+        parts.setdefault(node, []).append(index)
+    usage: dict[str, float] = {}
+    for node, indices in representatives(cluster, parts):
+        template = cluster.template(node)
+        if work.direction in ("nvme_read", "nvme_write"):
+            rate = template.host.nvme_read if work.direction == "nvme_read" else template.host.nvme_write
+            if not rate:
+                raise NotModeled("a copy to NVMe on a machine that lists none", field="nvme")
+            usage[global_link(node, _NVME[work.direction])] = float(len(indices))
+            continue
+        for index in indices:
+            if template.devices[index].unified:
+                continue
+            for link, times in gpu_host_copy(template, index, work.direction).items():
+                kind = template.links[link].kind
+                load = times * (COPY_LOAD if kind == "pcie" else 1.0) * (1.0 if work.pinned else PAGEABLE_SLOWDOWN)
+                name = global_link(node, link)
+                usage[name] = usage.get(name, 0.0) + load
+    return usage
+
+
+_NVME = {"nvme_read": "nvme0>dram0", "nvme_write": "dram0>nvme0"}
