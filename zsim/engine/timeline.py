@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
 
+from zsim.cost.transfer import Transfer
 from zsim.program.ops import Op
 
 
 @dataclass(slots=True)
 class OpRecord:
-    """One op on one simulated rank. Times are absolute seconds.
+    """One op on one simulated rank. Times are absolute seconds; step 0 is the init program.
 
     `issued_s` when the host had launched it, `start_s` / `end_s` on its lane. `blocker` tells what decided its
-    start: "host" (it was issued late), "lane" (the op before it on the lane), or the id of the op it waited
-    for. `stretch_s` is the part of its duration that contention and interference added.
+    start: "host" (it was issued late), "lane" (the op before it on the lane), or the entry of `op.waits` it
+    waited for (an op id; negative for an op of an earlier step). `stretch_s` is the part of its duration that
+    contention, interference and waiting for peers added.
     """
 
     step: int
@@ -43,6 +47,22 @@ class MemoryEvent:
 
 
 @dataclass(slots=True)
+class FlowRecord:
+    """One transfer over the network: op `op` of `step`, begun by the simulated `ranks` together.
+
+    From `times[i]` to `times[i + 1]` it moved payload at `rates[i]` bytes/s, loading link l with
+    `rates[i] * transfer.usage[l]`.
+    """
+
+    step: int
+    ranks: tuple[int, ...]
+    op: int
+    transfer: Transfer
+    times: list[float]
+    rates: list[float]
+
+
+@dataclass(slots=True)
 class LinkUse:
     """Link `link` carried `rate` bytes/s from `start_s` to `end_s`, by the op ids in `ops`."""
 
@@ -55,6 +75,11 @@ class LinkUse:
 
 @dataclass(slots=True)
 class StepSpan:
+    """Step `step` (from 1) of `rank`: from the end of the step before to the end of its last op and host work.
+
+    Spans tile the time axis, so a span is the period at which steps follow each other.
+    """
+
     step: int
     rank: int
     start_s: float
@@ -67,12 +92,45 @@ class StepSpan:
 class Timeline:
     """All records of the simulated ranks: one representative per class of equal ranks."""
 
-    ops: list[OpRecord]
-    memory: list[MemoryEvent]
-    links: list[LinkUse]
-    steps: list[StepSpan]
+    ops: list[OpRecord]  # step by step, rank by rank, in issue order
+    memory: list[MemoryEvent]  # likewise, in host order
+    flows: list[FlowRecord]  # in order of their ends
+    steps: list[StepSpan]  # step by step, rank by rank
     link_capacity: Mapping[str, float]
     rank_classes: Sequence[tuple[int, ...]]  # first rank of each is the simulated one
     steady_step: int  # index into steps of the first step that repeats
     events: int  # discrete events processed
     notes: list[str] = field(default_factory=list)
+
+    @cached_property
+    def links(self) -> list[LinkUse]:
+        """Per link, intervals of constant load in time order. Expanded on demand: folded flows load many links."""
+        pieces: dict[str, list[tuple[float, float, float, int]]] = {}
+        for flow in self.flows:
+            for start, end, rate in zip(flow.times, flow.times[1:], flow.rates, strict=False):
+                if end > start and rate > 0:
+                    for link, usage in flow.transfer.usage.items():
+                        pieces.setdefault(link, []).append((start, end, rate * usage, flow.op))
+        return [use for link in sorted(pieces) for use in _sum_up(link, pieces[link])]
+
+
+def _sum_up(link: str, pieces: list[tuple[float, float, float, int]]) -> list[LinkUse]:
+    uses: list[LinkUse] = []
+    cuts = sorted({time for piece in pieces for time in piece[:2]})
+    pieces.sort()
+    live: list[tuple[float, float, float, int]] = []
+    position = 0
+    for start, end in pairwise(cuts):
+        live = [piece for piece in live if piece[1] > start]
+        while position < len(pieces) and pieces[position][0] <= start:
+            live.append(pieces[position])
+            position += 1
+        if not live:
+            continue
+        rate, ops = sum(piece[2] for piece in live), tuple(sorted({piece[3] for piece in live}))
+        before = uses[-1] if uses else None
+        if before and before.end_s == start and before.rate == rate and before.ops == ops:
+            before.end_s = end
+        else:
+            uses.append(LinkUse(link, start, end, rate, ops))
+    return uses

@@ -1,0 +1,108 @@
+"""Turns the columns of a finished simulation into a Timeline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zsim.engine.lanes import Rank
+from zsim.engine.ledger import memory_events
+from zsim.engine.network import fair_rates
+from zsim.engine.stepcode import FIXED, FLOW, ON_HOST
+from zsim.engine.timeline import FlowRecord, OpRecord, StepSpan, Timeline
+from zsim.program.ops import LANES
+
+if TYPE_CHECKING:
+    from zsim.engine.simulator import Simulation
+
+
+def timeline(sim: Simulation) -> Timeline:
+    done = min(len(ends) for ends in sim.step_ends)
+    ops, memory, steps = [], [], []
+    ledgers = [memory_events(rank) for rank in sim.ranks]
+    writers = [_Writer(sim, rank) for rank in sim.ranks]
+    for step in range(done):
+        for rank, writer, ledger in zip(sim.ranks, writers, ledgers, strict=True):
+            ops.extend(writer.step(step))
+            memory.extend(next(ledger))
+            if step > 0:
+                begin, end = sim.step_ends[rank.index][step - 1 : step + 1]
+                host = sim.host_steps[rank.index][step]
+                busy = rank.steps[step][0].host_busy
+                steps.append(StepSpan(step, rank.number, begin, end, busy, host.waited))
+    notes = []
+    if sim.steady is None:
+        notes.append(f"no two steps in a row agree within {done - 1} steps; the last one is reported")
+    steady = (sim.steady if sim.steady is not None else done - 1) - 1
+    return Timeline(
+        ops=ops,
+        memory=memory,
+        flows=_flows(sim, done),
+        steps=steps,
+        link_capacity=sim.price.link_capacity,
+        rank_classes=sim.classes,
+        steady_step=steady * len(sim.ranks),
+        events=sim.events,
+        notes=notes,
+    )
+
+
+def _flows(sim: Simulation, done: int) -> list[FlowRecord]:
+    rank = sim.ranks[0]
+    starts = [base for _, base in rank.steps[:done]]
+    stop = starts[-1] + len(rank.steps[done - 1][0].ops)
+    records = []
+    for meeting, flow in sim.flows:
+        if meeting.op < stop:
+            step = max(index for index, base in enumerate(starts) if base <= meeting.op)
+            op = rank.steps[step][0].ops[meeting.op - starts[step]]
+            ranks = tuple(sorted(member.number for member in meeting.ranks))
+            records.append(FlowRecord(step, ranks, op.id, flow.transfer, flow.times, flow.rates))
+    return records
+
+
+class _Writer:
+    """Writes the OpRecords of one rank."""
+
+    def __init__(self, sim: Simulation, rank: Rank) -> None:
+        self.sim, self.rank = sim, rank
+        self.free: dict[str, float] = {}  # lane -> end of its last op
+        self.alone: dict[int, tuple[float, str]] = {}  # work -> seconds alone, algorithm
+
+    def step(self, step: int) -> list[OpRecord]:
+        rank = self.rank
+        code, base = rank.steps[step]
+        records = []
+        for index, (op, timing) in enumerate(zip(code.ops, code.timing, strict=True)):
+            number = base + index
+            issued = rank.issued[number]
+            if timing == ON_HOST:
+                start = issued - code.cost[index]
+                records.append(OpRecord(step, rank.number, op, start, start, issued, "host"))
+                continue
+            start, end = rank.start[number], rank.end[number]
+            blocker: int | str = "host"
+            time = issued
+            free = self.free.get(op.lane)
+            if free is not None and free >= time:
+                blocker, time = "lane", free
+            for target in rank.waits[number] or ():
+                if rank.end[target] > time:
+                    time = rank.end[target]
+                    blocker = code.ops[target - base].id if target >= base else -1 - LANES.index(rank.lane_of[target])
+            self.free[op.lane] = end
+            alone, algorithm = rank.alone[number], ""
+            if timing == FLOW:
+                alone, algorithm = self._transfer_alone(int(alone))
+            stretch = max(0.0, end - start - alone) if timing != FIXED else 0.0
+            records.append(OpRecord(step, rank.number, op, issued, start, end, blocker, stretch, algorithm))
+        return records
+
+    def _transfer_alone(self, work: int) -> tuple[float, str]:
+        known = self.alone.get(work)
+        if known is None:
+            network = self.sim.network
+            transfer = network.transfers[self.sim.kind(self.rank, work)]
+            (rate,) = fair_rates([transfer], network.capacity)
+            known = (transfer.latency_s + transfer.payload_bytes / rate, transfer.algorithm)
+            self.alone[work] = known
+        return known

@@ -1,0 +1,343 @@
+"""Runs a Program: host, lanes and network of every simulated rank on one SimPy clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+import simpy
+
+from zsim.engine.groups import Bundle, bundles_of
+from zsim.engine.host import HostStep, issue_steps, targets
+from zsim.engine.lanes import INFINITY, Lane, Rank, advance, rerate
+from zsim.engine.network import Flow, Network
+from zsim.engine.prices import Prices
+from zsim.engine.records import timeline
+from zsim.engine.stepcode import FIXED, FLOW, IDLE, KERNELS, StepCode, prepare
+from zsim.engine.timeline import Timeline
+from zsim.program.ops import Collective, Compute, Copy, CpuWork, Instruction, Program
+
+MAX_STEPS = 8
+SAME = 1e-9  # relative difference below which two steps are the same
+
+
+def run(program: Program, rank_classes: Sequence[tuple[int, ...]], price: Prices, *, fold: bool = True) -> Timeline:
+    """Simulate `program` until a step repeats the one before it, `MAX_STEPS` at most.
+
+    `rank_classes`: classes of ranks on equivalent hardware, every rank in one of them. With `fold` the first
+    rank of each class stands for all of it and the network carries the traffic of the whole class; without,
+    every rank is simulated. Raises ValueError where the Program is inconsistent (a bug of a strategy).
+    """
+    if not fold:
+        rank_classes = [(rank,) for rank in range(program.world_size)]
+    simulation = Simulation(program, rank_classes, price)
+    simulation.run()
+    return timeline(simulation)
+
+
+class Meeting:
+    """A collective or copy on its way: who has arrived, and its flow once all have."""
+
+    __slots__ = ("bundle", "kind", "op", "ranks")
+
+    def __init__(self, bundle: Bundle, op: int, kind: int) -> None:
+        self.bundle, self.op, self.kind = bundle, op, kind
+        self.ranks: list[Rank] = []
+
+
+class Simulation:
+    """The state of one run. Every SimPy event calls `_fire`, which ends with `_settle`."""
+
+    def __init__(self, program: Program, classes: Sequence[tuple[int, ...]], price: Prices) -> None:
+        self.program, self.classes, self.price = program, [tuple(members) for members in classes], price
+        self.env = simpy.Environment()
+        # SimPy adds a delay to its own now and may be one rounding off; this is the exact time of the event at hand.
+        self.now = 0.0
+        self.events = 0
+        self.ranks = [Rank(index, members[0]) for index, members in enumerate(self.classes)]
+        self.network = Network(price.link_capacity)
+        self.bundles = {name: bundles_of(groups, self.classes) for name, groups in program.groups.items()}
+        self.own = [Bundle((i,), tuple((rank,) for rank in ranks)) for i, ranks in enumerate(self.classes)]
+        self.works: list[Collective | Copy] = []
+        self.flows: list[tuple[Meeting, Flow]] = []  # finished
+        self.host_steps: list[list[HostStep]] = [[] for _ in self.ranks]
+        self.step_ends: list[list[float]] = [[] for _ in self.ranks]
+        self.steady: int | None = None  # first of two equal steps
+        self.finished = self.env.event()
+        self._codes: dict[int, StepCode] = {}
+        self._alone: dict[tuple[int, int], list[float]] = {}
+        self._work_numbers: dict[Collective | Copy, int] = {}
+        self._kinds: dict[tuple[int, int], int] = {}
+        self._slowdowns: dict[tuple[int, ...], float] = {}
+        self._meetings: dict[tuple[int, int], Meeting] = {}
+        self._ready: deque[Lane] = deque()
+        self._loaded: dict[int, Rank] = {}  # ranks whose transfers in flight changed
+
+    def run(self) -> None:
+        for rank in self.ranks:
+            self.env.process(issue_steps(self, rank, MAX_STEPS))
+        try:
+            self.env.run(until=self.finished)
+        except RuntimeError:
+            if self.env.peek() == INFINITY and not self.finished.triggered:
+                raise RuntimeError(f"deadlock at {self.now} s: {self._stuck()}") from None
+            raise
+
+    # Programs and prices, once per distinct step program.
+
+    def instructions(self, step: int) -> Sequence[Instruction]:
+        steps = self.program.steps
+        return self.program.init if step == 0 else steps[min(step, len(steps)) - 1]
+
+    def code(self, step: int) -> StepCode:
+        instructions = self.instructions(step)
+        code = self._codes.get(id(instructions))
+        if code is None:
+            code = self._codes[id(instructions)] = prepare(instructions, self.price)
+        return code
+
+    def alone(self, code: StepCode, rank: Rank) -> list[float]:
+        """Seconds alone of timed ops; for transfers their number in `works` (they take what the network gives)."""
+        known = self._alone.get((id(code), rank.index))
+        if known is None:
+            known = []
+            for op, timing in zip(code.ops, code.timing, strict=True):
+                work = op.work
+                if timing == KERNELS:
+                    assert isinstance(work, Compute)
+                    known.append(self.price.compute_seconds(rank.number, work))
+                elif timing == FIXED:
+                    assert isinstance(work, CpuWork)
+                    known.append(self.price.cpu_seconds(rank.number, work))
+                elif timing == FLOW:
+                    assert isinstance(work, Collective | Copy)
+                    if work not in self._work_numbers:
+                        self._work_numbers[work] = len(self.works)
+                        self.works.append(work)
+                    known.append(self._work_numbers[work])
+                else:
+                    known.append(0.0)
+            self._alone[id(code), rank.index] = known
+        return known
+
+    def bundle(self, rank: Rank, work: Collective | Copy) -> Bundle:
+        if isinstance(work, Copy):
+            return self.own[rank.index]
+        bundle = self.bundles[work.group].get(rank.index)
+        if bundle is None:
+            raise ValueError(f"rank {rank.number} calls {work.kind} in group {work.group}, of which it is no member")
+        return bundle
+
+    def kind(self, rank: Rank, number: int) -> int:
+        """The network's number for work `number` as `rank` and its peers do it."""
+        bundle = self.bundle(rank, self.works[number])
+        key = (number, bundle.members[0])
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self.network.add_kind(self.price.transfer(self.works[number], bundle.groups))
+            self._kinds[key] = kind
+        return kind
+
+    # Clock.
+
+    def at(self, time: float, action: Callable[..., None], *arguments: object) -> None:
+        event = self.env.timeout(max(0.0, time - self.env.now), (time, action, arguments))
+        assert event.callbacks is not None
+        event.callbacks.append(self._fire)
+
+    def _fire(self, event: simpy.Event) -> None:
+        time, action, arguments = event.value
+        self.events += 1
+        if time > self.now:
+            self.now = time
+        action(*arguments)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Let everything that can happen now happen: transfers begin, rates change, lanes run ahead."""
+        ready, loaded = self._ready, self._loaded
+        kernels: list[Lane] = []
+        while True:
+            while ready:
+                lane = ready.popleft()
+                if lane.position < len(lane.queue) and not lane.in_flight:
+                    # Kernels last: what begins now decides how fast they run.
+                    if lane.rank.timing[lane.queue[lane.position]] == KERNELS:
+                        kernels.append(lane)
+                    else:
+                        self._advance(lane)
+            while loaded:
+                self._rerate(loaded.popitem()[1])
+            if self.network.changed:
+                for flow in self.network.share(self.now):
+                    self.at(flow.end, self._flow_ends, flow, flow.end)
+            if not kernels and not ready:
+                return
+            for lane in kernels:
+                self._advance(lane)
+            kernels.clear()
+
+    # Lanes.
+
+    def wake(self, rank: Rank, lanes: Iterable[str]) -> None:
+        self._ready.extend(rank.lanes[name] for name in lanes)
+        self._settle()
+
+    def watch(self, rank: Rank, op: int, waiter: Lane | Callable[[], object]) -> None:
+        """Tell `waiter` when `op` is done."""
+        waiters = rank.waiters.get(op)
+        if waiters is None:
+            rank.waiters[op] = [waiter]
+            lane = rank.lanes[rank.lane_of[op]]
+            if rank.timing[op] != FLOW:
+                lane.watched.append(op)
+                if rank.end[op] < INFINITY:
+                    self.at(rank.end[op], self._watched_op_ends, lane, op, rank.end[op])
+        elif waiter not in waiters:
+            waiters.append(waiter)
+
+    def _watched_op_ends(self, lane: Lane, op: int, time: float) -> None:
+        if lane.rank.end[op] == time and op in lane.watched:  # else it was moved meanwhile
+            lane.watched.remove(op)
+            self._tell(lane.rank, op)
+
+    def _tell(self, rank: Rank, op: int) -> None:
+        for waiter in rank.waiters.pop(op, ()):
+            if isinstance(waiter, Lane):
+                self._ready.append(waiter)
+            else:
+                waiter()
+
+    def _advance(self, lane: Lane) -> None:
+        rank = lane.rank
+        stop = advance(lane, self.now)
+        for op in lane.watched:
+            if rank.end[op] < INFINITY:
+                self.at(rank.end[op], self._watched_op_ends, lane, op, rank.end[op])
+        if isinstance(stop, int):
+            self.watch(rank, stop, lane)
+        elif stop is not None:
+            op, start = stop
+            if start > self.now:
+                lane.start_token += 1
+                self.at(start, self._start_due, lane, lane.start_token)
+            else:
+                self._begin(lane, op, start)
+
+    def _start_due(self, lane: Lane, token: int) -> None:
+        if lane.start_token == token and not lane.in_flight:
+            self._ready.append(lane)
+
+    def _rerate(self, rank: Rank) -> None:
+        mix = tuple(sorted(rank.in_flight))
+        slowdown = self._slowdowns.get(mix)
+        if slowdown is None:
+            slowdown = self.price.compute_slowdown([self.works[number] for number in mix]) if mix else 1.0
+            self._slowdowns[mix] = slowdown
+        if slowdown == rank.slowdown:
+            return
+        factor = slowdown / rank.slowdown
+        rank.slowdown = slowdown
+        for lane in rank.lanes.values():
+            if rerate(lane, self.now, factor):
+                self._ready.append(lane)
+
+    # Transfers.
+
+    def _begin(self, lane: Lane, op: int, start: float) -> None:
+        rank = lane.rank
+        rank.start[op] = start
+        lane.in_flight = True
+        lane.start_token += 1
+        number = int(rank.alone[op])
+        rank.in_flight.append(number)
+        self._loaded[rank.index] = rank
+        bundle = self.bundle(rank, self.works[number])
+        key = (op, bundle.members[0])
+        meeting = self._meetings.get(key)
+        if meeting is None:
+            meeting = self._meetings[key] = Meeting(bundle, op, self.kind(rank, number))
+        meeting.ranks.append(rank)
+        if len(meeting.ranks) == len(bundle.members):
+            del self._meetings[key]
+            self.at(self.now + self.network.transfers[meeting.kind].latency_s, self._load, meeting)
+
+    def _load(self, meeting: Meeting) -> None:
+        self.network.add(Flow(meeting.kind, self.network.transfers[meeting.kind], meeting))
+
+    def _flow_ends(self, flow: Flow, time: float) -> None:
+        if flow.end != time or flow not in self.network.flows:  # it was moved meanwhile
+            return
+        self.network.remove(flow, self.now)
+        meeting = flow.owner
+        assert isinstance(meeting, Meeting)
+        self.flows.append((meeting, flow))
+        for rank in meeting.ranks:
+            op = meeting.op
+            rank.end[op] = self.now
+            lane = rank.lanes[rank.lane_of[op]]
+            lane.in_flight = False
+            lane.position += 1
+            rank.in_flight.remove(int(rank.alone[op]))
+            self._loaded[rank.index] = rank
+            self._ready.append(lane)
+            self._tell(rank, op)
+
+    # Steps.
+
+    def step_issued(self, rank: Rank, step: int, host: HostStep) -> None:
+        self.host_steps[rank.index].append(host)
+        pending = targets(rank, IDLE)
+        left = len(pending) + 1
+
+        def one_done() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                self.step_ends[rank.index].append(max([host.end, *(rank.end[op] for op in pending)]))
+                self._step_done(step)
+
+        for op in pending:
+            if rank.end[op] > self.now:
+                self.watch(rank, op, one_done)
+            else:
+                one_done()
+        one_done()
+
+    def _step_done(self, step: int) -> None:
+        if self.finished.triggered or any(len(ends) <= step for ends in self.step_ends):
+            return
+        if step >= 2 and self._same(step):
+            self.steady = step - 1
+        if self.steady is not None or step == MAX_STEPS:
+            self.finished.succeed()
+
+    def _same(self, step: int) -> bool:
+        """Did `step` repeat the one before, on every rank, op by op? Both have to run the program that stays."""
+        if self.instructions(step - 1) is not self.program.steps[-1]:
+            return False
+        for rank in self.ranks:
+            before, begin, end = self.step_ends[rank.index][step - 2 : step + 1]
+            tolerance = SAME * (end - begin)
+            if abs((end - begin) - (begin - before)) > tolerance:
+                return False
+            (code, first), (_, second) = rank.steps[step - 1 : step + 1]
+            shift = begin - before
+            count = len(code.ops)
+            for column in (rank.start, rank.end):
+                earlier, later = column[first : first + count], column[second : second + count]
+                # Host ops have no times of their own in the columns: inf - inf is nan, which no comparison finds.
+                if any(abs(b - a - shift) > tolerance for a, b in zip(earlier, later, strict=True)):
+                    return False
+        return True
+
+    def _stuck(self) -> str:
+        heads = []
+        for rank in self.ranks:
+            for lane in rank.lanes.values():
+                if lane.position < len(lane.queue):
+                    code, base = rank.steps[-1]
+                    index = lane.queue[lane.position] - base
+                    label = code.ops[index].label if 0 <= index < len(code.ops) else "an earlier step"
+                    heads.append(f"rank {rank.number} lane {lane.name} at {label}")
+        return "; ".join(heads) or "nothing is queued"
