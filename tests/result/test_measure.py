@@ -1,0 +1,87 @@
+"""Every figure of the miniature run, worked out by hand."""
+
+import json
+
+import pytest
+
+from tests.result import made
+
+
+@pytest.fixture(scope="module")
+def result():
+    return made.result()
+
+
+def test_step_splits_into_causes_that_add_up(result):
+    time = result.time
+    assert time.step_s == pytest.approx(1.9)
+    assert time.compute_s == pytest.approx(0.2 + 0.2 + 0.4 + 0.4 + 0.1)
+    # 0.01-0.11 and 0.31-0.41 wait for gathers; 1.41-1.71 for a reduction, seen through the host's wait for it.
+    assert time.exposed_by == pytest.approx({"all_gather/forward": 0.2, "reduce_scatter/backward": 0.3})
+    assert time.host_s == pytest.approx(0.01 + 0.04 + 0.05)
+    assert time.idle_s == pytest.approx(0)
+    assert time.compute_s + time.exposed_comm_s + time.host_s + time.idle_s == pytest.approx(time.step_s)
+    assert time.comm_s == pytest.approx(0.4 + 0.2 + 0.3)
+    assert time.overlapped_comm_s == pytest.approx(0.2 + 0.2)
+
+
+def test_peak_allocated_and_who_holds_it(result):
+    # During bwd1: both layers gathered and saved, one gradient.
+    gpu = result.gpu
+    assert gpu.peak_allocated_bytes == 1_000 + 6_000 + 2 * 1_000 + 2 * 3_000 + 1_000
+    held = dict(gpu.by_category)
+    assert held.pop("framework") == gpu.framework_bytes > 2**30
+    assert held == {
+        "parameters": 1_000, "optimizer_states": 6_000, "all_gather_buffers": 2_000, "activations": 6_000,
+        "gradients": 1_000,
+    }  # fmt: skip
+    assert "layers.1" in gpu.peak_at
+    assert result.host.peak_bytes == 2 * 500
+    assert result.fits
+
+
+def test_utilization_counts_recomputation_only_in_hfu(result):
+    gemm, attention = 2 * 1024**3, 4 * 8 * 1024 * 1024 * 128
+    model = 2 * (3 * gemm + 3 * attention)
+    hardware = 2 * (4 * gemm + 4.5 * attention)
+    assert result.throughput.mfu == pytest.approx(model / 1.9 / 1e12)
+    assert result.throughput.hfu == pytest.approx(hardware / 1.9 / 1e12)
+    assert result.throughput.tokens_per_s == pytest.approx(2 * 1024 / 1.9)
+
+
+def test_bottleneck_is_named(result):
+    assert result.bottleneck.group == "compute"
+    assert result.bottleneck.group_share == pytest.approx(1.3 / 1.9)
+
+
+def test_waited_link_is_the_full_one(result):
+    from zsim.result.bottleneck import _waited_link
+    from zsim.result.critical_path import RankView
+
+    view = RankView(result.program, result.timeline, 0)
+    assert _waited_link(view, "all_gather/forward", result.cluster) == "nvlink n0/gpu0>n0/nvswitch"
+
+
+def test_critical_path_covers_the_step(result):
+    from zsim.result.critical_path import RankView
+
+    path = RankView(result.program, result.timeline, 0).critical_path()
+    labels = [segment.record.op.label if segment.record else "host" for segment in path]
+    assert labels == ["host", "AG0", "AG1", "fwd1", "bwd1", "bwd0", "RS0", "host", "adam", "host"]
+    assert sum(segment.seconds for segment in path) == pytest.approx(1.9)
+
+
+def test_contract_of_json(result):
+    said = json.loads(json.dumps(result.to_dict()))
+    assert {"fits", "memory", "time", "throughput", "bottleneck", "model", "assumptions", "not_modeled", "meta"} <= set(
+        said
+    )
+    gpu = said["memory"]["gpu"]
+    assert {"capacity_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "by_category", "peak_at"} <= set(gpu)
+    assert {"per_gpu_bytes", "formula"} <= set(said["memory"]["textbook"])
+    assert {"step_s", "compute_s", "exposed_comm_s", "host_s", "idle_s"} <= set(said["time"])
+    assert {"tokens_per_s_per_gpu", "tokens_per_s", "mfu", "hfu"} <= set(said["throughput"])
+    assert {"name", "share"} <= set(said["bottleneck"])
+    assert said["model"] == {"params": 1_000_010, "trainable_params": 1_000_000}
+    assert {"zsim_version", "simulated_ranks", "rank_classes", "events", "wall_s"} <= set(said["meta"])
+    assert said["assumptions"] == ["NVLink at 100 GB/s", "made by hand", "engine note"]

@@ -1,0 +1,36 @@
+import pytest
+
+from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
+from zsim.result.textbook import of_plan, states, table
+
+
+@pytest.mark.parametrize(("stage", "gb"), [("ddp", 128), ("zero1", 56), ("zero2", 44), ("zero3", 32)])
+def test_eight_billion_parameters_on_four_gpus(stage, gb):
+    assert states(stage, 8e9, 4).per_gpu_bytes == gb * 1e9
+
+
+def test_offload_moves_bytes_without_losing_any():
+    # ZeRO-3 keeps each of the 16 bytes once, wherever it is.
+    for stage in ("zero3_offload", "zero3_offload_params"):
+        line = states(stage, 8e9, 4)
+        assert line.per_gpu_bytes + line.host_bytes == 32e9
+    assert set(table(8e9, 4)) >= {"ddp", "zero1", "zero2", "zero3"}
+
+
+@pytest.mark.parametrize(
+    ("plan", "stage"),
+    [
+        (DdpPlan(world_size=4), "ddp"),
+        (DeepSpeedPlan(world_size=4, stage=0), "ddp"),
+        (DeepSpeedPlan(world_size=4, stage=2, offload_optimizer="cpu"), "zero2_offload"),
+        (DeepSpeedPlan(world_size=4, stage=3), "zero3"),
+        (Fsdp2Plan(world_size=4), "zero3"),
+        (Fsdp1Plan(world_size=4, sharding_strategy="SHARD_GRAD_OP"), "zero2"),
+    ],
+)
+def test_line_of_a_plan(plan, stage):
+    assert of_plan(plan, 8e9).stage == stage
+
+
+def test_hybrid_shards_over_the_inner_group():
+    assert of_plan(Fsdp2Plan(world_size=8, mesh=(2, 4)), 8e9).per_gpu_bytes == 32e9

@@ -1,0 +1,193 @@
+"""What came out: the Result, frozen, with the JSON contract in `to_dict`. Times in seconds, sizes in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from zsim.cluster.spec import Cluster
+from zsim.engine.timeline import Timeline
+from zsim.program.ops import Program
+from zsim.result.textbook import Textbook
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """Memory of the fullest GPU.
+
+    `peak_allocated_bytes` and `peak_reserved_bytes` are `torch.cuda.max_memory_allocated` and `max_memory_reserved`.
+    `framework_bytes` (CUDA context, NCCL) lies outside the allocator; `nvidia_smi_bytes` = reserved + framework.
+    `by_category` is the moment of the allocated peak plus the category "framework", so that it sums to
+    peak_allocated_bytes + framework_bytes. The run fits when reserved + framework <= capacity.
+    """
+
+    capacity_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    framework_bytes: int
+    by_category: Mapping[str, int]
+    peak_at: str
+    peak_rank: int
+    steady_peak_allocated_bytes: int
+    reserved_source: str
+
+    @property
+    def needed_bytes(self) -> int:
+        return self.peak_reserved_bytes + self.framework_bytes
+
+    @property
+    def headroom_bytes(self) -> int:
+        """Negative: this much is missing."""
+        return self.capacity_bytes - self.needed_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.headroom_bytes >= 0
+
+    @property
+    def fits_without_cache(self) -> bool:
+        """Would the tensors fit if the allocator cached nothing?"""
+        return self.peak_allocated_bytes + self.framework_bytes <= self.capacity_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Memory of one node that the run pins or fills. `nvme_*` likewise. Zero capacity: not known."""
+
+    capacity_bytes: int
+    peak_bytes: int
+    per_rank_bytes: int
+    by_category: Mapping[str, int]
+    nvme_capacity_bytes: int
+    nvme_peak_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        dram = not self.capacity_bytes or self.peak_bytes <= self.capacity_bytes
+        return dram and self.nvme_peak_bytes <= self.nvme_capacity_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """One steady step as its compute lane sees it; the four parts add up to `step_s`.
+
+    `compute_s`: kernels run. `exposed_comm_s`: idle, waiting for a collective. `host_s`: idle because the host had not
+    issued the next kernel. `idle_s`: idle for anything else (copies to and from the host, the CPU optimizer, the end of
+    the step), itemized in `idle_by`. `exposed_by` has keys "all_gather/forward". `comm_s` is what collectives take
+    in all, `overlapped_comm_s` the part of it under compute.
+    """
+
+    step_s: float
+    compute_s: float
+    exposed_comm_s: float
+    host_s: float
+    idle_s: float
+    compute_by_phase: Mapping[str, float]
+    compute_by_family: Mapping[str, float]
+    exposed_by: Mapping[str, float]
+    idle_by: Mapping[str, float]
+    comm_s: float
+    overlapped_comm_s: float
+    first_step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """MFU: model FLOPs (forward and backward, no recomputation) per second over peak; HFU: with recomputation."""
+
+    tokens_per_s_per_gpu: float
+    tokens_per_s: float
+    mfu: float | None
+    hfu: float | None
+    model_flops: float
+    hardware_flops: float
+    peak_flops: float | None
+    formula: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
+    """The largest cause inside the largest group of causes (compute, communication, host ...). Shares of the step."""
+
+    name: str
+    share: float
+    group: str
+    group_share: float
+    link: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    zsim_version: str
+    simulated_ranks: int
+    rank_classes: int
+    events: int
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileInfo:
+    """The cost profile behind the times: its expected error ("12 %") and what that was measured on."""
+
+    name: str
+    expected_error: str = ""
+    evidence: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one simulated scenario says. `to_dict()` is the JSON contract."""
+
+    name: str
+    setup: Mapping[str, Any]
+    gpu: GpuMemory
+    host: HostMemory
+    textbook: Textbook
+    time: Time
+    throughput: Throughput
+    bottleneck: Bottleneck
+    params: int
+    trainable_params: int
+    assumptions: tuple[str, ...]
+    not_modeled: tuple[str, ...]
+    profile: ProfileInfo
+    meta: Meta
+    program: Program = field(repr=False, compare=False)
+    timeline: Timeline = field(repr=False, compare=False)
+    cluster: Cluster = field(repr=False, compare=False)
+
+    @property
+    def fits(self) -> bool:
+        return self.gpu.fits and self.host.fits
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types. Time is simulated as if the run fitted; `time.valid` says whether it does."""
+        gpu, host, bottleneck = self.gpu, self.host, self.bottleneck
+        return {
+            "name": self.name,
+            "fits": self.fits,
+            "setup": dict(self.setup),
+            "memory": {
+                "gpu": asdict(gpu)
+                | {
+                    "nvidia_smi_bytes": gpu.needed_bytes,
+                    "headroom_bytes": gpu.headroom_bytes,
+                    "fits": gpu.fits,
+                    "fits_without_cache": gpu.fits_without_cache,
+                },
+                "host": asdict(host) | {"fits": host.fits},
+                "textbook": asdict(self.textbook),
+            },
+            "time": asdict(self.time) | {"valid": self.fits},
+            "throughput": asdict(self.throughput),
+            "bottleneck": asdict(bottleneck),
+            "model": {"params": self.params, "trainable_params": self.trainable_params},
+            "profile": asdict(self.profile),
+            "assumptions": list(self.assumptions),
+            "not_modeled": list(self.not_modeled),
+            "meta": asdict(self.meta),
+        }

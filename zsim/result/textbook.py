@@ -1,0 +1,76 @@
+"""The textbook's bytes per GPU: model states only, mixed-precision Adam, no activations, no buffers.
+
+2 P parameters, 2 P gradients, 12 P optimizer (fp32 master weights, momentum, variance): 16 bytes per parameter
+(ZeRO paper, Rajbhandari et al. 2020, section 3 and figure 1). Frameworks that keep fp32 parameters and gradients
+without a separate master copy (FSDP2, DDP in fp32) come to the same 4 + 4 + 8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Textbook:
+    """`formula` in the letters P (parameters) and N (ranks that share the states). All bytes are per GPU."""
+
+    stage: str
+    per_gpu_bytes: float
+    formula: str
+    host_bytes: float = 0.0
+    host_formula: str = ""
+
+
+# stage -> GPU bytes per parameter that every rank holds, and that N ranks share; the same for host memory; formulas.
+# Offload (ZeRO-Offload, Ren et al. 2021): from stage 2 on gradients leave for the host as they are produced.
+_STAGES: dict[str, tuple[float, float, str, float, str]] = {
+    "ddp": (16, 0, "16 P", 0, ""),
+    "zero1": (4, 12, "P (4 + 12/N)", 0, ""),
+    "zero2": (2, 14, "P (2 + 14/N)", 0, ""),
+    "zero3": (0, 16, "16 P / N", 0, ""),
+    "zero1_offload": (4, 0, "4 P", 12, "12 P / N"),
+    "zero2_offload": (2, 0, "2 P", 14, "14 P / N"),
+    "zero3_offload": (0, 2, "2 P / N", 14, "14 P / N"),
+    "zero3_offload_params": (0, 0, "0 (one layer at a time)", 16, "16 P / N"),
+}
+STAGES = tuple(_STAGES)
+
+
+def states(stage: str, params: float, gpus: int) -> Textbook:
+    """Bytes of model states per GPU, and per GPU in host memory, of `params` parameters on `gpus` ranks.
+
+    `stage` is one of `STAGES`. 8e9 parameters on 4 GPUs: 128, 56, 44, 32 GB for ddp, zero1, zero2, zero3.
+    """
+    whole, shared, formula, host_shared, host_formula = _STAGES[stage]
+    per_gpu = whole * params + shared * params / gpus
+    return Textbook(stage, per_gpu, formula, host_shared * params / gpus, host_formula)
+
+
+def table(params: float, gpus: int) -> dict[str, Textbook]:
+    """`states` of every stage, in the order of `STAGES`."""
+    return {stage: states(stage, params, gpus) for stage in STAGES}
+
+
+def of_plan(plan: AnyPlan, params: float) -> Textbook:
+    """The textbook's line for a plan."""
+    stage, gpus = _line(plan)
+    return states(stage, params, gpus)
+
+
+def _line(plan: AnyPlan) -> tuple[str, int]:
+    if isinstance(plan, DdpPlan):
+        return "ddp", plan.world_size
+    if isinstance(plan, DeepSpeedPlan):
+        if plan.offload_param:
+            return "zero3_offload_params", plan.world_size
+        stage = ("ddp", "zero1", "zero2", "zero3")[plan.stage]
+        return (f"{stage}_offload" if plan.offload_optimizer and plan.stage else stage), plan.world_size
+    shard = plan.mesh[1] if plan.mesh else plan.world_size
+    if isinstance(plan, Fsdp1Plan) and plan.sharding_strategy in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2", "NO_SHARD"):
+        return ("ddp" if plan.sharding_strategy == "NO_SHARD" else "zero2"), shard
+    if plan.cpu_offload:
+        return "zero3_offload_params", shard
+    keeps_params = isinstance(plan, Fsdp2Plan) and plan.reshard_after_forward is False
+    return ("zero2" if keeps_params else "zero3"), shard
