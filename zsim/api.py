@@ -1,0 +1,46 @@
+"""The whole path, once: read -> lower -> run -> measure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zsim.cluster.classes import rank_classes
+from zsim.cost.price import Price
+from zsim.cost.profile import load_profile
+from zsim.engine.simulator import run
+from zsim.program.lower import lower
+from zsim.result.measure import measure
+from zsim.scenario import Scenario, Setup, load
+
+if TYPE_CHECKING:
+    from zsim.result.measure import Result
+
+
+def load_scenario(path: str | PathLike[str], overrides: Sequence[str] = ()) -> Scenario:
+    """Read a scenario file. `overrides` are "field.path=value" strings. Raises InputError on bad input."""
+    return load(Path(path), overrides)
+
+
+def simulate(scenario: str | PathLike[str] | Scenario | Setup, overrides: Sequence[str] = (), *, fold: bool = True) -> Result:
+    """Simulate training steps of `scenario` and measure the steady one.
+
+    `scenario` is a YAML path, a loaded Scenario, or an already resolved Setup. `fold=False` simulates every
+    rank instead of one per class of equal ranks (same result, slower).
+    A run that does not fit in memory is a Result with `fits == False`, never an exception.
+    Raises InputError (bad input) or NotModeled.
+    """
+    begun = time.perf_counter()
+    if isinstance(scenario, (str, PathLike)):
+        scenario = load_scenario(scenario, overrides)
+    elif overrides:
+        raise TypeError("overrides apply to a scenario file; change a loaded Scenario directly")
+    setup = scenario if isinstance(scenario, Setup) else scenario.resolve()
+
+    program = lower(setup.model, setup.tree, setup.plan, setup.workload)
+    profile = load_profile(setup.cluster.devices[0].name, setup.profile)
+    timeline = run(program, rank_classes(setup.cluster), Price(setup.cluster, profile), fold=fold)
+    return measure(setup=setup, program=program, timeline=timeline, profile=profile, begun=begun)
