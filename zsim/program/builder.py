@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from zsim.program.ops import (
+    COMPUTE,
     HOST,
     LANES,
     Alloc,
+    Collective,
     Free,
     HostWait,
     HostWork,
@@ -23,7 +25,9 @@ class Builder:
         self.instructions: list[Instruction] = []
         self._last: dict[str, int] = {}
         self._pending: dict[str, list[int]] = {}
+        self._communicators: dict[str, int] = {}
         self._next_id = 0
+        self._live = (0, "activations")  # unsaved tensors alive after the last compute op, and where they count
 
     def last(self, lane: str) -> int:
         """The event that `stream.record_event()` on `lane` would give now (an earlier step's last op if none)."""
@@ -47,14 +51,33 @@ class Builder:
         layer: int | None = None,
         micro: int = 0,
         temp_peak: int = 0,
-        temp_live: int = 0,
+        temp_live: int | None = None,
         temp_category: str = "activations",
     ) -> int:
-        """Issue an op; returns its id, which is also its event."""
+        """Issue an op; returns its id, which is also its event.
+
+        `temp_live` None: a framework's kernel, which leaves the model's unsaved tensors as they are and needs
+        `temp_peak` bytes on top.
+
+        NCCL runs the calls on one communicator in the order of issue, whatever their streams (torch 2.13
+        FSDPModule.set_separate_reduce_scatter_group exists to lift that), so a collective waits for the one before.
+        """
         op_id = self._next_id
+        if isinstance(work, Collective):
+            previous = self._communicators.get(work.group)
+            if previous is not None and previous != self._last.get(lane):
+                self.stream_wait(lane, previous)
+            self._communicators[work.group] = op_id
         self._next_id += 1
         pending = self._pending.pop(lane, None)
         waits = tuple(dict.fromkeys(pending)) if pending else ()
+        if temp_live is None:
+            temp_live = 0
+            if lane == COMPUTE and self._live[0]:
+                temp_live, temp_category = self._live
+                temp_peak += temp_live
+        elif lane == COMPUTE:
+            self._live = (temp_live, temp_category)
         op = Op(op_id, lane, label, phase, work, waits, module, layer, micro, temp_peak, temp_live, temp_category)
         self.instructions.append(Launch(op))
         if lane != HOST:

@@ -15,7 +15,8 @@ from zsim.model.kernels import DTYPE_BYTES, Kernel
 # the optimizer threads of the CPU, the NVMe queue).
 HOST, COMPUTE, ALL_GATHER, REDUCE_SCATTER = "host", "compute", "all_gather", "reduce_scatter"
 H2D, D2H, CPU, NVME = "h2d", "d2h", "cpu", "nvme"
-LANES = (COMPUTE, ALL_GATHER, REDUCE_SCATTER, H2D, D2H, CPU, NVME)
+COPY_IN, ALL_REDUCE = "copy_in", "all_reduce"  # FSDP2's streams for all-gather inputs and for HSDP's all-reduces
+LANES = (COMPUTE, ALL_GATHER, REDUCE_SCATTER, H2D, D2H, CPU, NVME, COPY_IN, ALL_REDUCE)
 
 PHASES = ("init", "forward", "recompute", "backward", "optimizer")
 
