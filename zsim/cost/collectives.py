@@ -22,6 +22,7 @@ EDGE_FACTOR = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "broadcast": lambda n: 1.0,
     "reduce": lambda n: 1.0,
+    "barrier": lambda n: 2 * (n - 1) / n,  # ProcessGroupNCCL::barrier all-reduces one element
 }
 STEPS = {
     "all_gather": lambda n: n - 1,
@@ -29,6 +30,7 @@ STEPS = {
     "all_reduce": lambda n: 2 * (n - 1),
     "broadcast": lambda n: n - 1,
     "reduce": lambda n: n - 1,
+    "barrier": lambda n: 2 * (n - 1),
 }
 BASE_LATENCY = 8.4e-6  # Ring Simple (NCCL graph/tuning.cc 2.23-2.28)
 

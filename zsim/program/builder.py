@@ -22,12 +22,21 @@ class Builder:
     """Collects instructions in issue order. Op ids count from 0 within a step."""
 
     def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
         self.instructions: list[Instruction] = []
         self._last: dict[str, int] = {}
         self._pending: dict[str, list[int]] = {}
         self._communicators: dict[str, int] = {}
         self._next_id = 0
         self._live = (0, "activations")  # unsaved tensors alive after the last compute op, and where they count
+
+    def finish(self) -> tuple[Instruction, ...]:
+        """Ends the step: hands out its instructions and starts counting for the next one."""
+        instructions = tuple(self.instructions)
+        self._begin()
+        return instructions
 
     def last(self, lane: str) -> int:
         """The event that `stream.record_event()` on `lane` would give now (an earlier step's last op if none)."""

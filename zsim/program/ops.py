@@ -32,7 +32,7 @@ class Compute:
 class Collective:
     """One collective call as torch.distributed sees it; element counts are per rank.
 
-    `kind`: all_gather, reduce_scatter, all_reduce, broadcast, reduce. `group` names an entry of
+    `kind`: all_gather, reduce_scatter, all_reduce, broadcast, reduce, barrier. `group` names an entry of
     `Program.groups`. `in_numel` is what a rank passes in, `out_numel` what it holds afterwards.
     """
 
