@@ -10,7 +10,10 @@ One step, in seconds from its start (the second step is the same, 1.9 s later):
 
 from __future__ import annotations
 
+from time import perf_counter
+
 from zsim.cluster.spec import Cluster, Device, Host, Link, Node
+from zsim.cost.profile import load_profile
 from zsim.cost.transfer import Transfer
 from zsim.engine.timeline import FlowRecord, MemoryEvent, OpRecord, StepSpan, Timeline
 from zsim.model import spec
@@ -19,7 +22,8 @@ from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
 from zsim.program.ops import ALL_GATHER, COMPUTE, REDUCE_SCATTER, Alloc, Collective, Compute, HostWait, Launch, Program
 from zsim.result.measure import measure
-from zsim.result.spec import ProfileInfo, Result
+from zsim.result.spec import Result
+from zsim.scenario import Setup
 
 STEP_S = 1.9
 GEMM = Gemm(1024, 1024, 1024, "bfloat16")
@@ -138,16 +142,19 @@ def tree() -> spec.Module:
 
 def result(device: Device = DEVICE) -> Result:
     params = (spec.Parameter("w", (1000, 1000)), spec.Parameter("frozen", (10,), trainable=False))
-    return measure(
+    setup = Setup(
         name="miniature",
         model=spec.ModelSpec("mini", "llama", params, None),
         tree=tree(),
         workload=spec.Workload(1, 1024),
         plan=DeepSpeedPlan(world_size=2, stage=3),
         cluster=cluster(device),
+        assumptions=("NVLink at 100 GB/s",),
+    )
+    return measure(
+        setup=setup,
         program=program(),
         timeline=timeline(),
-        profile=ProfileInfo("h100", "9 %", "12 published runs"),
-        assumptions=("NVLink at 100 GB/s",),
-        wall_s=0.1,
+        profile=load_profile(device.name),
+        begun=perf_counter(),
     )

@@ -59,7 +59,7 @@ def test_waited_link_is_the_full_one(result):
     from zsim.result.critical_path import RankView
 
     view = RankView(result.program, result.timeline, 0)
-    assert _waited_link(view, "all_gather/forward", result.cluster) == "nvlink n0/gpu0>n0/nvswitch"
+    assert _waited_link(view, "all_gather/forward", result.setup.cluster) == "nvlink n0/gpu0>n0/nvswitch"
 
 
 def test_critical_path_covers_the_step(result):

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from zsim.cluster.spec import Device
+from zsim.cost.price import kernel_seconds
+from zsim.cost.profile import Profile
 from zsim.engine.timeline import OpRecord
 from zsim.model.kernels import Attention, Gemm, Kernel
 from zsim.program.ops import COMPUTE, Collective, Compute, Copy, CpuWork
@@ -31,7 +33,7 @@ def cause(segment: Segment) -> tuple[str, str]:
     return HOST_CAUSE, HOST_CAUSE
 
 
-def measure_time(view: RankView, device: Device) -> Time:
+def measure_time(view: RankView, device: Device, profile: Profile) -> Time:
     """Splits the steady step of one rank. Every idle stretch is traced back to what held it up."""
     span = view.steady
     step_s = span.end_s - span.start_s
@@ -41,7 +43,7 @@ def measure_time(view: RankView, device: Device) -> Time:
     for record in compute:
         seconds = min(record.end_s, span.end_s) - max(record.start_s, span.start_s)
         by_phase[record.op.phase] += seconds
-        _split(record, seconds, device, by_family)
+        _split(record, seconds, device, profile, by_family)
     waiting: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for segment in idle_segments(view):
         group, name = cause(segment)
@@ -84,26 +86,17 @@ def family(kernel: Kernel) -> str:
     return "attention" if isinstance(kernel, Attention) else kernel.label
 
 
-def _split(record: OpRecord, seconds: float, device: Device, into: dict[str, float]) -> None:
-    """An op is one or more kernels back to back: its time is shared out by each kernel's roofline time."""
+def _split(record: OpRecord, seconds: float, device: Device, profile: Profile, into: dict[str, float]) -> None:
+    """An op is one or more kernels back to back: its time is shared out by what each takes alone."""
     work = record.op.work
     kernels = work.kernels if isinstance(work, Compute) else ()
     if len(kernels) == 1:
         into[family(kernels[0])] += seconds
         return
-    weights = [_roofline(kernel, device) for kernel in kernels]
-    total = sum(weights)
-    if not total:
-        into[record.op.label] += seconds
-        return
-    for kernel, weight in zip(kernels, weights, strict=True):
+    alone = [kernel_seconds(kernel, device, profile) for kernel in kernels]
+    total = sum(alone)
+    for kernel, weight in zip(kernels, alone, strict=True):
         into[family(kernel)] += seconds * weight / total
-
-
-def _roofline(kernel: Kernel, device: Device) -> float:
-    moved = kernel.bytes / device.memory_bandwidth
-    peak = device.peak_flops.get(getattr(kernel, "dtype", ""))
-    return max(kernel.flops / peak, moved) if peak else moved
 
 
 def _clip(segments: Iterable[Segment], start: float, end: float) -> Iterable[Segment]:

@@ -2,71 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time as clock
+from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING
 
 from zsim import __version__
-from zsim.cluster.spec import Cluster
+from zsim.cost.profile import Profile
 from zsim.engine.timeline import Timeline
-from zsim.model.spec import ModelSpec, Module, Workload
-from zsim.plan.spec import AnyPlan, DeepSpeedPlan
+from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.ops import Program
 from zsim.result import bottleneck, flops, memory, textbook
 from zsim.result.breakdown import measure_time
 from zsim.result.critical_path import RankView
-from zsim.result.spec import Meta, ProfileInfo, Result, Throughput
+from zsim.result.spec import Accuracy, Headline, Meta, Result, Throughput
+
+if TYPE_CHECKING:
+    from zsim.scenario import Setup
 
 
-def measure(
-    *,
-    name: str,
-    model: ModelSpec,
-    tree: Module,
-    workload: Workload,
-    plan: AnyPlan,
-    cluster: Cluster,
-    program: Program,
-    timeline: Timeline,
-    profile: ProfileInfo,
-    assumptions: Sequence[str] = (),
-    not_modeled: Sequence[str] = (),
-    wall_s: float = 0.0,
-) -> Result:
+def measure(*, setup: Setup, program: Program, timeline: Timeline, profile: Profile, begun: float) -> Result:
     """What the simulated steps say about memory, time, and what holds the run back.
 
     Memory is that of the fullest simulated rank over all simulated steps; time that of the steady step on the slowest
-    rank. `assumptions` and `not_modeled` are joined with those of the program, the cluster and the engine.
+    rank. `begun` is the `time.perf_counter()` at which the simulation was asked for.
     """
+    model, cluster = setup.model, setup.cluster
     views = [RankView(program, timeline, ranks[0]) for ranks in timeline.rank_classes]
     slowest = max(views, key=lambda view: view.steady.end_s - view.steady.start_s)
     device = cluster.devices[slowest.rank]
-    time = measure_time(slowest, device)
+    time = measure_time(slowest, device, profile)
     return Result(
-        name=name,
-        setup=_setup(plan, workload, cluster, model),
+        name=setup.name,
+        headline=_headline(setup),
         gpu=memory.measure_gpu(views, cluster, program),
         host=memory.measure_host(views, cluster),
-        textbook=textbook.of_plan(plan, model.numel),
+        textbook=textbook.of_plan(setup.plan, model.numel),
         time=time,
-        throughput=_throughput(tree, workload, plan, device.peak_flops.get(workload.dtype), time.step_s),
+        throughput=_throughput(setup, device.peak_flops.get(setup.workload.dtype), time.step_s),
         bottleneck=bottleneck.find(slowest, time, cluster, device),
         params=model.numel,
         trainable_params=model.trainable_numel,
-        assumptions=_unique(assumptions, model.notes, program.assumptions, cluster.assumptions, timeline.notes),
-        not_modeled=_unique(not_modeled, program.not_modeled),
-        profile=profile,
-        meta=Meta(__version__, len(views), len(timeline.rank_classes), timeline.events, wall_s),
+        assumptions=_unique(setup.assumptions, program.assumptions, timeline.notes),
+        not_modeled=_unique(setup.not_modeled, program.not_modeled),
+        accuracy=_accuracy(profile, cluster.world_size),
+        meta=Meta(
+            __version__, len(views), len(timeline.rank_classes), timeline.events, round(clock.perf_counter() - begun, 4)
+        ),
+        setup=setup,
         program=program,
         timeline=timeline,
-        cluster=cluster,
+        profile=profile,
     )
 
 
-def _throughput(tree: Module, workload: Workload, plan: AnyPlan, peak: float | None, step_s: float) -> Throughput:
-    model, hardware = (plan.grad_accum * f for f in flops.per_micro_batch(tree))
-    tokens = workload.tokens * plan.grad_accum
-    per_gpu = tokens / step_s if step_s else 0.0
+def _throughput(setup: Setup, peak: float | None, step_s: float) -> Throughput:
+    plan = setup.plan
+    model, hardware = (plan.grad_accum * each for each in flops.per_micro_batch(setup.tree))
+    per_gpu = setup.workload.tokens * plan.grad_accum / step_s if step_s else 0.0
     return Throughput(
         tokens_per_s_per_gpu=per_gpu,
         tokens_per_s=per_gpu * plan.world_size,
@@ -79,23 +72,29 @@ def _throughput(tree: Module, workload: Workload, plan: AnyPlan, peak: float | N
     )
 
 
-def _setup(plan: AnyPlan, workload: Workload, cluster: Cluster, model: ModelSpec) -> Mapping[str, Any]:
-    """What the report's headline names; plain JSON types."""
-    framework = type(plan).__name__.removesuffix("Plan").lower()
-    devices = sorted({device.name for device in cluster.devices})
-    return {
-        "model": model.name,
-        "cluster": cluster.name,
-        "devices": devices,
-        "world_size": plan.world_size,
-        "gpus_per_node": cluster.gpus_per_node,
-        "framework": framework,
-        "stage": plan.stage if isinstance(plan, DeepSpeedPlan) else None,
-        "tokens_per_step": workload.tokens * plan.grad_accum * plan.world_size,
-        "workload": asdict(workload),
-        "plan": asdict(plan),
-    }
+def _headline(setup: Setup) -> Headline:
+    plan, cluster, workload = setup.plan, setup.cluster, setup.workload
+    return Headline(
+        model=setup.model.name,
+        cluster=cluster.name,
+        devices=tuple(sorted({device.name for device in cluster.devices})),
+        world_size=plan.world_size,
+        gpus_per_node=cluster.gpus_per_node,
+        framework=type(plan).__name__.removesuffix("Plan").lower(),
+        stage=plan.stage if isinstance(plan, DeepSpeedPlan) else None,
+        tokens_per_step=workload.tokens * plan.grad_accum * plan.world_size,
+        workload=asdict(workload),
+        plan=asdict(plan),
+    )
 
 
-def _unique(*lists: Sequence[str]) -> tuple[str, ...]:
+def _accuracy(profile: Profile, gpus: int) -> Accuracy:
+    evidence = profile.expected_error(gpus)
+    if evidence is None:
+        return Accuracy(profile.device, profile.stack, None, "nothing measured on this device stands behind the times")
+    text = f"{evidence.text}, {evidence.rows} runs on {evidence.min_gpus} to {evidence.max_gpus} GPUs"
+    return Accuracy(profile.device, profile.stack, evidence.mape / 100, text)
+
+
+def _unique(*lists: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for texts in lists for text in texts))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zsim.cluster.spec import Cluster, Device
-from zsim.engine.timeline import OpRecord
-from zsim.program.ops import COMPUTE, Program
+from zsim.engine.timeline import MemoryEvent
+from zsim.program.ops import COMPUTE, Op, Program
 from zsim.result.critical_path import RankView
 from zsim.result.spec import GpuMemory, HostMemory
 
 MIB = 1 << 20
+TEMPORARY = "temporary"  # the ledger's key for tensors inside an op that nothing saves
 
 # Outside PyTorch's allocator, per process. Context with lazily loaded kernels: 437 MiB (80 GB card, minimal process,
 # nvidia-smi) to 0.55 GiB (stas00/ml-engineering 744d01e18b79, first barrier test); 500 MiB taken.
@@ -29,81 +30,32 @@ RESERVED_RATIO = 1.11
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Bytes held on one device right after one event or inside one op, by category."""
+    """Bytes held on one device right after `event`, by category."""
 
-    time_s: float
-    step: int
-    op: int | None
+    event: MemoryEvent | None
     by_category: dict[str, int]
-    temporary: bool = False
 
     @property
     def total(self) -> int:
         return sum(self.by_category.values())
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """One change of the ledger in issue order. `inside`: bytes above `nbytes` alive only while the op runs."""
-
-    time_s: float
-    step: int
-    op: int | None
-    category: str
-    nbytes: int
-    inside: int = 0
+def events_of(view: RankView, device: str) -> list[MemoryEvent]:
+    """One rank's ledger of one device, in the order in which the host allocates and frees."""
+    return [event for event in view.timeline.memory if event.rank == view.rank and event.device == device]
 
 
-def changes(view: RankView, device: str = "gpu") -> Iterator[_Change]:
-    """Allocations, frees and the unsaved tensors of compute ops, in the order in which the host issued them.
-
-    The host allocates as it issues, so order, not time, decides the peak: an event whose `op` is k comes right
-    after the launch of op k.
-    """
-    events = [e for e in view.timeline.memory if e.rank == view.rank and e.device == device]
-    if device != "gpu":
-        yield from (_Change(e.time_s, e.step, e.op, e.category, e.nbytes) for e in events)
-        return
-    launches = [r for r in view.records if r.op.temp_peak or r.op.temp_live or r.op.lane == COMPUTE]
-    launches.sort(key=lambda r: (r.step, r.op.id))
-    live: dict[str, int] = defaultdict(int)
-    at = 0
-    for event in events:
-        key = (event.step, -1 if event.op is None else event.op)
-        while at < len(launches) and (launches[at].step, launches[at].op.id) <= key:
-            yield from _temporaries(launches[at], live)
-            at += 1
-        yield _Change(event.time_s, event.step, event.op, event.category, event.nbytes)
-    for record in launches[at:]:
-        yield from _temporaries(record, live)
-
-
-def _temporaries(record: OpRecord, live: dict[str, int]) -> Iterator[_Change]:
-    """An op's unsaved tensors replace those of the compute op before it."""
-    op, time_s = record.op, record.issued_s
-    for category in [c for c, nbytes in live.items() if nbytes and c != op.temp_category]:
-        yield _Change(time_s, record.step, op.id, category, -live.pop(category))
-    before = live[op.temp_category]
-    inside = max(op.temp_peak - op.temp_live, 0)
-    if op.temp_live != before or inside:
-        yield _Change(time_s, record.step, op.id, op.temp_category, op.temp_live - before, inside)
-    live[op.temp_category] = op.temp_live
-
-
-def peak(stream: Iterator[_Change] | Sequence[_Change], first_step: int | None = None) -> Moment:
-    """The fullest moment of a ledger; with `first_step`, of the steps from that one on."""
+def peak(events: Sequence[MemoryEvent], first_step: int = 0) -> Moment:
+    """The fullest moment of a ledger, in the steps from `first_step` on."""
     held: dict[str, int] = defaultdict(int)
-    total, best, at = 0, -1, Moment(0.0, 0, None, {})
-    for change in stream:
-        held[change.category] += change.nbytes
-        total += change.nbytes
-        if total + change.inside > best and (first_step is None or change.step >= first_step):
-            best = total + change.inside
-            by_category = {category: nbytes for category, nbytes in held.items() if nbytes}
-            if change.inside:
-                by_category[change.category] = by_category.get(change.category, 0) + change.inside
-            at = Moment(change.time_s, change.step, change.op, by_category, bool(change.inside))
-    return at
+    total, best = 0, -1
+    at, by_category = None, {}
+    for event in events:
+        held[event.category] += event.nbytes
+        total += event.nbytes
+        if total > best and event.step >= first_step:
+            best, at, by_category = total, event, dict(held)
+    return Moment(at, {category: nbytes for category, nbytes in by_category.items() if nbytes})
 
 
 def framework_bytes(device: Device, program: Program) -> int:
@@ -125,8 +77,8 @@ def measure_gpu(views: Sequence[RankView], cluster: Cluster, program: Program) -
 
 
 def _gpu(view: RankView, cluster: Cluster, program: Program) -> GpuMemory:
-    stream = list(changes(view))
-    top, device = peak(stream), cluster.devices[view.rank]
+    events, device = events_of(view, "gpu"), cluster.devices[view.rank]
+    top = peak(events)
     outside = framework_bytes(device, program)
     return GpuMemory(
         capacity_bytes=device.usable_bytes,
@@ -136,29 +88,36 @@ def _gpu(view: RankView, cluster: Cluster, program: Program) -> GpuMemory:
         by_category=top.by_category | {"framework": outside},
         peak_at=describe(view, top),
         peak_rank=view.rank,
-        steady_peak_allocated_bytes=peak(stream, view.steady.step).total,
+        steady_peak_allocated_bytes=peak(events, view.steady.step).total,
         reserved_source=f"{RESERVED_RATIO} x peak allocated (no allocator model)",
     )
 
 
 def describe(view: RankView, moment: Moment) -> str:
-    """Where a moment lies: "step 2, backward of model.layers.63.mlp, micro-batch 1"."""
-    if moment.op is None:
-        return f"step {moment.step}, before the first op" if moment.step else "initialization"
-    # A tensor is allocated for the op issued next, unless it is the op's own temporary.
-    ids = sorted(op for step, op in view.by_op if step == moment.step and op >= moment.op)
-    ids = [op for op in ids if view.by_op[moment.step, op].op.lane == COMPUTE]
-    if not ids:
-        return f"step {moment.step}, after its last kernel"
-    op = view.by_op[moment.step, ids[0 if moment.temporary or ids[0] > moment.op or len(ids) == 1 else 1]].op
-    where = f"step {moment.step}, {op.phase}" + (f" of {op.module}" if op.module else "") + f", {op.label}"
+    """Where a moment lies: "step 2, backward of model.layers.63.mlp, down_proj, micro-batch 2"."""
+    event = moment.event
+    if event is None or event.step == 0:
+        return "initialization"
+    op = _op_at(view, event)
+    if op is None:
+        return f"step {event.step}, after its last kernel"
+    where = f"step {event.step}, {op.phase}" + (f" of {op.module}" if op.module else "") + f", {op.label}"
     return where + (f", micro-batch {op.micro + 1}" if op.micro else "")
+
+
+def _op_at(view: RankView, event: MemoryEvent) -> Op | None:
+    """The op that an event belongs to: a temporary to its own op, a tensor to the compute op issued next."""
+    if event.key == TEMPORARY and event.op is not None:
+        return view.by_op[event.step, event.op].op
+    issued = -1 if event.op is None else event.op
+    later = (r.op for r in view.lanes.get(COMPUTE, ()) if r.step == event.step and r.op.id > issued)
+    return min(later, key=lambda op: op.id, default=None)
 
 
 def measure_host(views: Sequence[RankView], cluster: Cluster) -> HostMemory:
     """The fullest node: each of its ranks holds what its class's representative holds."""
     node_ranks = min(cluster.gpus_per_node, cluster.world_size)
-    tops = [(_peak_of(view, "host"), _peak_of(view, "nvme")) for view in views]
+    tops = [(peak(events_of(view, "host")), peak(events_of(view, "nvme"))) for view in views]
     dram, nvme = max(tops, key=lambda top: top[0].total)
     return HostMemory(
         capacity_bytes=cluster.host.dram_bytes,
@@ -168,7 +127,3 @@ def measure_host(views: Sequence[RankView], cluster: Cluster) -> HostMemory:
         nvme_capacity_bytes=cluster.host.nvme_bytes,
         nvme_peak_bytes=nvme.total * node_ranks,
     )
-
-
-def _peak_of(view: RankView, device: str) -> Moment:
-    return peak(changes(view, device))

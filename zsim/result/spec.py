@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from zsim.cluster.spec import Cluster
+from zsim.cost.profile import Profile
 from zsim.engine.timeline import Timeline
 from zsim.program.ops import Program
 from zsim.result.textbook import Textbook
+
+if TYPE_CHECKING:
+    from zsim.scenario import Setup
 
 if TYPE_CHECKING:
     pass
@@ -130,12 +133,29 @@ class Meta:
 
 
 @dataclass(frozen=True, slots=True)
-class ProfileInfo:
-    """The cost profile behind the times: its expected error ("12 %") and what that was measured on."""
+class Accuracy:
+    """Expected relative error of the step time (None: unknown), and what it was measured on."""
 
-    name: str
-    expected_error: str = ""
-    evidence: str = ""
+    device: str
+    stack: str
+    step_time_error: float | None
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """What was simulated, in plain JSON types."""
+
+    model: str
+    cluster: str
+    devices: tuple[str, ...]
+    world_size: int
+    gpus_per_node: int
+    framework: str
+    stage: int | None
+    tokens_per_step: int
+    workload: Mapping[str, Any]
+    plan: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -143,7 +163,7 @@ class Result:
     """What one simulated scenario says. `to_dict()` is the JSON contract."""
 
     name: str
-    setup: Mapping[str, Any]
+    headline: Headline
     gpu: GpuMemory
     host: HostMemory
     textbook: Textbook
@@ -154,11 +174,12 @@ class Result:
     trainable_params: int
     assumptions: tuple[str, ...]
     not_modeled: tuple[str, ...]
-    profile: ProfileInfo
+    accuracy: Accuracy
     meta: Meta
+    setup: Setup = field(repr=False, compare=False)
     program: Program = field(repr=False, compare=False)
     timeline: Timeline = field(repr=False, compare=False)
-    cluster: Cluster = field(repr=False, compare=False)
+    profile: Profile = field(repr=False, compare=False)
 
     @property
     def fits(self) -> bool:
@@ -170,7 +191,7 @@ class Result:
         return {
             "name": self.name,
             "fits": self.fits,
-            "setup": dict(self.setup),
+            "setup": asdict(self.headline),
             "memory": {
                 "gpu": asdict(gpu)
                 | {
@@ -186,7 +207,7 @@ class Result:
             "throughput": asdict(self.throughput),
             "bottleneck": asdict(bottleneck),
             "model": {"params": self.params, "trainable_params": self.trainable_params},
-            "profile": asdict(self.profile),
+            "accuracy": asdict(self.accuracy),
             "assumptions": list(self.assumptions),
             "not_modeled": list(self.not_modeled),
             "meta": asdict(self.meta),

@@ -41,13 +41,13 @@ def trace(result: Result, rank: int | None = None) -> dict[str, Any]:
     ranks = [ranks[0] for ranks in result.timeline.rank_classes]
     chosen = [rank] if rank is not None else ranks
     events = [event for each in chosen for event in _rank_events(result, each)]
-    devices = result.cluster.devices
+    devices = result.setup.cluster.devices
     return {
         "schemaVersion": 1,
         "deviceProperties": [
             {"id": 0, "name": devices[each].name, "totalGlobalMem": devices[each].usable_bytes} for each in chosen
         ],
-        "distributedInfo": {"backend": "nccl", "rank": chosen[0], "world_size": result.setup["world_size"]},
+        "distributedInfo": {"backend": "nccl", "rank": chosen[0], "world_size": result.headline.world_size},
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": 0,
         "traceName": "timeline.json",
@@ -105,7 +105,7 @@ def _op_events(record: OpRecord, rank: int, correlation: int, result: Result) ->
             "Collective name": _COLLECTIVE_NAMES.get(op.work.kind, op.work.kind),
             "In msg nelems": op.work.in_numel,
             "Out msg nelems": op.work.out_numel,
-            "Group size": len(group[0]) if group else result.setup["world_size"],
+            "Group size": len(group[0]) if group else result.headline.world_size,
             "dtype": op.work.dtype,
             "In msg size": op.work.in_numel * DTYPE_BYTES[op.work.dtype],
             "Process Group Name": op.work.group,

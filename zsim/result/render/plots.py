@@ -10,7 +10,7 @@ import numpy as np
 from zsim.engine.timeline import OpRecord
 from zsim.program.ops import GPU_CATEGORIES, HOST, LANES
 from zsim.result.critical_path import RankView
-from zsim.result.memory import changes
+from zsim.result.memory import events_of
 from zsim.result.spec import Result
 
 if TYPE_CHECKING:
@@ -72,21 +72,16 @@ def _memory(axes: Axes, result: Result, view: RankView) -> None:
 def curve(view: RankView) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Bytes by category over the steady step, on the host's clock in seconds from its start."""
     span = view.steady
-    stream = list(changes(view))
-    held = dict.fromkeys((change.category for change in stream), 0)
+    events = events_of(view, "gpu")
+    held = dict.fromkeys((event.category for event in events), 0)
     times: list[float] = []
     rows: list[dict[str, int]] = []
-    for change in stream:
-        held[change.category] += change.nbytes
-        if not span.start_s <= change.time_s <= span.end_s:
-            continue
-        if change.inside:
-            times.append(change.time_s)
-            rows.append(held | {change.category: held[change.category] + change.inside})
-        times.append(change.time_s)
-        rows.append(dict(held))
-    clock = np.array(times) - span.start_s
-    return clock, {name: np.array([row[name] for row in rows], dtype=float) for name in held}
+    for event in events:
+        held[event.category] += event.nbytes
+        if event.step == span.step:
+            times.append(event.time_s - span.start_s)
+            rows.append(dict(held))
+    return np.array(times), {name: np.array([row[name] for row in rows], dtype=float) for name in held}
 
 
 def _lanes(axes: Axes, view: RankView) -> None:

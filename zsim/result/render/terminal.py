@@ -128,7 +128,7 @@ def _bottleneck(result: Result) -> Iterable[str]:
 
 def _textbook(result: Result) -> Iterable[str]:
     book, gpu = result.textbook, result.gpu
-    gpus = result.setup["world_size"]
+    gpus = result.headline.world_size
     yield (
         f"{book.formula} = {book.per_gpu_bytes / GB:.1f} GB ({book.per_gpu_bytes / GIB:.1f} GiB) of states per GPU; "
         f"P = {result.params / 1e9:.2f}e9, N = {gpus}; here {gpu.needed_bytes / GB:.1f} GB"
@@ -136,9 +136,11 @@ def _textbook(result: Result) -> Iterable[str]:
 
 
 def _expected_error(result: Result) -> Iterable[str]:
-    profile = result.profile
-    if profile.expected_error:
-        yield f"step time within {profile.expected_error} ({profile.evidence}; profile {profile.name})"
+    accuracy = result.accuracy
+    if accuracy.step_time_error is None:
+        yield f"unknown: {accuracy.evidence}"
+    else:
+        yield f"step time {accuracy.step_time_error:.0%} on average: {accuracy.evidence}"
 
 
 def _bullets(texts: Iterable[str]) -> Iterable[str]:
