@@ -1,0 +1,87 @@
+"""The command line: which commands there are, and what their failures look like.
+
+Only the module of the command that was asked for is imported; `--help` lists the others from the table below.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from zsim.errors import InputError
+
+# command -> module and what --help says. Each module has a typer app named `app` with one command.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("zsim.cli.run", "Simulate a scenario: does it fit, how fast is it, what holds it back? (the default)"),
+    "memory": ("zsim.cli.memory", "The textbook's bytes per GPU for DDP, ZeRO-1, 2, 3 and CPU offload."),
+    "schema": ("zsim.cli.schema", "Print the JSON Schema of scenario files, for editors."),
+}
+
+USAGE = "zsim [COMMAND] [OPTIONS] [ARGUMENTS]"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit: 0 ok, 2 bad input, 3 does not fit in memory."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        sys.exit(dispatch(arguments))
+    except InputError as error:
+        print(f"zsim: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output has left; Python would complain when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+def dispatch(arguments: list[str]) -> int:
+    """The exit code of the command that `arguments` ask for. A first argument that is no command is a scenario."""
+    first = arguments[0] if arguments else "--help"
+    if first in ("--help", "-h", "help"):
+        print(help_text())
+        return 0
+    if first == "--version":
+        from zsim import __version__
+
+        print(f"zsim {__version__}")
+        return 0
+    name = first if first in COMMANDS else "run"
+    if name == "run" and first != "run":
+        _refuse_misspelt_command(first)
+    else:
+        arguments = arguments[1:]
+    app = importlib.import_module(COMMANDS[name][0]).app
+    import typer
+
+    usage_error: Any = typer.BadParameter.__bases__[0]  # click's UsageError, wherever this typer keeps its click
+    try:
+        result = app(arguments, prog_name=f"zsim {name}", standalone_mode=False)
+    except usage_error as error:
+        raise InputError(error.format_message(), notes=(f"zsim {name} --help lists what it takes",)) from None
+    return result if isinstance(result, int) else 0
+
+
+def help_text() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"usage: {USAGE}", "       zsim SCENARIO.yaml", "", "commands (zsim COMMAND --help says more):"]
+    lines += [f"  {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
+    lines += ["", "exit codes: 0 ok, 2 bad input, 3 does not fit in memory"]
+    return "\n".join(lines)
+
+
+def _refuse_misspelt_command(first: str) -> None:
+    """`zsim memroy` is no scenario."""
+    if first.startswith("-") or os.path.exists(first) or "." in first or os.sep in first:
+        return
+    import difflib
+
+    close = difflib.get_close_matches(first, COMMANDS, n=1)
+    hint = (f"did you mean zsim {close[0]}?",) if close else ()
+    raise InputError(
+        f"{first!r} is neither a command nor a file", accepted=", ".join(COMMANDS) + ", or a scenario.yaml", notes=hint
+    )

@@ -1,0 +1,77 @@
+"""zsim memory: the textbook's bytes per GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zsim import units
+from zsim.cli.options import Json, new_app
+from zsim.errors import InputError
+
+app = new_app()
+
+
+@app.command()
+def memory(
+    params: Annotated[str | None, typer.Option(help='Parameters: 8e9 or "8B".', show_default=False)] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Instead of --params: a Hugging Face config.json.", show_default=False)
+    ] = None,
+    gpus: Annotated[int, typer.Option(help="GPUs that share the states.")] = 8,
+    json: Json = False,
+) -> None:
+    """The textbook's bytes per GPU: model states of mixed-precision Adam, without activations and buffers."""
+    from zsim.result.textbook import table
+
+    if gpus < 1:
+        raise InputError(f"{gpus} is not a number of GPUs", field="--gpus", accepted="1 or more")
+    lines = table(_parameters(params, model), gpus)
+    if json:
+        from json import dumps
+
+        stages = {
+            name: {"gpu_bytes": _whole(line.per_gpu_bytes), "formula": line.formula}
+            | ({"host_bytes": _whole(line.host_bytes), "host_formula": line.host_formula} if line.host_bytes else {})
+            for name, line in lines.items()
+        }
+        print(dumps({"stages": stages}))
+        return
+
+    for name, line in lines.items():
+        host = f"   host {units.format_gb(line.host_bytes):>8} = {line.host_formula}" if line.host_bytes else ""
+        print(f"{_TITLES[name]:<30}{units.format_gb(line.per_gpu_bytes):>9}   {line.formula:<24}{host}".rstrip())
+
+
+_TITLES = {
+    "ddp": "DDP",
+    "zero1": "ZeRO-1",
+    "zero2": "ZeRO-2",
+    "zero3": "ZeRO-3",
+    "zero1_offload": "ZeRO-1, optimizer on CPU",
+    "zero2_offload": "ZeRO-2, optimizer on CPU",
+    "zero3_offload": "ZeRO-3, optimizer on CPU",
+    "zero3_offload_params": "ZeRO-3, all states on CPU",
+}
+
+
+def _parameters(params: str | None, model: Path | None) -> int:
+    if (params is None) == (model is None):
+        raise InputError("one of --params and --model is needed", accepted="--params 8e9, or --model config.json")
+    if model is not None:
+        from zsim.model.huggingface import read_config
+
+        return read_config(model / "config.json" if model.is_dir() else model).numel
+    try:
+        number = units.parse_count(params)
+    except InputError as error:
+        raise InputError(error.message, field="--params", accepted=error.accepted) from None
+    if number <= 0:
+        raise InputError(f"{params} is not a number of parameters", field="--params", accepted="more than 0")
+    return number
+
+
+def _whole(size: float) -> float | int:
+    return int(size) if size == int(size) else size

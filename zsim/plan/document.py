@@ -1,0 +1,151 @@
+"""A file that people write, as plain data with the line of every field, so that an error can point at it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError
+
+Path_ = tuple[str | int, ...]  # ("zero", "stage"), ("fsdp", 0)
+
+
+@dataclass
+class Document:
+    """`data` is plain dicts, lists and scalars; `places` maps the path of a field to its file and line (from 1)."""
+
+    file: Path | str
+    data: dict[str, Any]
+    places: dict[Path_, tuple[Path | str, int | None]] = field(default_factory=dict)
+
+    def error(
+        self,
+        path: Path_,
+        message: str,
+        accepted: str | None = None,
+        notes: tuple[str, ...] = (),
+        kind: type = InputError,
+    ) -> InputError:
+        """An InputError (or NotModeled: `kind`) that points at the field `path`."""
+        return kind(message, *self.place(path), dotted(path) or None, accepted, notes)
+
+    def place(self, path: Path_) -> tuple[Path | str, int | None]:
+        """File and line of the field, or of the nearest one that encloses it."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.places:
+                return self.places[path[:end]]
+        return self.file, None
+
+    def set(self, path: Path_, value: Any, place: tuple[Path | str, int | None]) -> None:
+        """Write a field, whose enclosing sections exist. What it replaces loses its place."""
+        data: Any = self.data
+        for part in path[:-1]:
+            data = data[part]
+        data[path[-1]] = value
+        self.places = {other: its for other, its in self.places.items() if other[: len(path)] != path} | {path: place}
+
+
+def dotted(path: Path_) -> str:
+    return ".".join(str(part) for part in path)
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` most likely means, if one is near."""
+    close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def read_text(path: Path, what: str = "file") -> str:
+    """The text of a file. Raises InputError where it is missing, a folder or not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(f"no such {what}", path, notes=siblings(path)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from None
+
+
+def siblings(path: Path) -> tuple[str, ...]:
+    """A hint at a file of nearly this name in the same folder."""
+    if not path.parent.is_dir():
+        return (f"there is no folder {path.parent}",)
+    close = difflib.get_close_matches(path.name, [other.name for other in path.parent.iterdir()], n=1, cutoff=0.6)
+    return (f"did you mean {path.parent / close[0]}?",) if close else ()
+
+
+def read_yaml(path: Path, what: str = "file") -> Document:
+    """A YAML mapping with its lines. Raises InputError: missing, not YAML, not a mapping, a key twice."""
+    return parse_yaml(read_text(path, what), path)
+
+
+def parse_yaml(text: str, file: Path | str) -> Document:
+    import yaml
+
+    loader_class = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        loader = loader_class(text)
+        root = loader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise InputError(f"not YAML: {error.problem}", file, mark.line + 1 if mark else None) from None
+    except yaml.YAMLError as error:
+        raise InputError(f"not YAML: {error}", file) from None
+    if not isinstance(root, yaml.MappingNode):
+        raise InputError("holds no fields", file, accepted="lines of `field: value`")
+    document = Document(file, {})
+    try:
+        document.data = _construct(root, loader, document, ())
+    except RecursionError:
+        raise InputError("not plain YAML: an anchor that contains itself, or nested too deeply", file) from None
+    return document
+
+
+def _construct(node: Any, loader: Any, document: Document, path: Path_) -> Any:
+    import yaml
+
+    if isinstance(node, yaml.MappingNode):
+        own = [key_node.value for key_node, _ in node.value]
+        for index, (key_node, _) in enumerate(node.value):
+            if key_node.value in own[:index]:
+                line = key_node.start_mark.line + 1
+                raise InputError("stands here twice", document.file, line, dotted((*path, key_node.value)))
+        loader.flatten_mapping(node)  # YAML's merge keys: <<: *defaults; what follows them wins
+        mapping: dict[Any, Any] = {}
+        for key_node, value_node in node.value:
+            key = _scalar(key_node, loader, document, path)
+            here = (*path, key)
+            document.places[here] = document.file, key_node.start_mark.line + 1
+            mapping[key] = _construct(value_node, loader, document, here)
+        return mapping
+    if isinstance(node, yaml.SequenceNode):
+        items = []
+        for index, item in enumerate(node.value):
+            document.places[(*path, index)] = document.file, item.start_mark.line + 1
+            items.append(_construct(item, loader, document, (*path, index)))
+        return items
+    return _scalar(node, loader, document, path)
+
+
+def _scalar(node: Any, loader: Any, document: Document, path: Path_) -> Any:
+    import yaml
+
+    try:
+        value = loader.construct_object(node, deep=True)
+        hash(value)
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        problem = getattr(error, "problem", None) or error
+        raise InputError(f"not plain YAML: {problem}", document.file, node.start_mark.line + 1, dotted(path)) from None
+    return value
+
+
+def subsection(document: Document, data: Mapping[str, Any], path: Path_, name: str) -> dict[str, Any]:
+    """The mapping `name` inside `data`; empty where it is absent or null. Raises InputError for anything else."""
+    value = data.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise document.error((*path, name), f"{value!r} is not a section", accepted="a mapping of fields")
+    return value

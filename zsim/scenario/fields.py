@@ -1,0 +1,177 @@
+"""The scenario's fields as pydantic models: their types, what each accepts, and the JSON Schema for editors.
+
+An optional field of a framework's section is None here; its default is the framework's own and stands in `plan.spec`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from zsim import units
+from zsim.errors import InputError
+
+
+def _count(value: object) -> object:
+    try:
+        return units.parse_count(value)
+    except InputError as error:
+        raise PydanticCustomError("count", "{why}", {"why": error.message, "accepted": error.accepted}) from None
+
+
+_NUMBER_SCHEMA = {
+    "anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^[0-9.,_]+([eE][+-]?[0-9]+)? ?[kKMGBT]?$"}]
+}
+Whole = Annotated[int, BeforeValidator(_count), Field(ge=0), WithJsonSchema(_NUMBER_SCHEMA)]
+Positive = Annotated[int, BeforeValidator(_count), Field(gt=0), WithJsonSchema(_NUMBER_SCHEMA)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+Precision = Literal["bf16", "fp16", "fp32"]
+Dtype = Literal["bfloat16", "float16", "float32"]
+Device = Literal["cpu", "nvme"]
+
+
+class Section(BaseModel):
+    """`shorthand` names the field that stands for the whole section where it is written as a plain value."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    shorthand: ClassVar[str | None] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, value: object) -> object:
+        return value if cls.shorthand is None or isinstance(value, dict) else {cls.shorthand: value}
+
+    def given(self) -> dict[str, Any]:
+        """What the user wrote, without what was left out."""
+        return {name: getattr(self, name) for name in self.model_fields_set if getattr(self, name) is not None}
+
+
+class ModelField(Section):
+    """A Hugging Face config.json, or a bare number of parameters."""
+
+    shorthand = "config"
+    config: str | None = Field(None, description="path of a Hugging Face config.json, or of its folder")
+    params: Positive | None = Field(
+        None, description="instead of a config: a back-of-envelope model of this many parameters"
+    )
+    freeze: list[str] = Field([], description="patterns of parameter names that are not trained, as in fnmatch")
+
+
+class ClusterField(Section):
+    shorthand = "topology"
+    topology: str = Field(description="path of a topology file")
+    nodes: Positive | None = Field(None, description="this many copies of the topology's node")
+
+
+class FrameworkField(Section):
+    shorthand = "name"
+    name: Literal["deepspeed", "fsdp2", "fsdp1", "ddp"]
+    version: str | None = Field(None, description="of deepspeed, or of torch")
+
+
+class OptimizerField(Section):
+    shorthand = "name"
+    name: Literal["adamw", "adam", "sgd", "lion", "adafactor", "muon", "adamw8bit"] = "adamw"
+    impl: Literal["fused", "foreach", "loop", "cpu"] | None = None
+    momentum: bool | None = None
+
+
+class OffloadField(Section):
+    """DeepSpeed's offload_optimizer and offload_param."""
+
+    shorthand = "device"
+    device: Literal["none", "cpu", "nvme"] = "cpu"
+
+
+class ZeroField(Section):
+    """DeepSpeed's zero_optimization, in its own words."""
+
+    stage: Literal[0, 1, 2, 3] = 0
+    reduce_bucket_size: Positive | None = None
+    allgather_bucket_size: Positive | None = None
+    allgather_partitions: bool | None = None
+    reduce_scatter: bool | None = None
+    overlap_comm: bool | None = None
+    contiguous_gradients: bool | None = None
+    round_robin_gradients: bool | None = None
+    use_multi_rank_bucket_allreduce: bool | None = None
+    sub_group_size: Positive | None = None
+    stage3_prefetch_bucket_size: Whole | None = None
+    stage3_param_persistence_threshold: Whole | None = None
+    stage3_model_persistence_threshold: Whole | None = None
+    stage3_max_live_parameters: Whole | None = None
+    stage3_max_reuse_distance: Whole | None = None
+    stage3_allgather_sequential: bool | None = None
+    use_all_reduce_for_fetch_params: bool | None = Field(None, alias="stage3_use_all_reduce_for_fetch_params")
+    zero_hpz_partition_size: Positive | None = None
+    offload_optimizer: OffloadField | None = None
+    offload_param: OffloadField | None = None
+    zero_init: bool | None = Field(None, description="the model was built under deepspeed.zero.Init")
+    leaf_blocks: bool | None = Field(None, description="set_z3_leaf_modules on the model's blocks")
+    prescale_gradients: bool | None = None
+    communication_data_type: Dtype | None = None
+    grad_accum_dtype: Dtype | None = None
+    check_grad_overflow: bool | None = None
+
+
+class DdpField(Section):
+    """torch.nn.parallel.DistributedDataParallel."""
+
+    dtype: Dtype | None = Field(None, description="of parameters and gradients; float32 under autocast unless given")
+    bucket_cap_mb: PositiveFloat | None = None
+    find_unused_parameters: bool | None = None
+    static_graph: bool | None = None
+    gradient_as_bucket_view: bool | None = None
+    no_sync: bool | None = None
+
+
+class FsdpField(Section):
+    """FSDP2's and FSDP1's options; each framework takes its own."""
+
+    param_dtype: Dtype | None = None
+    reduce_dtype: Dtype | None = None
+    mesh: tuple[Positive, Positive] | None = Field(None, description="[replicate, shard] for HSDP")
+    cpu_offload: bool | None = None
+    storage_dtype: Dtype | None = Field(None, description="fsdp2: of the shards that the optimizer updates")
+    reshard_after_forward: bool | Positive | None = Field(None, description="fsdp2")
+    root_reshard_after_forward: bool | None = Field(None, description="fsdp2")
+    prefetch: Whole | None = Field(None, description="fsdp2: depth of explicit prefetching")
+    sync_only_last: bool | None = Field(None, description="fsdp2")
+    all_reduce_only_last: bool | None = Field(None, description="fsdp2")
+    reshard_backward_only_last: bool | None = Field(None, description="fsdp2")
+    grouping: Literal["hf", "titan"] | None = Field(None, description="fsdp2: what the root holds")
+    sharding_strategy: (
+        Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"] | None
+    ) = Field(None, description="fsdp1")
+    backward_prefetch: Literal["BACKWARD_PRE", "BACKWARD_POST", "NONE"] | None = Field(None, description="fsdp1")
+    forward_prefetch: bool | None = Field(None, description="fsdp1")
+    limit_all_gathers: bool | None = Field(None, description="fsdp1")
+    no_sync: bool | None = Field(None, description="fsdp1")
+    flat: bool | None = Field(None, description="fsdp1: no auto-wrap policy, one unit")
+
+
+class ScenarioFields(Section):
+    """One scenario: what is trained, on what, and how it is sharded. Paths are relative to the file."""
+
+    name: str | None = None
+    model: ModelField
+    cluster: ClusterField
+    framework: FrameworkField
+    zero: ZeroField | None = None
+    fsdp: FsdpField | None = None
+    ddp: DdpField | None = None
+    micro_batch: Positive = Field(description="sequences per GPU and micro-step")
+    seq_len: Positive = Field(description="tokens per sequence")
+    grad_accum: Positive = Field(1, description="micro-steps per optimizer step")
+    precision: Precision = "bf16"
+    optimizer: OptimizerField = OptimizerField()
+    checkpointing: Literal["none", "full", "selective"] = "none"
+    attention: Literal["flash", "flash3", "cudnn", "sdpa", "eager"] = "flash"
+    loss: Literal["hf", "fused"] = "hf"
+    implementation: Literal["hf", "torchtitan"] = Field("hf", description="whose modules")
+    grad_clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = 1.0
+    compile: bool = False
+    profile: str = Field("default", description="software stack of the cost profile")
