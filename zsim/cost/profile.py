@@ -103,12 +103,12 @@ class Profile:
         return min(self.evidence, key=distance, default=None)
 
 
-def load_profile(device: str, stack: str = "default") -> Profile:
-    """The profile of a catalog device under a software stack of `profiles/stacks.yaml`.
+def load_profile(device: str, stack: str | None = None) -> Profile:
+    """The profile of a catalog device under a software stack of `profiles/stacks.yaml` (None: the default one).
 
     Raises InputError for a stack that does not exist; a device without a file of its own gets the generic profile.
     """
-    return _load(device, stack)
+    return _load(device, stack or "default")
 
 
 @cache
