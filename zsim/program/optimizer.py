@@ -60,17 +60,24 @@ def rule_of(optimizer: Optimizer) -> Rule:
 
 
 def update(
-    builder: Builder, optimizer: Optimizer, numels: Sequence[int], dtype: str, *, first: bool, device: str = "gpu"
+    builder: Builder,
+    optimizer: Optimizer,
+    numels: Sequence[int],
+    dtype: str,
+    *,
+    first: bool,
+    device: str = "gpu",
+    key: str = "optimizer",
 ) -> None:
-    """`optimizer.step()` on tensors of `numels` elements; the first one creates the states."""
+    """`optimizer.step()` on tensors of `numels` elements; the first one creates the states, named after `key`."""
     rule, size = rule_of(optimizer), int(DTYPE_BYTES[dtype])
     total = sum(numels)
     impl = "cpu" if device == "host" else optimizer.impl
     if first and rule.states:
-        builder.alloc("optimizer_states", "optimizer_states", rule.states * size * total, device)
+        builder.alloc(f"{key}_states", "optimizer_states", rule.states * size * total, device)
     if first and rule.counters:
         # adam.py _init_group: on the device if fused or capturable, else on the CPU
-        builder.alloc("optimizer_steps", "optimizer_states", 4 * len(numels), "gpu" if impl == "fused" else "host")
+        builder.alloc(f"{key}_steps", "optimizer_states", 4 * len(numels), "gpu" if impl == "fused" else "host")
     if not total:
         return
     everything = rule.fused or Pass(sum(p.reads for p in rule.passes), sum(p.writes for p in rule.passes))
