@@ -8,10 +8,11 @@ Whatever ended at or before the clock's now is final, and only that is what othe
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 
 from zsim.engine.stepcode import FLOW, KERNELS, Segment, StepCode
-from zsim.program.ops import LANES
+from zsim.program.ops import LANES, Op
 
 INFINITY = float("inf")
 
@@ -43,8 +44,9 @@ class Rank:
         self.timing: list[int] = []
         self.waits: list[tuple[int, ...] | None] = []
         self.lane_of: list[str] = []
-        self.steps: list[tuple[StepCode, int]] = []  # (program, number of its first op)
-        self.bases: list[list[float]] = []  # per step: host clock at the start of each segment
+        self.codes: list[StepCode] = []  # per step
+        self.bases: list[int] = []  # per step: number of its first op
+        self.clocks: list[list[float]] = []  # per step: host clock at the start of each segment
         self.last: list[dict[str, int]] = []  # per step: lane -> last op of the earlier steps
         self.waiters: dict[int, list[Lane | Callable[[], object]]] = {}
         self.in_flight: list[int] = []  # works of the transfers in flight, as numbered by the simulator
@@ -55,12 +57,12 @@ class Rank:
         base = len(self.start)
         count = len(code.ops)
         earlier: dict[str, int] = {}
-        if self.steps:
-            previous, first = self.steps[-1]
-            earlier = self.last[-1] | {lane: first + op for lane, op in previous.last.items()}
+        if self.codes:
+            earlier = self.last[-1] | {lane: self.bases[-1] + op for lane, op in self.codes[-1].last.items()}
         self.last.append(earlier)
-        self.steps.append((code, base))
-        self.bases.append([])
+        self.codes.append(code)
+        self.bases.append(base)
+        self.clocks.append([])
         self.start.extend([INFINITY] * count)
         self.end.extend([INFINITY] * count)
         self.alone.extend(alone)
@@ -74,11 +76,16 @@ class Rank:
 
     def resolve(self, target: int, step: int = -1) -> int | None:
         """A wait of `step` (the latest) as a number over all steps; None: no earlier step used that lane."""
-        return self.steps[step][1] + target if target >= 0 else self.last[step].get(LANES[-1 - target])
+        return self.bases[step] + target if target >= 0 else self.last[step].get(LANES[-1 - target])
+
+    def locate(self, number: int) -> tuple[int, Op]:
+        """Step and op of a number over all steps."""
+        step = bisect_right(self.bases, number) - 1
+        return step, self.codes[step].ops[number - self.bases[step]]
 
     def issue(self, segment: Segment, clock: float) -> None:
-        code, base = self.steps[-1]
-        self.bases[-1].append(clock)
+        code, base = self.codes[-1], self.bases[-1]
+        self.clocks[-1].append(clock)
         self.issued.extend([clock + offset for offset in code.offset[segment.first : segment.stop]])
         for lane, ops in segment.lanes.items():
             self.lanes[lane].queue.extend([base + op for op in ops])

@@ -27,7 +27,7 @@ def timeline(sim: Simulation) -> Timeline:
             if step > 0:
                 begin, end = sim.step_ends[rank.index][step - 1 : step + 1]
                 host = sim.host_steps[rank.index][step]
-                busy = rank.steps[step][0].host_busy
+                busy = sum(rank.codes[step].cost)
                 steps.append(StepSpan(step, rank.number, begin, end, busy, host.waited))
     notes = []
     if sim.steady is None:
@@ -47,15 +47,13 @@ def timeline(sim: Simulation) -> Timeline:
 
 
 def _flows(sim: Simulation, done: int) -> list[FlowRecord]:
-    rank = sim.ranks[0]
-    starts = [base for _, base in rank.steps[:done]]
-    stop = starts[-1] + len(rank.steps[done - 1][0].ops)
+    first = sim.ranks[0]
+    stop = first.bases[done - 1] + len(first.codes[done - 1].ops)
     records = []
     for meeting, flow in sim.flows:
         if meeting.op < stop:
-            step = max(index for index, base in enumerate(starts) if base <= meeting.op)
-            op = rank.steps[step][0].ops[meeting.op - starts[step]]
-            ranks = tuple(sorted(member.number for member in meeting.ranks))
+            step, op = first.locate(meeting.op)
+            ranks = tuple(sorted(rank.number for rank in meeting.ranks))
             records.append(FlowRecord(step, ranks, op.id, flow.transfer, flow.times, flow.rates))
     return records
 
@@ -70,7 +68,7 @@ class _Writer:
 
     def step(self, step: int) -> list[OpRecord]:
         rank = self.rank
-        code, base = rank.steps[step]
+        code, base = rank.codes[step], rank.bases[step]
         records = []
         for index, (op, timing) in enumerate(zip(code.ops, code.timing, strict=True)):
             number = base + index

@@ -321,9 +321,9 @@ class Simulation:
             tolerance = SAME * (end - begin)
             if abs((end - begin) - (begin - before)) > tolerance:
                 return False
-            (code, first), (_, second) = rank.steps[step - 1 : step + 1]
+            first, second = rank.bases[step - 1 : step + 1]
             shift = begin - before
-            count = len(code.ops)
+            count = second - first
             for column in (rank.start, rank.end):
                 earlier, later = column[first : first + count], column[second : second + count]
                 # Host ops have no times of their own in the columns: inf - inf is nan, which no comparison finds.
@@ -336,8 +336,6 @@ class Simulation:
         for rank in self.ranks:
             for lane in rank.lanes.values():
                 if lane.position < len(lane.queue):
-                    code, base = rank.steps[-1]
-                    index = lane.queue[lane.position] - base
-                    label = code.ops[index].label if 0 <= index < len(code.ops) else "an earlier step"
-                    heads.append(f"rank {rank.number} lane {lane.name} at {label}")
+                    step, op = rank.locate(lane.queue[lane.position])
+                    heads.append(f"rank {rank.number} lane {lane.name} at step {step} op {op.id} ({op.label})")
         return "; ".join(heads) or "nothing is queued"

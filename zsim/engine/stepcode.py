@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from zsim.engine.prices import Prices
 from zsim.program.ops import (
@@ -20,7 +21,6 @@ from zsim.program.ops import (
     Copy,
     CpuWork,
     Free,
-    HostWait,
     HostWork,
     Instruction,
     Launch,
@@ -29,11 +29,11 @@ from zsim.program.ops import (
 
 KERNELS, FIXED, FLOW, ON_HOST = range(4)  # how an op takes its time
 _TIMING = {Compute: KERNELS, CpuWork: FIXED, Collective: FLOW, Copy: FLOW, HostWork: ON_HOST}
+ALLOC, FREE, TEMPORARIES = range(3)
 IDLE = "idle"  # the target of a host wait for the whole device
 
 
-@dataclass(slots=True)
-class Segment:
+class Segment(NamedTuple):
     """What the host issues without blocking: ops `first` up to `stop`, then a wait for `target` (None: no wait)."""
 
     first: int
@@ -43,15 +43,19 @@ class Segment:
     target: int | str | None
 
 
-@dataclass(slots=True)
-class MemoryStep:
-    """An Alloc, a Free, or an op with a temporary level, where it stands in the host's order."""
+class MemoryEntry(NamedTuple):
+    """An Alloc, a Free, or an op's temporaries (`nbytes` inside it, `live` after it) in the host's order."""
 
-    instruction: Alloc | Free | Op
+    what: int
     segment: int
-    offset: float
-    last_op: int | None
-    after: int | None = None  # dense number of `Free.after`
+    offset: float  # seconds since the segment's start
+    op: int | None  # id of the last op issued before; of the op itself for temporaries
+    key: str = ""
+    category: str = ""
+    nbytes: int = 0
+    device: str = "gpu"
+    after: int | None = None  # the op that a Free waits for, numbered as in `StepCode.waits`
+    live: int = 0
 
 
 @dataclass(slots=True)
@@ -62,67 +66,87 @@ class StepCode:
     timing: list[int] = field(default_factory=list)
     offset: list[float] = field(default_factory=list)  # end of the launch since the segment's start
     cost: list[float] = field(default_factory=list)  # host seconds of the launch
-    segment_of: list[int] = field(default_factory=list)
     waits: dict[int, tuple[int, ...]] = field(default_factory=dict)
     segments: list[Segment] = field(default_factory=list)
-    memory: list[MemoryStep] = field(default_factory=list)
+    memory: list[MemoryEntry] = field(default_factory=list)
     last: dict[str, int] = field(default_factory=dict)  # lane -> its last op
-    host_busy: float = 0.0
 
 
 def prepare(instructions: Sequence[Instruction], prices: Prices) -> StepCode:
-    """Raises ValueError where an op waits for one that was not issued before it (a bug of the strategy)."""
+    """Raises ValueError where something waits for an op that was not issued before it (a bug of the strategy)."""
     code = StepCode()
+    ops, memory, segments = code.ops, code.memory, code.segments
     number: dict[int, int] = {}
-    clock, first = 0.0, 0
     lanes: dict[str, list[int]] = {}
-
-    def close(target: int | str | None) -> None:
-        nonlocal clock, first, lanes
-        code.segments.append(Segment(first, len(code.ops), lanes, clock, target))
-        clock, first, lanes = 0.0, len(code.ops), {}
+    clock, first = 0.0, 0
+    last_id: int | None = None
 
     def resolve(event: int, what: str) -> int:
-        if event in number:
-            return number[event]
         if -len(LANES) <= event < 0:
             return event
-        raise ValueError(f"{what} waits for op {event}, which was not issued before it")
+        if event not in number:
+            raise ValueError(f"{what} waits for op {event}, which was not issued before it")
+        return number[event]
 
     for instruction in instructions:
         if isinstance(instruction, Launch):
             op = instruction.op
-            index = len(code.ops)
-            timing = _TIMING[type(op.work)]
-            if (timing == ON_HOST) != (op.lane == HOST):
-                raise ValueError(f"op {op.id} ({op.label}): {type(op.work).__name__} cannot run on lane {op.lane}")
-            cost = prices.host_seconds(op.work) if isinstance(op.work, HostWork) else prices.issue_seconds(op)
+            work, lane = op.work, op.lane
+            index = len(ops)
+            timing = _TIMING[type(work)]
+            if (timing == ON_HOST) != (lane == HOST):
+                raise ValueError(f"op {op.id} ({op.label}): {type(work).__name__} cannot run on lane {lane}")
+            if isinstance(work, HostWork):
+                cost = prices.host_seconds(work)
+            else:
+                cost = prices.issue_seconds(op)
+                if lane in lanes:
+                    lanes[lane].append(index)
+                else:
+                    lanes[lane] = [index]
+                code.last[lane] = index
             clock += cost
-            code.host_busy += cost
-            waits = [resolve(event, f"op {op.id} ({op.label})") for event in op.waits]
-            # An op on the own lane is over anyway, one on the host before it can launch anything later.
-            foreign = tuple(w for w in waits if (LANES[-1 - w] if w < 0 else code.ops[w].lane) not in (op.lane, HOST))
-            if foreign:
-                code.waits[index] = foreign
-            code.ops.append(op)
+            if op.waits:
+                waits = [resolve(event, f"op {op.id} ({op.label})") for event in op.waits]
+                # An op on the own lane is over anyway, one on the host ended before this was issued.
+                foreign = tuple(w for w in waits if (LANES[-1 - w] if w < 0 else ops[w].lane) not in (lane, HOST))
+                if foreign:
+                    code.waits[index] = foreign
+            ops.append(op)
             code.timing.append(timing)
             code.offset.append(clock)
             code.cost.append(cost)
-            code.segment_of.append(len(code.segments))
-            number[op.id] = index
-            if op.lane != HOST:
-                lanes.setdefault(op.lane, []).append(index)
-                code.last[op.lane] = index
+            last_id = op.id
+            number[last_id] = index
             if timing == KERNELS:
-                code.memory.append(MemoryStep(op, len(code.segments), clock, op.id))
-        elif isinstance(instruction, HostWait):
-            target = IDLE if instruction.op is None else resolve(instruction.op, "the host")
-            if isinstance(target, str) or target < 0 or code.ops[target].lane != HOST:
-                close(target)
+                memory.append(
+                    MemoryEntry(
+                        TEMPORARIES,
+                        len(segments),
+                        clock,
+                        last_id,
+                        "",
+                        op.temp_category,
+                        op.temp_peak,
+                        live=op.temp_live,
+                    )
+                )
+        elif isinstance(instruction, Alloc):
+            key, category, nbytes, device = (
+                instruction.key,
+                instruction.category,
+                instruction.nbytes,
+                instruction.device,
+            )
+            memory.append(MemoryEntry(ALLOC, len(segments), clock, last_id, key, category, nbytes, device))
+        elif isinstance(instruction, Free):
+            after = instruction.after
+            if after is not None:
+                after = resolve(after, f"the free of {instruction.key}")
+            memory.append(MemoryEntry(FREE, len(segments), clock, last_id, instruction.key, after=after))
         else:
-            after = instruction.after if isinstance(instruction, Free) else None
-            resolved = None if after is None else resolve(after, f"the free of {instruction.key}")
-            last_op = code.ops[-1].id if code.ops else None
-            code.memory.append(MemoryStep(instruction, len(code.segments), clock, last_op, resolved))
-    close(None)
+            target = IDLE if instruction.op is None else resolve(instruction.op, "the host")
+            segments.append(Segment(first, len(ops), lanes, clock, target))
+            clock, first, lanes = 0.0, len(ops), {}
+    segments.append(Segment(first, len(ops), lanes, clock, None))
     return code

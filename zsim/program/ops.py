@@ -135,10 +135,14 @@ class HostWait:
 
 Instruction = Launch | Alloc | Free | HostWait
 
+# Freed, but an op on another stream still reads it (record_stream): torch no longer counts it as allocated, nor can it
+# be reused.
+DELAYED_FREES = "delayed_frees"
+
 # Memory categories of DESIGN section 6, in report order.
 GPU_CATEGORIES = (
     "parameters", "gradients", "optimizer_states", "master_weights", "activations", "all_gather_buffers",
-    "reduce_buffers", "logits", "workspace", "framework",
+    "reduce_buffers", "logits", "workspace", DELAYED_FREES, "framework",
 )  # fmt: skip
 HOST_CATEGORIES = ("parameters", "gradients", "optimizer_states", "master_weights", "activations", "buffers")
 
