@@ -11,7 +11,8 @@ def seconds(kernel: Attention, cost: AttentionCost, peak: float) -> float:
     efficiency = cost.backward if kernel.backward else cost.forward
     if kernel.head_dim <= 64:
         efficiency *= cost.small_head
-    return kernel.flops * visible_share(kernel, cost.causal_tile) / (peak * efficiency)
+    share = visible_share(kernel, cost.causal_tile) + cost.depth / kernel.kv_len
+    return kernel.flops * share / (peak * efficiency)
 
 
 def visible_share(kernel: Attention, tile: int) -> float:

@@ -37,12 +37,14 @@ class AttentionCost:
     """Fused attention at head size 128 and long sequences: share of the dense peak, forward and backward.
 
     Causal kernels do half of the square plus the diagonal blocks; `causal_tile` is how much of it they do too much
-    (elements of the sequence). `small_head` is the relative efficiency at head size 64.
+    (elements of the sequence). A block of queries also pays for loading itself and writing its result, as much as
+    for `depth` keys. `small_head` is the relative efficiency at head size 64.
     """
 
     forward: float
     backward: float
     causal_tile: int = 256
+    depth: int = 100
     small_head: float = 0.8
 
 
