@@ -1,0 +1,220 @@
+"""torch.nn.parallel.DistributedDataParallel: full replicas, gradients all-reduced in buckets.
+
+The rules of torch 2.13 `nn/parallel/distributed.py` and `csrc/distributed/c10d/reducer.cpp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from zsim.model.kernels import DTYPE_BYTES, Memory
+from zsim.model.spec import ModelSpec, Module, Workload
+from zsim.plan.spec import DdpPlan
+from zsim.program.builder import Builder
+from zsim.program.execute import Execution, Hooks
+from zsim.program.ops import ALL_REDUCE, COMPUTE, Collective, Compute, Program
+from zsim.program.optimizer import clip, grad_norm, update
+
+MIB = 1 << 20
+DEFAULT_CAP_MB, FIRST_BUCKET_BYTES = 25, MIB  # distributed.py: bucket_cap_mb None; dist._DEFAULT_FIRST_BUCKET_BYTES
+BROADCAST_BYTES = 250 * MIB  # broadcast_bucket_size
+
+
+class Ddp(Hooks):
+    """One rank's replica and its Reducer, which lives across steps: its buckets change once."""
+
+    def __init__(self, model: ModelSpec, tree: Module, plan: DdpPlan) -> None:
+        self.model, self.tree, self.plan = model, tree, plan
+        self.params = [index for index, p in enumerate(model.parameters) if p.trainable]
+        self.dtypes = [p.dtype or plan.dtype for p in model.parameters]
+        self.limits = self._limits()
+        self.builder = Builder()
+        if plan.find_unused_parameters and not plan.static_graph:
+            self.buckets = self.assign(self.params, self.limits)[::-1]  # last parameters first
+        else:
+            self.buckets = [list(self.params)]
+        self.rebuilt = False
+        self.ready_order: list[int] = []
+        self.generation = 0  # of the bucket buffers
+        self.held: set[int] = set()
+        self.iterations = 0
+        self.broadcast_buffers = True
+
+    def _limits(self) -> tuple[int, int]:
+        if self.plan.bucket_cap_mb is None:
+            return FIRST_BUCKET_BYTES, DEFAULT_CAP_MB * MIB
+        cap = int(self.plan.bucket_cap_mb * MIB)
+        return cap, cap
+
+    def nbytes(self, param: int) -> int:
+        return self.model.parameters[param].numel * int(DTYPE_BYTES[self.dtypes[param]])
+
+    def assign(self, order: Iterable[int], limits: Sequence[int]) -> list[list[int]]:
+        """compute_bucket_assignment_by_size: a bucket is closed once it has reached its limit; one dtype each."""
+        closed: list[list[int]] = []
+        open_: dict[str, list[int]] = {}
+        done: dict[str, int] = {}
+        for param in order:
+            dtype = self.dtypes[param]
+            bucket = open_.setdefault(dtype, [])
+            bucket.append(param)
+            limit = limits[min(done.get(dtype, 0), len(limits) - 1)]
+            if sum(map(self.nbytes, bucket)) >= limit:
+                closed.append(open_.pop(dtype))
+                done[dtype] = done.get(dtype, 0) + 1
+        return closed + list(open_.values())
+
+    # Start.
+
+    def allocate(self) -> None:
+        builder, world = self.builder, self.plan.world_size
+        shapes = [self.model.parameters[param].shape for param in self.params]
+        # _verify_param_shape_across_processes: the number of parameters, then sizes and strides
+        self._collective("all_gather", "int64", 1, "init", out=world)
+        self._collective("broadcast", "int64", sum(2 * len(shape) for shape in shapes), "init")
+        everything = list(range(len(self.model.parameters)))
+        builder.alloc("parameters", "parameters", sum(map(self.nbytes, everything)))
+        if self.model.buffers_bytes:
+            builder.alloc("buffers", "parameters", self.model.buffers_bytes)
+        buffers = self.model.buffers_bytes
+        for bucket in sorted(self.assign(everything, [BROADCAST_BYTES])):
+            numel = sum(self.model.parameters[param].numel for param in bucket)
+            if self.dtypes[bucket[0]] == "float32":
+                numel, buffers = numel + buffers // 4, 0
+            self._collective("broadcast", self.dtypes[bucket[0]], numel, "init")
+        if buffers:
+            self._collective("broadcast", "float32", buffers // 4, "init")
+        self._alloc_buckets()
+
+    def _alloc_buckets(self) -> None:
+        for index, bucket in enumerate(self.buckets):
+            key = f"bucket:{self.generation}:{index}"
+            self.builder.alloc(key, "reduce_buffers", sum(map(self.nbytes, bucket)))
+
+    def _collective(
+        self, kind: str, dtype: str, numel: int, phase: str, *, out: int | None = None, lane: str = COMPUTE
+    ) -> int:
+        work = Collective(
+            kind, dtype, numel, numel if out is None else out,
+            reduce_op="SUM" if kind == "all_reduce" else None, root=0 if kind == "broadcast" else None,
+        )  # fmt: skip
+        return self.builder.launch(lane, kind.replace("_", "-"), phase, work, micro=getattr(self, "micro", 0))
+
+    # One step.
+
+    def step(self, first: bool) -> None:
+        accum = self.plan.grad_accum
+        for self.micro in range(accum):
+            self.sync = not self.plan.no_sync or self.micro == accum - 1
+            execution = Execution(self.builder, self, self.micro)
+            self._before_forward()
+            execution.forward(self.tree)
+            self._prepare_for_backward()
+            execution.backward(self.tree)
+        self._optimizer(first)
+
+    def _before_forward(self) -> None:
+        """_pre_forward"""
+        if self.ready_order and not self.rebuilt:
+            self._rebuild_buckets()
+        if self.broadcast_buffers and self.model.buffers_bytes:
+            self._collective("broadcast", "float32", self.model.buffers_bytes // 4, "forward")
+        self.broadcast_buffers = self.sync  # _post_forward: require_forward_param_sync
+
+    def _rebuild_buckets(self) -> None:
+        """Buckets in the order in which gradients became ready; rank 0's order is everybody's."""
+        for index in range(len(self.buckets)):
+            self.builder.free(f"bucket:{self.generation}:{index}")
+        self.buckets = self.assign(self.ready_order, self.limits)
+        self._collective("broadcast", "int32", len(self.params) + 1, "forward")
+        self._collective("broadcast", "int32", len(self.buckets), "forward")
+        self.generation += 1
+        self._alloc_buckets()
+        self.rebuilt = True
+
+    def _prepare_for_backward(self) -> None:
+        if not self.sync:
+            return
+        self.iterations += 1
+        self.pending = [set(bucket) for bucket in self.buckets]
+        self.bucket_of = {param: index for index, bucket in enumerate(self.buckets) for param in bucket}
+        self.next_bucket = 0
+        self.reduced: list[int] = []
+
+    def alloc_grads(self, params: Sequence[int]) -> None:
+        for param in params:
+            if param not in self.held:
+                self.held.add(param)
+                self.builder.alloc(f"grad:{param}", "gradients", self.nbytes(param))
+
+    def grad_ready(self, param: int) -> None:
+        """Reducer::autograd_hook, mark_variable_ready"""
+        if not self.sync:
+            return
+        delay = self.plan.static_graph and self.iterations == 1
+        if not (self.rebuilt or delay or (self.plan.find_unused_parameters and not self.plan.static_graph)):
+            self.ready_order.append(param)
+        nbytes = self.nbytes(param)
+        copy = Memory("copy", nbytes, nbytes)  # divided by the world size on its way into the bucket
+        self.builder.launch(COMPUTE, "gradient to bucket", "backward", Compute((copy,)), micro=self.micro)
+        if self.plan.gradient_as_bucket_view:
+            self.builder.free(f"grad:{param}")
+        self.pending[self.bucket_of[param]].discard(param)
+        if delay:
+            # delay_all_reduce: the first iteration of a static graph reduces once the backward is over
+            if not any(self.pending):
+                self._collective("all_reduce", "int32", len(self.params), "backward", lane=ALL_REDUCE)
+                self._reduce_ready()
+                self._finalize()
+            return
+        self._reduce_ready()
+        if self.next_bucket == len(self.buckets):
+            if self.plan.find_unused_parameters and not self.plan.static_graph:
+                self._collective("all_reduce", "int32", len(self.params), "backward", lane=ALL_REDUCE)
+            self._finalize()
+
+    def _reduce_ready(self) -> None:
+        while self.next_bucket < len(self.buckets) and not self.pending[self.next_bucket]:
+            bucket = self.buckets[self.next_bucket]
+            self.builder.wait_stream(ALL_REDUCE, COMPUTE)
+            numel = sum(self.model.parameters[param].numel for param in bucket)
+            self.reduced.append(
+                self._collective("all_reduce", self.dtypes[bucket[0]], numel, "backward", lane=ALL_REDUCE)
+            )
+            self.next_bucket += 1
+
+    def _finalize(self) -> None:
+        """finalize_backward: each bucket is waited for and copied back to the gradients, unless they are views."""
+        for bucket, event in zip(self.buckets, self.reduced, strict=True):
+            self.builder.stream_wait(COMPUTE, event)
+            if not self.plan.gradient_as_bucket_view:
+                numels = [self.model.parameters[param].numel for param in bucket]
+                size = DTYPE_BYTES[self.dtypes[bucket[0]]]
+                copies = Memory("copy", size * sum(numels), size * sum(numels), len(bucket))
+                self.builder.launch(COMPUTE, "bucket to gradients", "backward", Compute((copies,)), micro=self.micro)
+
+    def _optimizer(self, first: bool) -> None:
+        builder, plan = self.builder, self.plan
+        numels = [self.model.parameters[param].numel for param in self.params]
+        if plan.grad_clip:
+            grad_norm(builder, numels, plan.dtype)
+            clip(builder, numels, plan.dtype)
+        update(builder, plan.optimizer, numels, plan.dtype, first=first)
+        if not plan.gradient_as_bucket_view:
+            for param in sorted(self.held):
+                builder.free(f"grad:{param}")
+        self.held.clear()
+
+
+def lower_ddp(model: ModelSpec, tree: Module, plan: DdpPlan, workload: Workload, steps: int) -> Program:
+    """Step 1 has one bucket; buckets are rebuilt before the second forward that follows a reduction."""
+    rank = Ddp(model, tree, plan)
+    rank.allocate()
+    init = tuple(rank.builder.instructions)
+    built = []
+    for index in range(min(steps, 4)):
+        rank.builder = Builder()
+        rank.step(first=index == 0)
+        built.append(tuple(rank.builder.instructions))
+    groups = {"world": (tuple(range(plan.world_size)),)}
+    return Program(plan.world_size, groups, init, tuple(built + built[-1:] * (steps - len(built))))

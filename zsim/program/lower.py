@@ -1,0 +1,37 @@
+"""The one door: a model, how it is sharded, and what a rank runs -> the Program."""
+
+from __future__ import annotations
+
+from zsim.errors import NotModeled
+from zsim.model.spec import ModelSpec, Module, Workload
+from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
+from zsim.program.ops import Program
+
+
+def lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, steps: int = 3) -> Program:
+    """What one rank's host issues in its first `steps` training steps; later ones repeat the last.
+
+    `tree` is the model as executed for one micro-batch of `workload`. Raises NotModeled for what the framework
+    accepts and zsim does not simulate, InputError for what the framework refuses.
+    """
+    if isinstance(plan, DeepSpeedPlan):
+        if plan.stage == 3:
+            from zsim.program.zero3 import lower_zero3
+
+            return lower_zero3(model, tree, plan, workload, steps)
+        from zsim.program.zero12 import lower_zero12
+
+        return lower_zero12(model, tree, plan, workload, steps)
+    if isinstance(plan, Fsdp2Plan):
+        from zsim.program.fsdp2 import lower_fsdp2
+
+        return lower_fsdp2(model, tree, plan, workload, steps)
+    if isinstance(plan, Fsdp1Plan):
+        from zsim.program.fsdp1 import lower_fsdp1
+
+        return lower_fsdp1(model, tree, plan, workload, steps)
+    if isinstance(plan, DdpPlan):
+        from zsim.program.ddp import lower_ddp
+
+        return lower_ddp(model, tree, plan, workload, steps)
+    raise NotModeled(f"plan {type(plan).__name__}")
