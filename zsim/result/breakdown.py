@@ -39,7 +39,7 @@ def measure_time(view: RankView, device: Device, profile: Profile) -> Time:
     step_s = span.end_s - span.start_s
     by_phase: dict[str, float] = defaultdict(float)
     by_family: dict[str, float] = defaultdict(float)
-    compute = view.on(COMPUTE)
+    compute = [record for record in view.on(COMPUTE) if isinstance(record.op.work, Compute)]
     for record in compute:
         seconds = min(record.end_s, span.end_s) - max(record.start_s, span.start_s)
         by_phase[record.op.phase] += seconds
@@ -70,7 +70,11 @@ def measure_time(view: RankView, device: Device, profile: Profile) -> Time:
 
 
 def idle_segments(view: RankView) -> Iterable[Segment]:
-    """The idle time of the compute lane, each piece with what it was spent waiting for."""
+    """When the compute lane runs no kernel, each piece with what it was spent waiting for."""
+    span = view.steady
+    for record in view.on(COMPUTE):
+        if not isinstance(record.op.work, Compute):  # a collective or a copy issued on the default stream
+            yield Segment(record, max(record.start_s, span.start_s), min(record.end_s, span.end_s))
     for start, end, waiting in view.gaps():
         if waiting is not None:
             yield from _clip(view.chain(waiting, start), start, end)

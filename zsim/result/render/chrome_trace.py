@@ -1,4 +1,10 @@
-"""timeline.json: a Chrome trace in Kineto's shape; Perfetto and HolisticTraceAnalysis read it like a real one."""
+"""timeline.json: the steady step as a Chrome trace in Kineto's shape.
+
+Perfetto, chrome://tracing and HolisticTraceAnalysis (HTA) read it like a profile of a real rank: a process for the
+CPU with its launching thread, a process for the GPU with a thread per CUDA stream, launches tied to kernels by
+correlation ids, NCCL's kernel names, `ProfilerStep#` annotations on the host's clock. As in a profile that skipped its
+warm-up, step 1 is left out; HTA drops the last ProfilerStep, so the step after the steady one (which repeats it) is in.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from zsim.engine.timeline import OpRecord
-from zsim.model.kernels import DTYPE_BYTES
 from zsim.program.ops import ALL_GATHER, COMPUTE, CPU, D2H, H2D, HOST, NVME, REDUCE_SCATTER, Collective, Compute, Copy
+from zsim.result.critical_path import RankView
+from zsim.result.memory import events_of
 from zsim.result.spec import Result
 
-# CUDA numbers streams in order of creation: 7 is PyTorch's default stream in Kineto traces.
-STREAMS = {COMPUTE: 7, ALL_GATHER: 16, REDUCE_SCATTER: 20, H2D: 24, D2H: 28}
-_HOST_TID, _CPU_TID, _NVME_TID = 1000, 2000, 2001
-# NCCL's name for a dtype in its kernels (2.19 and later have one kernel per function, Kineto adds the type).
-_NCCL_KERNELS = {
+Event = dict[str, Any]
+
+STREAMS = {COMPUTE: 7, ALL_GATHER: 16, REDUCE_SCATTER: 20, H2D: 24, D2H: 28}  # PyTorch's default stream is 7 in Kineto
+THREADS = {HOST: 1, CPU: 2, NVME: 3}
+CPU_PID = 100_000  # + rank; the GPU's process is the rank itself
+LAUNCH_S = 5e-6  # longest slice drawn for one launch; the issuing thread also runs Python in between
+_NCCL = {
     "all_gather": "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
     "reduce_scatter": "ncclDevKernel_ReduceScatter_Sum_{dtype}_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
     "all_reduce": "ncclDevKernel_AllReduce_Sum_{dtype}_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
@@ -24,121 +33,161 @@ _NCCL_KERNELS = {
     "reduce": "ncclDevKernel_Reduce_Sum_{dtype}_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
 }
 _NCCL_DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "uint8": "u8", "int64": "i64"}
-_COLLECTIVE_NAMES = {
-    "all_gather": "_allgather_base",
-    "reduce_scatter": "_reduce_scatter_base",
-    "all_reduce": "allreduce",
-}
+_TORCH_DTYPES = {"bfloat16": "BFloat16", "float16": "Half", "float32": "Float", "float64": "Double", "uint8": "Byte"}
+_TORCH_NAMES = {"all_gather": "_allgather_base", "reduce_scatter": "_reduce_scatter_base", "all_reduce": "allreduce"}
 
 
-def write(result: Result, path: Path, rank: int | None = None) -> None:
-    """One process per simulated rank; `rank` keeps that one alone, as Kineto's one file per rank does."""
-    path.write_text(json.dumps(trace(result, rank)))
+def write(result: Result, path: Path) -> list[Path]:
+    """`path` holds the slowest rank; where ranks differ, each simulated one also gets its own file beside it."""
+    views = [RankView(result.program, result.timeline, ranks[0]) for ranks in result.timeline.rank_classes]
+    slowest = max(views, key=lambda view: view.steady.end_s - view.steady.start_s)
+    targets = [(path, slowest)]
+    if len(views) > 1:
+        targets += [(path.with_name(f"{path.stem}_rank{view.rank}{path.suffix}"), view) for view in views]
+    for target, view in targets:
+        target.write_text(json.dumps(trace(result, view)))
+    return [target for target, _ in targets]
 
 
-def trace(result: Result, rank: int | None = None) -> dict[str, Any]:
-    """The trace as Kineto's JSON object; times in microseconds."""
-    ranks = [ranks[0] for ranks in result.timeline.rank_classes]
-    chosen = [rank] if rank is not None else ranks
-    events = [event for each in chosen for event in _rank_events(result, each)]
-    devices = result.setup.cluster.devices
+def trace(result: Result, view: RankView) -> dict[str, Any]:
+    """One rank's trace as Kineto's JSON object; times in microseconds."""
+    device = result.setup.cluster.devices[view.rank]
     return {
         "schemaVersion": 1,
-        "deviceProperties": [
-            {"id": 0, "name": devices[each].name, "totalGlobalMem": devices[each].usable_bytes} for each in chosen
-        ],
-        "distributedInfo": {"backend": "nccl", "rank": chosen[0], "world_size": result.headline.world_size},
+        "deviceProperties": [{"id": view.rank, "name": device.name, "totalGlobalMem": device.usable_bytes}],
+        "distributedInfo": {"backend": "nccl", "rank": view.rank, "world_size": result.headline.world_size},
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": 0,
-        "traceName": "timeline.json",
-        "traceEvents": events,
+        "traceName": result.name,
+        "traceEvents": list(_events(result, view)),
     }
 
 
-def _rank_events(result: Result, rank: int) -> Iterator[dict[str, Any]]:
-    yield from _names(rank)
-    for span in result.timeline.steps:
-        if span.rank == rank:
-            yield _slice("user_annotation", f"ProfilerStep#{span.step}", rank, _HOST_TID, span.start_s, span.end_s, {})
-    for correlation, record in enumerate((r for r in result.timeline.ops if r.rank == rank), start=1):
-        yield from _op_events(record, rank, correlation, result)
+def _events(result: Result, view: RankView) -> Iterator[Event]:
+    yield from _names(view)
+    records = [record for record in view.records if record.step >= view.steady.step]
+    yield from _steps(records, view)
+    previous = 0.0
+    for correlation, record in enumerate(records, start=1):
+        if record.op.lane in THREADS:
+            yield _on_cpu(record, view.rank)
+        else:
+            yield from _launched(record, view.rank, correlation, previous)
+            yield _on_gpu(record, view.rank, correlation, result)
+        previous = record.issued_s
+    yield from _memory(view)
 
 
-def _names(rank: int) -> Iterator[dict[str, Any]]:
-    def meta(name: str, tid: int, args: dict[str, Any]) -> dict[str, Any]:
-        return {"ph": "M", "name": name, "pid": rank, "tid": tid, "ts": 0, "args": args}
+def _names(view: RankView) -> Iterator[Event]:
+    cpu, gpu = CPU_PID + view.rank, view.rank
+    for pid, label, order in ((cpu, "CPU", 0), (gpu, f"GPU {gpu}", 1)):
+        yield _meta("process_name", pid, 0, {"name": "python"})
+        yield _meta("process_labels", pid, 0, {"labels": label})
+        yield _meta("process_sort_index", pid, 0, {"sort_index": order})
+    for lane in view.lanes:
+        if lane in STREAMS:
+            yield _meta("thread_name", gpu, STREAMS[lane], {"name": f"stream {STREAMS[lane]} {lane}"})
+    for lane in (HOST, *(lane for lane in view.lanes if lane in (CPU, NVME))):
+        yield _meta("thread_name", cpu, THREADS[lane], {"name": f"thread {THREADS[lane]} {lane}"})
 
-    yield meta("process_name", 0, {"name": "python"})
-    yield meta("process_labels", 0, {"labels": f"rank {rank}"})
-    yield meta("process_sort_index", 0, {"sort_index": rank})
-    yield meta("thread_name", _HOST_TID, {"name": "thread 1000 (host)"})
-    for lane, stream in STREAMS.items():
-        yield meta("thread_name", stream, {"name": f"stream {stream} ({lane})"})
-    yield meta("thread_name", _CPU_TID, {"name": "thread 2000 (cpu optimizer)"})
-    yield meta("thread_name", _NVME_TID, {"name": "thread 2001 (nvme)"})
+
+def _steps(records: list[OpRecord], view: RankView) -> Iterator[Event]:
+    """`prof.step()` as the host calls it: from the first launch of a step to the first of the next."""
+    first: dict[int, float] = {}
+    for record in records:
+        first.setdefault(record.step, record.issued_s - LAUNCH_S)
+    end = max(record.issued_s for record in records) + LAUNCH_S
+    if len(first) == 1:  # nothing repeats: HTA would drop the only step
+        first[max(first) + 1] = end
+        end += LAUNCH_S
+    starts = sorted(first.items(), key=lambda item: item[0])
+    for (step, start), stop in zip(starts, [*(start for _, start in starts[1:]), end], strict=True):
+        yield _slice("user_annotation", f"ProfilerStep#{step}", CPU_PID + view.rank, THREADS[HOST], start, stop, {})
 
 
-def _op_events(record: OpRecord, rank: int, correlation: int, result: Result) -> Iterator[dict[str, Any]]:
-    op = record.op
-    title = f"{op.module}: {op.label}" if op.module else op.label
-    about = {"phase": op.phase, "layer": op.layer, "micro_batch": op.micro, "step": record.step}
-    if op.lane == HOST:
-        yield _slice("cpu_op", title, rank, _HOST_TID, record.start_s, record.end_s, about)
-        return
-    if op.lane in (CPU, NVME):
-        tid = _CPU_TID if op.lane == CPU else _NVME_TID
-        yield _slice("cpu_op", title, rank, tid, record.start_s, record.end_s, about)
-        return
+def _on_cpu(record: OpRecord, rank: int) -> Event:
+    tid = THREADS[record.op.lane]
+    return _slice("cpu_op", _title(record), CPU_PID + rank, tid, record.start_s, record.end_s, _about(record))
+
+
+def _launched(record: OpRecord, rank: int, correlation: int, previous: float) -> Iterator[Event]:
+    """The launch on the host and the arrow from it to the kernel."""
+    name = "cudaMemcpyAsync" if isinstance(record.op.work, Copy) else "cudaLaunchKernel"
+    start = max(previous, record.issued_s - LAUNCH_S)
+    args = {"External id": correlation, "correlation": correlation}
+    pid, tid, stream = CPU_PID + rank, THREADS[HOST], STREAMS[record.op.lane]
+    yield _slice("cuda_runtime", name, pid, tid, start, record.issued_s, args)
+    arrow = {"id": correlation, "cat": "ac2g", "name": "ac2g"}
+    yield arrow | {"ph": "s", "pid": pid, "tid": tid, "ts": start * 1e6}
+    yield arrow | {"ph": "f", "bp": "e", "pid": rank, "tid": stream, "ts": record.start_s * 1e6}
+
+
+def _on_gpu(record: OpRecord, rank: int, correlation: int, result: Result) -> Event:
+    op, work = record.op, record.op.work
     stream = STREAMS[op.lane]
-    launched = {"External id": correlation, "correlation": correlation}
-    yield _slice(
-        "cuda_runtime", _runtime_name(op.work), rank, _HOST_TID, record.issued_s - 1e-6, record.issued_s, launched
-    )
-    device: dict[str, Any] = (
-        {"device": 0, "stream": stream, "context": 1} | launched | about | {"module": op.module, "label": op.label}
-    )
-    name, category = title, "kernel"
-    if isinstance(op.work, Collective):
-        name = _nccl_name(op.work)
-        group = result.program.groups.get(op.work.group, ())
-        device |= {
-            "Collective name": _COLLECTIVE_NAMES.get(op.work.kind, op.work.kind),
-            "In msg nelems": op.work.in_numel,
-            "Out msg nelems": op.work.out_numel,
-            "Group size": len(group[0]) if group else result.headline.world_size,
-            "dtype": op.work.dtype,
-            "In msg size": op.work.in_numel * DTYPE_BYTES[op.work.dtype],
-            "Process Group Name": op.work.group,
+    args: Event = {
+        "External id": correlation,
+        "device": rank,
+        "context": 1,
+        "stream": stream,
+        "correlation": correlation,
+    }
+    category, name = "kernel", _title(record)
+    if isinstance(work, Collective):
+        name = _NCCL[work.kind].format(dtype=_NCCL_DTYPES.get(work.dtype, work.dtype))
+        groups = result.program.groups[work.group]
+        args |= {
+            "Collective name": _TORCH_NAMES.get(work.kind, work.kind),
+            "In msg nelems": work.in_numel,
+            "Out msg nelems": work.out_numel,
+            "Group size": next((len(group) for group in groups if rank in group), 1),
+            "dtype": _TORCH_DTYPES.get(work.dtype, work.dtype),
+            "Process Group Name": work.group,
+            "bytes": work.payload_bytes,
             "algorithm": record.algorithm,
         }
-    elif isinstance(op.work, Copy):
+    elif isinstance(work, Copy):
         category = "gpu_memcpy"
-        name = "Memcpy HtoD (Pinned -> Device)" if op.lane == H2D else "Memcpy DtoH (Device -> Pinned)"
-        device |= {"bytes": op.work.nbytes}
-    elif isinstance(op.work, Compute):
-        device |= {"FLOP": sum(kernel.flops for kernel in op.work.kernels)}
-    yield _slice(category, name, rank, stream, record.start_s, record.end_s, device)
-    yield _flow("s", correlation, rank, _HOST_TID, record.issued_s - 1e-6)
-    yield _flow("f", correlation, rank, stream, record.start_s)
+        kind, host = ("HtoD", "Pinned -> Device") if op.lane == H2D else ("DtoH", "Device -> Pinned")
+        name = f"Memcpy {kind} ({host if work.pinned else host.replace('Pinned', 'Pageable')})"
+        args["bytes"] = work.nbytes
+    elif isinstance(work, Compute):
+        args["flops"] = sum(kernel.flops for kernel in work.kernels)
+    return _slice(category, name, rank, stream, record.start_s, record.end_s, args | _about(record))
 
 
-def _runtime_name(work: object) -> str:
-    return "cudaMemcpyAsync" if isinstance(work, Copy) else "cudaLaunchKernel"
+def _memory(view: RankView) -> Iterator[Event]:
+    """Counters that Perfetto draws: allocated bytes, and their parts."""
+    held: dict[str, int] = {}
+    for event in events_of(view, "gpu"):
+        held[event.category] = held.get(event.category, 0) + event.nbytes
+        if event.step >= view.steady.step:
+            parts = {category: nbytes for category, nbytes in held.items() if nbytes}
+            where = {"ph": "C", "name": "allocated bytes", "pid": view.rank, "tid": 0}
+            yield where | {"ts": event.time_s * 1e6, "args": parts}
 
 
-def _nccl_name(work: Collective) -> str:
-    return _NCCL_KERNELS[work.kind].format(dtype=_NCCL_DTYPES.get(work.dtype, work.dtype))
+def _title(record: OpRecord) -> str:
+    op = record.op
+    return f"{op.module}.{op.label}" if op.module else op.label
 
 
-def _slice(
-    category: str, name: str, pid: int, tid: int, start_s: float, end_s: float, args: dict[str, Any]
-) -> dict[str, Any]:
+def _about(record: OpRecord) -> Event:
+    op = record.op
+    about: Event = {"phase": op.phase, "micro-batch": op.micro, "module": op.module, "label": op.label}
+    if op.layer is not None:
+        about["layer"] = op.layer
+    if record.stretch_s > 0:
+        about["contention (us)"] = record.stretch_s * 1e6
+    return about
+
+
+def _slice(category: str, name: str, pid: int, tid: int, start_s: float, end_s: float, args: Event) -> Event:
     return {
         "ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid,
         "ts": start_s * 1e6, "dur": (end_s - start_s) * 1e6, "args": args,
     }  # fmt: skip
 
 
-def _flow(phase: str, correlation: int, pid: int, tid: int, time_s: float) -> dict[str, Any]:
-    event = {"ph": phase, "id": correlation, "pid": pid, "tid": tid, "ts": time_s * 1e6, "cat": "ac2g", "name": "ac2g"}
-    return event | ({"bp": "e"} if phase == "f" else {})
+def _meta(name: str, pid: int, tid: int, args: Event) -> Event:
+    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "ts": 0, "args": args}

@@ -21,10 +21,12 @@ _LABELS = {
 }  # fmt: skip
 
 
-def render(result: Result, console: Console) -> None:
-    """Prints the whole report to a rich console."""
+def render(result: Result, console: Console, *, quiet: bool = False) -> None:
+    """Prints the whole report to a rich console; `quiet`: the verdict alone."""
     width = min(console.width, 100)
     console.print(verdict(result), style="bold green" if result.fits else "bold red", highlight=False)
+    if quiet:
+        return
     console.print()
     for title, lines in (
         (_memory_title(result), _memory(result)),

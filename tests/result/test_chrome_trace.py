@@ -1,0 +1,70 @@
+"""timeline.json against the figures of result.json, read as tools read it: here by hand, and by HTA where installed."""
+
+import json
+
+import pytest
+
+from tests.result import made
+from zsim.result.critical_path import RankView
+from zsim.result.render import chrome_trace
+
+
+@pytest.fixture(scope="module")
+def result():
+    return made.result()
+
+
+@pytest.fixture(scope="module")
+def events(result):
+    said = json.loads(json.dumps(chrome_trace.trace(result, RankView(result.program, result.timeline, 0))))
+    return said["traceEvents"]
+
+
+def busy(events, wanted):
+    """Seconds covered by slices that `wanted` accepts."""
+    spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X" and wanted(e))
+    total, end = 0.0, float("-inf")
+    for start, stop in spans:
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return total / 1e6
+
+
+def test_kernels_take_what_the_result_says(result, events):
+    kernels = [e for e in events if e.get("cat") == "kernel"]
+    communication = [e for e in kernels if e["name"].startswith("nccl")]
+    computation = [e for e in kernels if not e["name"].startswith("nccl")]
+    assert busy(computation, bool) == pytest.approx(result.time.compute_s)
+    assert busy(communication, bool) == pytest.approx(result.time.comm_s)
+    both = busy(kernels, bool)
+    assert both == pytest.approx(result.time.compute_s + result.time.comm_s - result.time.overlapped_comm_s)
+
+
+def test_every_kernel_has_its_launch(events):
+    launches = {e["args"]["correlation"]: e for e in events if e.get("cat") == "cuda_runtime"}
+    kernels = {e["args"]["correlation"]: e for e in events if e.get("cat") in ("kernel", "gpu_memcpy")}
+    assert launches.keys() == kernels.keys()
+    for correlation, kernel in kernels.items():
+        assert launches[correlation]["ts"] + launches[correlation]["dur"] <= kernel["ts"] + 1e-6
+    arrows = {e["id"] for e in events if e["ph"] == "f"}
+    assert arrows == kernels.keys()
+
+
+def test_step_annotations_are_the_hosts(events):
+    steps = [e for e in events if e["name"].startswith("ProfilerStep#")]
+    assert [e["name"] for e in steps] == ["ProfilerStep#2", "ProfilerStep#3"]
+    launched = [e for e in events if e.get("cat") == "cuda_runtime"]
+    assert all(steps[0]["ts"] <= e["ts"] < steps[0]["ts"] + steps[0]["dur"] for e in launched)
+
+
+def test_hta_agrees(result, tmp_path):
+    hta = pytest.importorskip("hta.trace_analysis")
+    path = tmp_path / "timeline.json"
+    chrome_trace.write(result, path)
+    analysis = hta.TraceAnalysis(trace_files={0: str(path)}, trace_dir=str(tmp_path))
+    row = analysis.get_temporal_breakdown(visualize=False).iloc[0]
+    time, rounding = result.time, 50  # HTA rounds each kernel to whole microseconds
+    assert row["compute_time(us)"] == pytest.approx(time.compute_s * 1e6, abs=rounding)
+    assert row["non_compute_time(us)"] == pytest.approx((time.comm_s - time.overlapped_comm_s) * 1e6, abs=rounding)
+    overlap = analysis.get_comm_comp_overlap(visualize=False).iloc[0]["comp_comm_overlap_pctg"]
+    assert overlap == pytest.approx(100 * time.overlapped_comm_s / time.comm_s, abs=0.01)

@@ -1,0 +1,18 @@
+"""What `--out DIR` writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from zsim.result.render import chrome_trace, plots
+from zsim.result.spec import Result
+
+
+def write(result: Result, directory: Path | str) -> list[Path]:
+    """Writes result.json, timeline.json and the plots to `directory` (created); returns what was written."""
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    said = folder / "result.json"
+    said.write_text(json.dumps(result.to_dict(), indent=2) + "\n")
+    return [said, *chrome_trace.write(result, folder / "timeline.json"), *plots.write(result, folder)]
