@@ -69,8 +69,8 @@ class DeepSpeedPlan(Plan):
     zero_hpz_partition_size: int = 1
     offload_optimizer: str | None = None  # cpu | nvme
     offload_param: str | None = None
-    offload_optimizer_pin_memory: bool = False  # offload_optimizer.pin_memory
-    offload_param_pin_memory: bool = False
+    offload_optimizer_pin_memory: bool = True  # offload_optimizer.pin_memory
+    offload_param_pin_memory: bool = True
     check_grad_overflow: bool = True  # bf16.check_grad_overflow
 
 
