@@ -1,31 +1,56 @@
 """Decides which parameters ZeRO-3 gathers, prefetches and releases, and when.
 
 DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py, class PartitionedParameterCoordinator. It knows
-nothing of streams or bytes: `fetch` and `release` return lists of parameters, `zero3.py` turns them into ops.
+nothing of streams or bytes: `fetch` and `release` return parameters, `zero3_parameters.py` turns them into ops.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 NEVER = -1
+
+Params = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
     """What one `fetch_sub_module` gathers: `needed` by the module itself, then `prefetched`, each in one call."""
 
-    needed: tuple[int, ...]
-    prefetched: tuple[int, ...]
+    needed: Params
+    prefetched: Params
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """Where a complete trace uses each parameter, and the elements that the modules before a step use."""
+
+    steps: Mapping[int, Sequence[int]]
+    elements_before: Sequence[int]
+
+    def again_within(self, param: int, step: int, distance: int) -> bool:
+        """Whether a use starts fewer than `distance` elements after `step`."""
+        steps = self.steps.get(param, ())
+        following = bisect_left(steps, step)
+        if following == len(steps):
+            return False
+        return self.elements_before[steps[following]] - self.elements_before[step] < distance
 
 
 @dataclass
 class Coordinator:
-    """`owned`: module name -> its own parameters, ascending. `numel`: elements of each parameter, unpadded."""
+    """`owned`: module -> its own parameters, ascending; `inside`: the same with those of its children.
 
-    owned: Mapping[str, tuple[int, ...]]
+    A leaf module is fetched and released with everything inside it. `numel` is unpadded.
+    """
+
+    owned: Mapping[str, Params]
+    inside: Mapping[str, Params]
+    leaves: frozenset[str]
     numel: Sequence[int]
     persistent: frozenset[int]
     prefetch_bucket_size: int
@@ -38,11 +63,15 @@ class Coordinator:
     _available: int = 0
     _step_id: int = 0
     _modules: list[str] = field(default_factory=list)
-    _params: list[tuple[int, int]] = field(default_factory=list)  # (parameter, step id of the module using it)
+    _trace: list[tuple[int, int]] = field(default_factory=list)  # (parameter, step id of the module that uses it)
+    _uses: dict[bool, Uses] = field(default_factory=dict)
     _queue: deque[tuple[int, int]] = field(default_factory=deque)
-    _fetched_for: list[int] = field(default_factory=list)  # step id up to which a parameter's uses were dequeued
+    _dequeued_to: list[int] = field(default_factory=list)  # __most_recent_step_id_param_fetched_for
     _active: dict[int, set[str]] = field(default_factory=dict)
     _decisions: dict[tuple[str, int], frozenset[int]] = field(default_factory=dict)
+
+    def params(self, module: str) -> Params:
+        return (self.inside if module in self.leaves else self.owned)[module]
 
     def reset_step(self) -> tuple[int, ...]:
         """Start of a forward. Returns the lengths of the integer lists that ranks compare with rank 0's.
@@ -54,15 +83,15 @@ class Coordinator:
         if not self.complete:
             compared = (len(self._modules),)
             if self.recording:
-                self._params = [
-                    (param, step) for step, module in enumerate(self._modules) for param in self.owned.get(module, ())
+                self._trace = [
+                    (param, step) for step, module in enumerate(self._modules) for param in self.params(module)
                 ]
-                compared += (len(self._params), len(self._params))
+                compared += (len(self._trace), len(self._trace))
                 self.complete, self.recording = True, False
             else:
                 self.recording = True
-        self._queue = deque(self._params)
-        self._fetched_for = [NEVER] * len(self.numel)
+        self._queue = deque(self._trace)
+        self._dequeued_to = [NEVER] * len(self.numel)
         self._step_id = 0
         self._available = 0
         return compared
@@ -71,63 +100,65 @@ class Coordinator:
         """fetch_sub_module: the module's own parameters now; with a complete trace the next ones too."""
         if self.recording:
             self._modules.append(module)
-        own = self.owned.get(module, ())
-        needed = self._take(own)
-        for param in own:
-            self._active.setdefault(param, set()).add(module)
-        prefetched: tuple[int, ...] = ()
-        if self.complete:
-            self._dequeue(own)
-            if self.prefetch_bucket_size > 0 and self._queue:
+        own = self.params(module)
+        needed: Params = ()
+        if own:
+            needed = self._take(own)
+            for param in own:
+                self._active.setdefault(param, set()).add(module)
+        prefetched: Params = ()
+        if self.complete and self._queue:
+            if own:
+                self._dequeue(own)
+            if self.prefetch_bucket_size > 0:
                 prefetched = self._prefetch()
         self._step_id += 1
         return Fetch(needed, prefetched)
 
-    def _take(self, params: Sequence[int]) -> tuple[int, ...]:
+    def _take(self, params: Params) -> Params:
         missing = tuple(param for param in params if param not in self.live)
         if missing:
             self.live.update(missing)
             self._available += sum(self.numel[param] for param in missing)
         return missing
 
-    def _dequeue(self, own: tuple[int, ...]) -> None:
+    def _dequeue(self, own: Params) -> None:
         """Takes the module's parameters off the queue so that they are not prefetched again."""
-        fresh = sum(self._fetched_for[param] < self._step_id for param in own)
+        fresh = sum(self._dequeued_to[param] < self._step_id for param in own)
         taken: set[int] = set()
         while self._queue and len(taken) < fresh:
             param, step = self._queue.popleft()
-            self._fetched_for[param] = step
+            self._dequeued_to[param] = step
             taken.add(param)
 
-    def _prefetch(self) -> tuple[int, ...]:
+    def _prefetch(self) -> Params:
         limit = min(self.max_live_parameters - self._available, self.prefetch_bucket_size)
-        chosen: list[int] = []
+        chosen: set[int] = set()
         elements = 0
         while self._queue and elements < limit:
             param, step = self._queue.popleft()
-            self._fetched_for[param] = max(self._fetched_for[param], step)
+            self._dequeued_to[param] = max(self._dequeued_to[param], step)
             if param not in self.live and param not in chosen:
-                chosen.append(param)
+                chosen.add(param)
                 elements += self.numel[param]
-        return self._take(sorted(chosen))
+        return self._take(tuple(sorted(chosen)))
 
-    def release(self, module: str) -> tuple[int, ...]:
+    def release(self, module: str) -> Params:
         """release_sub_module: the module's parameters that may go, in ascending order."""
-        own = self.owned.get(module, ())
+        own = self.params(module)
         if not own:
             return ()
-        releasable = self._releasable(module, own) if self.complete else own
-        return self._leave(module, own, releasable)
+        return self._leave(module, own, self._releasable(module, own) if self.complete else own)
 
-    def release_leftover(self, module: str) -> tuple[int, ...]:
+    def release_leftover(self, module: str) -> Params:
         """release_backward_leftovers: for a module whose post-backward hook never fired."""
-        own = self.owned.get(module, ())
-        return self._leave(module, own, [param for param in own if param not in self.persistent])
+        own = self.params(module)
+        return self._leave(module, own, set(own) - self.persistent)
 
-    def _leave(self, module: str, own: tuple[int, ...], releasable: Sequence[int] | frozenset[int]) -> tuple[int, ...]:
+    def _leave(self, module: str, own: Params, releasable: Collection[int]) -> Params:
         released = []
         for param in own:
-            active = self._active.setdefault(param, set())
+            active = self._active[param]
             active.discard(module)
             if param in releasable and param in self.live and not active:
                 self.live.discard(param)
@@ -135,32 +166,43 @@ class Coordinator:
                 released.append(param)
         return tuple(released)
 
-    def _releasable(self, module: str, own: tuple[int, ...]) -> frozenset[int]:
+    def _releasable(self, module: str, own: Params) -> frozenset[int]:
         """__params_to_release. Decided once per (module, step id) and kept: the function is under lru_cache."""
         key = (module, self._step_id)
         if key not in self._decisions:
-            candidates = {
-                param for param in own if param not in self.persistent and self._fetched_for[param] <= self._step_id
-            }
-            traversed = 0
-            for later in range(self._step_id, len(self._modules)):
-                if traversed >= self.max_reuse_distance or not candidates:
-                    break
-                for param in self.owned.get(self._modules[later], ()):
-                    candidates.discard(param)
-                    traversed += self.numel[param]
-            self._decisions[key] = frozenset(candidates)
+            uses = self._uses_of(module in self.leaves)
+            self._decisions[key] = frozenset(
+                param
+                for param in own
+                if param not in self.persistent
+                and self._dequeued_to[param] <= self._step_id  # the prefetcher has not passed over a later use
+                and not uses.again_within(param, self._step_id, self.max_reuse_distance)
+            )
         return self._decisions[key]
 
-    def partition_all(self) -> tuple[int, ...]:
+    def _uses_of(self, recursive: bool) -> Uses:
+        """Modules ahead are looked into as the released one is: with their children if that one is a leaf."""
+        if recursive not in self._uses:
+            params = self.inside if recursive else self.owned
+            steps: dict[int, list[int]] = {}
+            elements = []
+            for step, module in enumerate(self._modules):
+                elements.append(sum(self.numel[param] for param in params[module]))
+                for param in params[module]:
+                    steps.setdefault(param, []).append(step)
+            self._uses[recursive] = Uses(steps, list(accumulate(elements, initial=0)))
+        return self._uses[recursive]
+
+    def partition_all(self) -> Params:
         """partition_all_parameters at the start of the optimizer step: everything live goes."""
         released = tuple(sorted(self.live))
         self.live.clear()
-        self._active.clear()
+        for modules in self._active.values():
+            modules.clear()
         return released
 
-    def gather_persistent(self) -> tuple[int, ...]:
+    def gather_persistent(self) -> Params:
         """_post_step: the persistent parameters come back."""
-        gathered = tuple(sorted(self.persistent - self.live))
+        gathered = tuple(sorted(self.persistent))
         self.live.update(gathered)
         return gathered

@@ -1,0 +1,229 @@
+"""The gradients of ZeRO-3 on one rank: buckets, their reduction, the shard that is kept, and the update of it.
+
+DeepSpeed 0.19.8, runtime/zero/stage3.py. The optimizer's states live on the GPU here; `offload.py` moves them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from zsim.model.spec import ModelSpec
+from zsim.plan.spec import DeepSpeedPlan
+from zsim.program.builder import Builder
+from zsim.program.deepspeed import (
+    MIXED,
+    accum_dtype,
+    collective,
+    comm_dtype,
+    dtype_bytes,
+    elementwise,
+    overlaps,
+)
+from zsim.program.offload import Zero3OnCpu
+from zsim.program.ops import COMPUTE, REDUCE_SCATTER
+from zsim.program.optimizer import update
+from zsim.program.zero3_parameters import Parameters
+
+MAX_REDUCE_EVENTS = 2  # DeepSpeedZeroOptimizer_Stage3.max_param_reduce_events
+
+
+class Gradients:
+    """`lane`: reduce_and_partition_stream, which is the compute stream unless overlap_comm."""
+
+    def __init__(self, builder: Builder, model: ModelSpec, plan: DeepSpeedPlan, parameters: Parameters) -> None:
+        self.builder, self.plan = builder, plan
+        self.parameters = parameters
+        self.numel, self.shard = parameters.numel, parameters.shard
+        self.lane = REDUCE_SCATTER if overlaps(plan) else COMPUTE
+        self.param_size = dtype_bytes(plan.dtype)
+        self.comm_size = dtype_bytes(comm_dtype(plan))
+        self.sub_groups = sub_groups(parameters.trainable, self.shard, plan.sub_group_size)
+        self.owner = Zero3OnCpu(self) if plan.offload_optimizer else Zero3OnGpu(self)
+        self.micro = 0
+        self.last_micro = False
+        self._bucket: list[int] = []
+        self._elements = 0
+        self._events: deque[int] = deque()  # param_reduce_events
+        self._in_bucket_buffer: set[int] = set()
+
+    def allocate(self) -> None:
+        self.owner.allocate()
+        if self.plan.contiguous_gradients:
+            nbytes = self.plan.reduce_bucket_size * self.comm_size
+            self.builder.alloc("bucket", "reduce_buffers", nbytes)
+
+    def alloc(self, param: int) -> None:
+        self.builder.alloc(f"grad:{param}", "gradients", self.numel[param] * self.param_size)
+
+    def ready(self, param: int) -> None:
+        """reduce_independent_p_g_buckets_and_remove_grads, then __add_grad_to_ipg_bucket."""
+        numel = self.numel[param]
+        if self._bucket and self._elements + numel > self.plan.reduce_bucket_size:
+            self.reduce()
+        if self.lane != COMPUTE:
+            self.builder.wait_stream(self.lane, COMPUTE)
+        if self.plan.contiguous_gradients and self._elements + numel <= self.plan.reduce_bucket_size:
+            event = elementwise(
+                self.builder, self.lane, "copy", "backward", numel * self.param_size, numel * self.comm_size,
+                micro=self.micro,
+            )  # fmt: skip
+            self.builder.free(f"grad:{param}", after=event)
+            self._in_bucket_buffer.add(param)
+        self._bucket.append(param)
+        self._elements += numel
+
+    def reduce(self) -> None:
+        """__reduce_and_partition_ipg_grads"""
+        builder, bucket = self.builder, sorted(self._bucket)
+        if not bucket:
+            return
+        if len(self._events) > MAX_REDUCE_EVENTS:
+            builder.host_wait(self._events.popleft())
+        fits = self.plan.contiguous_gradients and self._elements <= self.plan.reduce_bucket_size
+        if fits and not self.plan.reduce_scatter:
+            self._all_reduce()
+            self.owner.keep(self._bucket)
+        else:
+            temporaries = self._reduce_scatter(bucket)
+            self.owner.keep(bucket)
+            for key in temporaries:
+                builder.free(key)
+        for param in bucket:
+            if param not in self._in_bucket_buffer:
+                builder.free(f"grad:{param}", after=builder.last(self.lane))
+        self._in_bucket_buffer.clear()
+        self._bucket, self._elements = [], 0
+        self._events.append(builder.last(self.lane))
+
+    def _all_reduce(self) -> None:
+        """__avg_scatter_contiguous_grads: in the bucket's own buffer, unpadded."""
+        nbytes = self._elements * self.comm_size
+        elementwise(self.builder, self.lane, "scale", "backward", nbytes, nbytes, micro=self.micro)
+        self._call("all_reduce", self._elements, self._elements)
+
+    def _reduce_scatter(self, bucket: list[int]) -> list[str]:
+        """__avg_scatter_grads and reduce_scatter_coalesced: interleaved by rank and padded in a temporary, unless it
+        is one parameter that divides evenly. Returns the keys of the temporaries."""
+        part = sum(self.shard[param] for param in bucket)
+        full = part * self.parameters.world
+        nbytes = full * self.comm_size
+        temporaries: list[str] = []
+        outside = sum(self.numel[param] for param in bucket if param not in self._in_bucket_buffer)
+        if outside and comm_dtype(self.plan) != self.plan.dtype:
+            self._temporary(temporaries, "cast gradients", outside * self.param_size, outside * self.comm_size)
+        if len(bucket) > 1 or self.numel[bucket[0]] != full:
+            self._temporary(temporaries, "reduce input", nbytes, nbytes)
+        elementwise(self.builder, self.lane, "scale", "backward", nbytes, nbytes, micro=self.micro)
+        self._call("reduce_scatter", full, part)
+        if comm_dtype(self.plan) != accum_dtype(self.plan):
+            size = dtype_bytes(accum_dtype(self.plan))
+            self._temporary(temporaries, "cast shards", part * self.comm_size, part * size)
+        return temporaries
+
+    def _temporary(self, keys: list[str], key: str, read_bytes: int, nbytes: int) -> None:
+        keys.append(key)
+        self.builder.alloc(key, "reduce_buffers", nbytes)
+        label = "copy" if key == "reduce input" else "cast"
+        elementwise(self.builder, self.lane, label, "backward", read_bytes, nbytes, micro=self.micro)
+
+    def _call(self, kind: str, in_numel: int, out_numel: int) -> None:
+        collective(
+            self.builder, self.lane, kind, comm_dtype(self.plan), in_numel, out_numel, "backward",
+            "reduce gradients", micro=self.micro,
+        )  # fmt: skip
+
+    def end_backward(self) -> None:
+        """independent_gradient_partition_epilogue: the rest, then the host waits for the stream."""
+        self.reduce()
+        self.builder.host_wait(self.builder.last(self.lane))
+        self._events.clear()
+
+
+class Zero3OnGpu:
+    """float32 master weights, Adam's states and the accumulated gradient shard on the GPU."""
+
+    def __init__(self, gradients: Gradients) -> None:
+        self.gradients = gradients
+        self.builder, self.plan = gradients.builder, gradients.plan
+        self.shard = gradients.shard
+        self.sub_groups = gradients.sub_groups
+        self.accum_size = dtype_bytes(accum_dtype(self.plan))
+
+    def allocate(self) -> None:
+        owned = sum(self.shard[param] for group in self.sub_groups for param in group)
+        if self.plan.dtype in MIXED:  # in float32 the shards themselves are updated
+            self.builder.alloc("master weights", "master_weights", 4 * owned)
+        self.builder.alloc("gradient shards", "gradients", owned * self.accum_size)
+
+    def keep(self, params: list[int]) -> None:
+        """partition_grads: into the flat gradient buffer, added from the second micro-step on."""
+        gradients = self.gradients
+        part = sum(self.shard[param] for param in params)
+        reads = gradients.comm_size + (self.accum_size if gradients.micro else 0)
+        elementwise(
+            self.builder, gradients.lane, "accumulate", "backward", part * reads, part * self.accum_size,
+            launches=len(params), micro=gradients.micro,
+        )  # fmt: skip
+
+    def step(self, first: bool) -> None:
+        builder, plan = self.builder, self.plan
+        if plan.dtype == "float16":
+            self._overflow()
+        for group in self.sub_groups:
+            self._norm(group)
+        builder.host_wait(builder.last(COMPUTE))  # step: is_invalid_grad_norm
+        for index, group in enumerate(self.sub_groups):
+            self._update(index, sum(self.shard[param] for param in group), first)
+
+    def _overflow(self) -> None:
+        """has_overflow: looks through the flat gradient buffer for inf, then for nan; boolean temporaries."""
+        builder = self.builder
+        owned = sum(self.shard[param] for group in self.sub_groups for param in group)
+        nbytes = owned * self.accum_size
+        elementwise(
+            builder, self.gradients.lane, "grad_norm", "optimizer", 2 * (nbytes + owned), 2 * owned, launches=4,
+            temp_peak=owned,
+        )  # fmt: skip
+        builder.wait_stream(COMPUTE, self.gradients.lane)
+        event = collective(builder, COMPUTE, "all_reduce", "uint8", 1, 1, "optimizer", "overflow")
+        builder.host_wait(event)
+
+    def _norm(self, group: list[int]) -> None:
+        """get_grad_norm_direct: the norm of each shard in float64, one sum over ranks per sub-group."""
+        numel = sum(self.shard[param] for param in group)
+        elementwise(
+            self.builder, COMPUTE, "grad_norm", "optimizer", (self.accum_size + 8) * numel, 8 * numel,
+            launches=2 * len(group), temp_peak=8 * max(self.shard[param] for param in group),
+        )  # fmt: skip
+        collective(self.builder, COMPUTE, "all_reduce", "float64", 1, 1, "optimizer", "grad norm")
+
+    def _update(self, index: int, numel: int, first: bool) -> None:
+        """_prepare_sub_group flattens and casts the gradients; unscale_and_clip_grads; Adam; copy to the shards."""
+        builder, plan = self.builder, self.plan
+        builder.alloc("flat gradients", "gradients", numel * self.accum_size)
+        elementwise(builder, COMPUTE, "copy", "optimizer", numel * self.accum_size, numel * self.accum_size)
+        key = "flat gradients"
+        if accum_dtype(plan) != "float32":
+            key = "fp32 gradients"
+            builder.alloc(key, "gradients", 4 * numel)
+            elementwise(builder, COMPUTE, "cast", "optimizer", numel * self.accum_size, 4 * numel)
+            builder.free("flat gradients")
+        elementwise(builder, COMPUTE, "scale", "optimizer", 4 * numel, 4 * numel)
+        update(builder, plan.optimizer, [numel], "float32", first=first, key=f"optimizer:{index}")
+        if plan.dtype in MIXED:
+            elementwise(builder, COMPUTE, "cast", "optimizer", 4 * numel, dtype_bytes(plan.dtype) * numel)
+        builder.free(key)
+
+
+def sub_groups(params: list[int], shard: list[int], size: int) -> list[list[int]]:
+    """stage3.py _create_fp16_sub_groups: a sub-group closes once its shards reach `size` elements."""
+    groups: list[list[int]] = []
+    group: list[int] = []
+    elements = 0
+    for param in params:
+        group.append(param)
+        elements += shard[param]
+        if elements >= size:
+            groups.append(group)
+            group, elements = [], 0
+    return [*groups, group] if group else groups

@@ -1,0 +1,219 @@
+"""The parameters of ZeRO-3 on one rank: shards, gathers on their own stream, what a module waits for, releases.
+
+DeepSpeed 0.19.8: runtime/zero/partition_parameters.py (all_gather_coalesced, AllGather*Handle, _partition) and the
+part of partitioned_param_coordinator.py that touches streams and events.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from math import ceil
+
+from zsim.model.spec import ModelSpec
+from zsim.plan.spec import DeepSpeedPlan
+from zsim.program.builder import Builder
+from zsim.program.deepspeed import collective, dtype_bytes, elementwise, overlaps, trainable
+from zsim.program.ops import ALL_GATHER, COMPUTE, H2D, Copy
+from zsim.program.zero3_coordinator import Params
+
+MAX_ONGOING_FETCH_EVENTS = 2  # PartitionedParameterCoordinator.__max_ongoing_fetch_events
+
+
+@dataclass(slots=True)
+class Gather:
+    """A gather in flight. `flat` is the buffer that its parameters are copied out of; None if there is but one."""
+
+    params: Params
+    event: int
+    flat: str | None
+    unfetched: int
+    done: bool = False
+
+
+class Parameters:
+    """`shard[p]` = ceil(numel / world) elements: each parameter is padded by itself."""
+
+    def __init__(self, builder: Builder, model: ModelSpec, plan: DeepSpeedPlan) -> None:
+        self.builder, self.plan = builder, plan
+        self.world = plan.world_size
+        self.numel = [parameter.numel for parameter in model.parameters]
+        self.shard = [ceil(numel / self.world) for numel in self.numel]
+        self.trainable = trainable(model)
+        self.size = dtype_bytes(plan.dtype)
+        self.hpz = plan.zero_hpz_partition_size if plan.zero_hpz_partition_size > 1 else 0
+        self.secondary: set[int] = set()  # parameters that have a shard over the small hpZ group
+        self.micro = 0
+        self._inflight: dict[int, Gather] = {}
+        self._views: dict[int, Gather] = {}  # parameters that live inside a flat buffer
+        self._flats = 0
+        self._events: deque[int] = deque()  # __ongoing_fetch_events
+
+    def allocate(self) -> None:
+        nbytes = sum(self.shard) * self.size
+        if self.plan.offload_param:  # stage3.py _create_param_groups_fp16_flat_cpu_memory: always pinned
+            self.builder.alloc("parameter shards", "parameters", nbytes, "host")
+        else:
+            self.builder.alloc("parameter shards", "parameters", nbytes)
+        for param in range(len(self.numel)) if self.hpz else ():
+            self._alloc_secondary(param)
+
+    # ---- gather ----------------------------------------------------------------------------------------------------
+    def gather(self, params: Params, module: str, phase: str) -> None:
+        """__all_gather_params_: those with an hpZ shard and those without in two calls, each ordered by id."""
+        if not self.hpz:
+            self._gather(params, "world", module, phase)
+            return
+        self._gather(tuple(param for param in params if param in self.secondary), "hpz", module, phase)
+        self._gather(tuple(param for param in params if param not in self.secondary), "world", module, phase)
+
+    def _gather(self, params: Params, group: str, module: str, phase: str) -> None:
+        if self.world == 1:  # _no_gather_coalesced: the shard is the parameter
+            return
+        if self.plan.stage3_allgather_sequential or len(params) == 1:
+            for param in params:
+                self._gather_alone(param, group, module, phase)
+        elif params:
+            self._gather_coalesced(params, group, module, phase)
+
+    def _gather_alone(self, param: int, group: str, module: str, phase: str) -> None:
+        """_all_gather_sequential: straight into the parameter's own buffer."""
+        ranks = self._ranks(group)
+        part = self._part(param, ranks)
+        self.builder.alloc(f"full:{param}", "all_gather_buffers", part * ranks * self.size)
+        self._to_device((param,), module, phase)
+        event = self._call("all_gather", part, part * ranks, group, module, phase)
+        self._inflight[param] = Gather((param,), event, None, 1)
+
+    def _gather_coalesced(self, params: Params, group: str, module: str, phase: str) -> None:
+        """_all_gather_coalesced: one flat buffer, copied apart when the first of them is waited for.
+
+        With use_all_reduce_for_fetch_params a sum over ranks of a buffer that is zero outside the own shards,
+        in which the parameters stay.
+        """
+        ranks = self._ranks(group)
+        part = sum(self._part(param, ranks) for param in params)
+        reduce = self.plan.use_all_reduce_for_fetch_params and group == "world"
+        flat = f"flat:{self._flats}"
+        self._flats += 1
+        self.builder.alloc(flat, "all_gather_buffers", part * ranks * self.size)
+        self._to_device(params, module, phase)
+        shard_bytes = part * self.size
+        elementwise(
+            self.builder, ALL_GATHER, "copy", phase, shard_bytes, shard_bytes + reduce * shard_bytes * ranks,
+            module=module, micro=self.micro,
+        )  # fmt: skip
+        if reduce:
+            event = self._call("all_reduce", part * ranks, part * ranks, group, module, phase)
+        else:
+            event = self._call("all_gather", part, part * ranks, group, module, phase)
+        gather = Gather(params, event, flat, len(params))
+        for param in params:
+            self._inflight[param] = gather
+            if reduce:
+                self._views[param] = gather
+
+    def _ranks(self, group: str) -> int:
+        return self.world if group == "world" else self.hpz
+
+    def _part(self, param: int, ranks: int) -> int:
+        return self.shard[param] * (self.world // ranks)
+
+    def _to_device(self, params: Params, module: str, phase: str) -> None:
+        """offload_param: `.to(device)` of each shard, a blocking copy, on the all-gather stream."""
+        if not self.plan.offload_param:
+            return
+        for param in params:
+            nbytes = self.shard[param] * self.size
+            self.builder.wait_stream(H2D, ALL_GATHER)
+            event = self.builder.launch(
+                H2D, "fetch shard", phase, Copy("h2d", nbytes, pinned=True), module=module, micro=self.micro
+            )
+            self.builder.host_wait(event)
+            self.builder.stream_wait(ALL_GATHER, event)
+
+    def _call(self, kind: str, in_numel: int, out_numel: int, group: str, module: str, phase: str) -> int:
+        if not overlaps(self.plan):  # the all-gather stream is the default stream: the call comes after its kernels
+            self.builder.wait_stream(ALL_GATHER, COMPUTE)
+        return collective(
+            self.builder, ALL_GATHER, kind, self.plan.dtype, in_numel, out_numel, phase, "gather parameters",
+            group=group, module=module, micro=self.micro,
+        )  # fmt: skip
+
+    # ---- wait and release --------------------------------------------------------------------------------------------
+    def wait(self, params: Params, module: str, phase: str) -> None:
+        """fetch_sub_module: compute waits for the module's parameters, the host for the third last wait before."""
+        for param in params:
+            gather = self._inflight.pop(param, None)
+            if gather is None:
+                continue
+            if len(self._events) > MAX_ONGOING_FETCH_EVENTS:
+                self.builder.host_wait(self._events.popleft())
+            if not gather.done:
+                self._complete(gather, module, phase)
+            gather.unfetched -= 1
+            if gather.flat and gather.unfetched == 0 and param not in self._views:
+                self.builder.free(gather.flat)
+            self._events.append(gather.event)
+            self.builder.stream_wait(COMPUTE, gather.event)
+
+    def _complete(self, gather: Gather, module: str, phase: str) -> None:
+        """AllGatherCoalescedHandle.wait: all parameters of the flat buffer are copied out of it, the later ones too."""
+        gather.done = True
+        if gather.flat is None or gather.params[0] in self._views:
+            return
+        nbytes = 0
+        for param in gather.params:
+            self.builder.alloc(f"full:{param}", "all_gather_buffers", self.numel[param] * self.size)
+            nbytes += self.numel[param] * self.size
+        gather.event = elementwise(
+            self.builder, ALL_GATHER, "copy", phase, nbytes, nbytes,
+            launches=len(gather.params), module=module, micro=self.micro,
+        )  # fmt: skip
+
+    def free(self, params: Params) -> None:
+        """param.partition: the shard exists already, so only the full parameter goes, once compute is done with it."""
+        for param in params:
+            if self.hpz and param not in self.secondary:
+                self._make_secondary(param)
+            if self.world == 1:
+                continue
+            key = f"full:{param}"
+            view = self._views.pop(param, None)
+            if view is not None:
+                if any(other in self._views and self._views[other] is view for other in view.params):
+                    continue
+                key = view.flat or ""
+            self.builder.free(key, after=self.builder.last(COMPUTE))
+
+    def gather_persistent(self, params: Params) -> None:
+        """_allgather_params_coalesced after the optimizer step: one call each, then the device is synchronized."""
+        if self.world == 1 or not params:
+            return
+        for param in params:
+            full = self.shard[param] * self.world
+            self.builder.alloc(f"full:{param}", "all_gather_buffers", full * self.size)
+            self._to_device((param,), "", "optimizer")
+            self.builder.wait_stream(ALL_GATHER, COMPUTE)
+            self._call("all_gather", self.shard[param], full, "world", "", "optimizer")
+        self.builder.host_wait(None)
+        self._events.clear()
+
+    # ---- hpZ ---------------------------------------------------------------------------------------------------------
+    def _make_secondary(self, param: int) -> None:
+        """_partition_param_sec: the first release cuts a shard over the small group and waits for the copy."""
+        self._alloc_secondary(param)
+        nbytes = self._part(param, self.hpz) * self.size
+        event = elementwise(self.builder, COMPUTE, "copy", "backward", nbytes, 2 * nbytes, launches=2, micro=self.micro)
+        self.builder.host_wait(event)
+
+    def _alloc_secondary(self, param: int) -> None:
+        self.secondary.add(param)
+        self.builder.alloc(f"secondary:{param}", "parameters", self._part(param, self.hpz) * self.size)
+
+    def drop_secondary(self) -> None:
+        """invalidate_secondary_tensor after the step: trainable parameters have changed."""
+        for param in self.trainable:
+            if param in self.secondary:
+                self.secondary.remove(param)
+                self.builder.free(f"secondary:{param}")
