@@ -28,7 +28,7 @@ class Lane:
         self.position = 0
         self.in_flight = False  # a transfer is under way; it ends when the network says so
         self.start_token = 0  # outdates planned starts
-        self.watched: list[int] = []  # ops whose ends others wait for
+        self.watched: dict[int, float] = {}  # ops whose ends others wait for, and when these were last planned
 
 
 class Rank:

@@ -95,12 +95,15 @@ class _Writer:
             records.append(OpRecord(step, rank.number, op, issued, start, end, blocker, stretch, algorithm))
         return records
 
-    def _transfer_alone(self, work: int) -> tuple[float, str]:
-        known = self.alone.get(work)
+    def _transfer_alone(self, number: int) -> tuple[float, str]:
+        """Seconds that work `number` takes when nobody else, not even a peer group, uses the links; its algorithm."""
+        known = self.alone.get(number)
         if known is None:
-            network = self.sim.network
-            transfer = network.transfers[self.sim.kind(self.rank, work)]
-            (rate,) = fair_rates([transfer], network.capacity)
+            sim, work = self.sim, self.sim.works[number]
+            groups = sim.bundle(self.rank, work).groups
+            own = next(group for group in groups if self.rank.number in group)
+            transfer = sim.price.transfer(work, (own,))
+            (rate,) = fair_rates([transfer], sim.network.capacity)
             known = (transfer.latency_s + transfer.payload_bytes / rate, transfer.algorithm)
-            self.alone[work] = known
+            self.alone[number] = known
         return known

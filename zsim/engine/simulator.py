@@ -62,7 +62,7 @@ class Simulation:
         self.flows: list[tuple[Meeting, Flow]] = []  # finished
         self.host_steps: list[list[HostStep]] = [[] for _ in self.ranks]
         self.step_ends: list[list[float]] = [[] for _ in self.ranks]
-        self.steady: int | None = None  # first of two equal steps
+        self.steady: int | None = None  # the first step that the next one repeats
         self.finished = self.env.event()
         self._codes: dict[int, StepCode] = {}
         self._alone: dict[tuple[int, int], list[float]] = {}
@@ -160,12 +160,13 @@ class Simulation:
         while True:
             while ready:
                 lane = ready.popleft()
-                if lane.position < len(lane.queue) and not lane.in_flight:
-                    # Kernels last: what begins now decides how fast they run.
-                    if lane.rank.timing[lane.queue[lane.position]] == KERNELS:
-                        kernels.append(lane)
-                    else:
-                        self._advance(lane)
+                if lane.in_flight:
+                    continue
+                # Kernels last: what begins now decides how fast they run.
+                if lane.position < len(lane.queue) and lane.rank.timing[lane.queue[lane.position]] == KERNELS:
+                    kernels.append(lane)
+                else:
+                    self._advance(lane)
             while loaded:
                 self._rerate(loaded.popitem()[1])
             if self.network.changed:
@@ -190,15 +191,22 @@ class Simulation:
             rank.waiters[op] = [waiter]
             lane = rank.lanes[rank.lane_of[op]]
             if rank.timing[op] != FLOW:
-                lane.watched.append(op)
-                if rank.end[op] < INFINITY:
-                    self.at(rank.end[op], self._watched_op_ends, lane, op, rank.end[op])
+                lane.watched[op] = INFINITY
+                self._plan_ends(lane)
         elif waiter not in waiters:
             waiters.append(waiter)
 
+    def _plan_ends(self, lane: Lane) -> None:
+        for op, planned in lane.watched.items():
+            end = lane.rank.end[op]
+            if end != planned:
+                lane.watched[op] = end
+                if end < INFINITY:
+                    self.at(end, self._watched_op_ends, lane, op, end)
+
     def _watched_op_ends(self, lane: Lane, op: int, time: float) -> None:
-        if lane.rank.end[op] == time and op in lane.watched:  # else it was moved meanwhile
-            lane.watched.remove(op)
+        if lane.watched.get(op) == time:  # else it was moved meanwhile
+            del lane.watched[op]
             self._tell(lane.rank, op)
 
     def _tell(self, rank: Rank, op: int) -> None:
@@ -211,9 +219,8 @@ class Simulation:
     def _advance(self, lane: Lane) -> None:
         rank = lane.rank
         stop = advance(lane, self.now)
-        for op in lane.watched:
-            if rank.end[op] < INFINITY:
-                self.at(rank.end[op], self._watched_op_ends, lane, op, rank.end[op])
+        if lane.watched:
+            self._plan_ends(lane)
         if isinstance(stop, int):
             self.watch(rank, stop, lane)
         elif stop is not None:
@@ -307,26 +314,38 @@ class Simulation:
     def _step_done(self, step: int) -> None:
         if self.finished.triggered or any(len(ends) <= step for ends in self.step_ends):
             return
-        if step >= 2 and self._same(step):
+        if step >= 1 and self._repeats(step):
+            self.steady = step
+        elif step >= 2 and self._repeated(step):
             self.steady = step - 1
         if self.steady is not None or step == MAX_STEPS:
             self.finished.succeed()
 
-    def _same(self, step: int) -> bool:
-        """Did `step` repeat the one before, on every rank, op by op? Both have to run the program that stays."""
+    def _repeats(self, step: int) -> bool:
+        """Will the next step be the same? Surely if this one began and ended with all devices idle."""
+        if self.instructions(step) is not self.program.steps[-1]:
+            return False
+        spans = []
+        for ends, hosts in zip(self.step_ends, self.host_steps, strict=True):
+            if ends[step - 1] > hosts[step - 1].end or ends[step] > hosts[step].end:
+                return False
+            spans.append(hosts[step].end - hosts[step - 1].end)
+        return max(spans) - min(spans) <= SAME * max(spans)  # else the ranks' hosts drift apart
+
+    def _repeated(self, step: int) -> bool:
+        """Was this step the same as the one before, on every rank, op by op?"""
         if self.instructions(step - 1) is not self.program.steps[-1]:
             return False
-        for rank in self.ranks:
-            before, begin, end = self.step_ends[rank.index][step - 2 : step + 1]
-            tolerance = SAME * (end - begin)
-            if abs((end - begin) - (begin - before)) > tolerance:
+        for rank, ends in zip(self.ranks, self.step_ends, strict=True):
+            shift = ends[step - 1] - ends[step - 2]
+            tolerance = SAME * shift
+            if abs(ends[step] - ends[step - 1] - shift) > tolerance:
                 return False
             first, second = rank.bases[step - 1 : step + 1]
-            shift = begin - before
             count = second - first
             for column in (rank.start, rank.end):
                 earlier, later = column[first : first + count], column[second : second + count]
-                # Host ops have no times of their own in the columns: inf - inf is nan, which no comparison finds.
+                # Host ops have no times in the columns: inf - inf is nan, which no comparison finds.
                 if any(abs(b - a - shift) > tolerance for a, b in zip(earlier, later, strict=True)):
                     return False
         return True
