@@ -24,18 +24,18 @@ class Builder:
     def __init__(self) -> None:
         self._begin()
 
-    def _begin(self) -> None:
+    def _begin(self, next_id: int = 0) -> None:
         self.instructions: list[Instruction] = []
         self._last: dict[str, int] = {}
         self._pending: dict[str, list[int]] = {}
         self._communicators: dict[str, int] = {}
-        self._next_id = 0
+        self._next_id = next_id
         self._live = (0, "activations")  # unsaved tensors alive after the last compute op, and where they count
 
-    def finish(self) -> tuple[Instruction, ...]:
-        """Ends the step: hands out its instructions and starts counting for the next one."""
+    def finish(self, *, counting_on: bool = False) -> tuple[Instruction, ...]:
+        """Ends the step, or with `counting_on` a part of it that the rest does not refer to; returns it."""
         instructions = tuple(self.instructions)
-        self._begin()
+        self._begin(self._next_id if counting_on else 0)
         return instructions
 
     def last(self, lane: str) -> int:
@@ -82,7 +82,7 @@ class Builder:
         waits = tuple(dict.fromkeys(pending)) if pending else ()
         if temp_live is None:
             temp_live = 0
-            if lane == COMPUTE and self._live[0]:
+            if self._live[0]:
                 temp_live, temp_category = self._live
                 temp_peak += temp_live
         elif lane == COMPUTE:
