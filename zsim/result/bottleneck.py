@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from zsim.cluster.spec import Cluster, Device
 from zsim.engine.timeline import FlowRecord, Timeline
-from zsim.result.breakdown import cause, idle_segments
+from zsim.result.breakdown import cause, waiting_segments
 from zsim.result.critical_path import RankView, Segment
 from zsim.result.spec import Bottleneck, Time
 
@@ -46,7 +46,7 @@ def _words(name: str) -> str:
 
 def _waited_link(view: RankView, name: str, cluster: Cluster) -> str | None:
     """The link that was full for most of the time that the compute lane waited for `name`; None: none was full."""
-    waits = [s for s in idle_segments(view) if s.record is not None and cause(s)[1] == name]
+    waits = [s for s in waiting_segments(view) if s.record is not None and cause(s)[1] == name]
     waits.sort(key=lambda s: -s.seconds)
     flows = {(flow.step, flow.op): flow for flow in view.timeline.flows if view.rank in flow.ranks}
     full: dict[str, float] = defaultdict(float)

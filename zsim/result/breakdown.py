@@ -45,7 +45,7 @@ def measure_time(view: RankView, device: Device, profile: Profile) -> Time:
         by_phase[record.op.phase] += seconds
         _split(record, seconds, device, profile, by_family)
     waiting: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for segment in idle_segments(view):
+    for segment in waiting_segments(view):
         group, name = cause(segment)
         waiting[group][name] += segment.seconds
     exposed, host = dict(waiting.pop("communication", {})), sum(waiting.pop(HOST_CAUSE, {}).values())
@@ -69,7 +69,7 @@ def measure_time(view: RankView, device: Device, profile: Profile) -> Time:
     )
 
 
-def idle_segments(view: RankView) -> Iterable[Segment]:
+def waiting_segments(view: RankView) -> Iterable[Segment]:
     """When the compute lane runs no kernel, each piece with what it was spent waiting for."""
     span = view.steady
     for record in view.on(COMPUTE):

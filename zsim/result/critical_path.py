@@ -24,7 +24,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wait:
+class HostBlock:
     """The host was blocked from `start_s` to `end_s` until `record` was done."""
 
     start_s: float
@@ -50,7 +50,7 @@ class RankView:
                 self._before[record.step, record.op.id] = lane[-1]
             lane.append(record)
             self._last_of_step[record.step, record.op.lane] = record
-        self._waits = self._host_waits()
+        self._waits = self._find_host_waits()
         self._wait_ends = [wait.end_s for wait in self._waits]
 
     def on(self, lane: str, span: StepSpan | None = None) -> list[OpRecord]:
@@ -67,6 +67,10 @@ class RankView:
             now = max(now, record.end_s)
         if now < self.steady.end_s:
             yield now, self.steady.end_s, None
+
+    def host_waits(self) -> list[HostBlock]:
+        """Where the host was blocked in the steady step."""
+        return [w for w in self._waits if w.end_s > self.steady.start_s and w.start_s < self.steady.end_s]
 
     def last_of_step(self) -> OpRecord | None:
         """The device op of the steady step that ends last."""
@@ -121,13 +125,13 @@ class RankView:
                 return self._last_of_step[earlier, lane]
         return None
 
-    def _wait_before(self, time_s: float) -> _Wait | None:
+    def _wait_before(self, time_s: float) -> HostBlock | None:
         at = bisect_right(self._wait_ends, time_s)
         return self._waits[at - 1] if at else None
 
-    def _host_waits(self) -> list[_Wait]:
+    def _find_host_waits(self) -> list[HostBlock]:
         """Where the host blocked on the device. The timeline keeps only their sum; the program says where they are."""
-        waits: list[_Wait] = []
+        waits: list[HostBlock] = []
         for step in sorted(self.spans):
             now, latest = self.spans[step].start_s, None
             for instruction in self.program.steps[min(step, len(self.program.steps)) - 1]:
@@ -141,7 +145,7 @@ class RankView:
                 elif isinstance(instruction, HostWait):
                     awaited = latest if instruction.op is None else self._awaited(step, instruction.op)
                     if awaited is not None and awaited.end_s > now:
-                        waits.append(_Wait(now, awaited.end_s, awaited))
+                        waits.append(HostBlock(now, awaited.end_s, awaited))
                         now = awaited.end_s
         return waits
 

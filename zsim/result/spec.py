@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from zsim.cost.profile import Profile
 from zsim.engine.timeline import Timeline
 from zsim.program.ops import Program
+from zsim.result import tables
 from zsim.result.textbook import Textbook
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from zsim.scenario import Setup
 
 if TYPE_CHECKING:
@@ -185,6 +188,26 @@ class Result:
     def fits(self) -> bool:
         return self.gpu.fits and self.host.fits
 
+    @property
+    def ops(self) -> pd.DataFrame:
+        """Every op of each simulated rank and step (see `tables.op_rows`)."""
+        return _frame(tables.op_rows(self))
+
+    @property
+    def memory(self) -> pd.DataFrame:
+        """Every allocation and free in the host's order (see `tables.memory_rows`)."""
+        return _frame(tables.memory_rows(self))
+
+    @property
+    def links(self) -> pd.DataFrame:
+        """Every link used in the steady step, the fullest first (see `tables.link_rows`)."""
+        return _frame(tables.link_rows(self))
+
+    def _repr_html_(self) -> str:
+        from zsim.result.render.notebook import summary
+
+        return summary(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types. Time is simulated as if the run fitted; `time.valid` says whether it does."""
         gpu, host, bottleneck = self.gpu, self.host, self.bottleneck
@@ -212,3 +235,9 @@ class Result:
             "not_modeled": list(self.not_modeled),
             "meta": asdict(self.meta),
         }
+
+
+def _frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(list(rows))

@@ -11,6 +11,7 @@ from zsim.engine.timeline import OpRecord
 from zsim.program.ops import GPU_CATEGORIES, HOST, LANES
 from zsim.result.critical_path import RankView
 from zsim.result.memory import events_of
+from zsim.result.render.style import CATEGORY_COLORS, PHASE_COLORS
 from zsim.result.spec import Result
 
 if TYPE_CHECKING:
@@ -18,15 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GIB = 2**30
-# Okabe-Ito and companions: distinguishable without full colour vision.
-CATEGORY_COLORS = {
-    "parameters": "#0072B2", "master_weights": "#56B4E9", "optimizer_states": "#009E73", "gradients": "#E69F00",
-    "activations": "#CC79A7", "logits": "#D55E00", "all_gather_buffers": "#F0E442", "reduce_buffers": "#B39B00",
-    "workspace": "#8C8C8C", "framework": "#4D4D4D",
-}  # fmt: skip
-PHASE_COLORS = {
-    "forward": "#0072B2", "recompute": "#56B4E9", "backward": "#E69F00", "optimizer": "#009E73", "init": "#8C8C8C",
-}  # fmt: skip
 
 
 def write(result: Result, folder: Path, formats: tuple[str, ...] = ("png",)) -> list[Path]:

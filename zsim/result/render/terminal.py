@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from zsim.result.render.style import CATEGORY_LABELS
 from zsim.result.spec import Result
 
 if TYPE_CHECKING:
@@ -13,12 +14,6 @@ if TYPE_CHECKING:
 
 GB, GIB = 1e9, 2**30
 BAR = 24
-_LABELS = {
-    "parameters": "parameters", "gradients": "gradients", "optimizer_states": "optimizer states",
-    "master_weights": "master weights", "activations": "activations", "all_gather_buffers": "all-gather buffers",
-    "reduce_buffers": "reduce buffers", "logits": "logits and loss", "workspace": "workspace",
-    "framework": "CUDA context, NCCL", "buffers": "pinned buffers",
-}  # fmt: skip
 
 
 def render(result: Result, console: Console, *, quiet: bool = False) -> None:
@@ -71,10 +66,10 @@ def _memory(result: Result) -> Iterable[str]:
     scale = max(gpu.capacity_bytes, gpu.needed_bytes)
     for category, nbytes in sorted(gpu.by_category.items(), key=lambda item: -item[1]):
         if category != "framework":
-            yield _row(_LABELS.get(category, category), nbytes, scale)
+            yield _row(CATEGORY_LABELS.get(category, category), nbytes, scale)
     yield _row("= allocated", gpu.peak_allocated_bytes, scale, "torch max_memory_allocated")
     yield _row("reserved", gpu.peak_reserved_bytes, scale, "torch max_memory_reserved")
-    yield _row("+ " + _LABELS["framework"], gpu.framework_bytes, scale, "outside the allocator")
+    yield _row("+ " + CATEGORY_LABELS["framework"], gpu.framework_bytes, scale, "outside the allocator")
     yield _row("= nvidia-smi shows", gpu.needed_bytes, scale, "decides about out-of-memory")
     yield _row("capacity", gpu.capacity_bytes, scale)
     if gpu.fits_without_cache and not gpu.fits:

@@ -1,0 +1,272 @@
+"use strict";
+// Draws the report from the JSON in #data. Every figure comes from there; nothing is computed twice.
+const data = JSON.parse(document.getElementById("data").textContent);
+const result = data.result, gpu = result.memory.gpu, time = result.time;
+const GIB = 2 ** 30;
+const $ = (id) => document.getElementById(id);
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+const gib = (bytes) => `${(bytes / GIB).toFixed(2)} GiB`;
+const percent = (share) => share === null ? "unknown" : `${(100 * share).toFixed(1)} %`;
+const whole = (value) => Math.round(value).toLocaleString("en");
+function seconds(value) {
+  if (value >= 1) return `${value.toFixed(3)} s`;
+  return value >= 1e-3 ? `${(1e3 * value).toFixed(2)} ms` : `${(1e6 * value).toFixed(1)} µs`;
+}
+const words = (name) => name.replaceAll("_", " ");
+const cause = (name) => { const [kind, phase] = name.split("/"); return phase ? `${words(kind)}, ${phase}` : words(kind); };
+
+function element(tag, text, attributes = {}) {
+  const made = document.createElement(tag);
+  if (text !== null && text !== undefined) made.textContent = text;
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}
+
+// ---- tables -------------------------------------------------------------------------------------------------------
+// columns: [title, row -> cell text, row -> sort key (omitted: text)]
+function table(target, columns, rows, rowClass = () => "") {
+  const shown = [...rows];
+  const made = element("table"), head = element("tr"), body = element("tbody");
+  let sorted = null, down = true;
+  columns.forEach(([title, , key], index) => {
+    const cell = element("th", null, { scope: "col", class: key ? "number" : "" });
+    const button = element("button", title, { type: "button" });
+    button.addEventListener("click", () => {
+      down = sorted === index ? !down : true;
+      sorted = index;
+      const value = key || columns[index][1];
+      shown.sort((a, b) => { const x = value(a), y = value(b); return (x < y ? 1 : x > y ? -1 : 0) * (down ? 1 : -1); });
+      for (const other of head.children) other.removeAttribute("aria-sort");
+      cell.setAttribute("aria-sort", down ? "descending" : "ascending");
+      fill();
+    });
+    cell.append(button);
+    head.append(cell);
+  });
+  function fill(wanted = "") {
+    const parts = wanted.toLowerCase().split(/\s+/).filter(Boolean);
+    body.replaceChildren(...shown.filter((row) => {
+      const text = columns.map((column) => column[1](row)).join(" ").toLowerCase();
+      return parts.every((part) => text.includes(part));
+    }).map((row) => {
+      const line = element("tr", null, { class: rowClass(row) });
+      columns.forEach(([, cell, key]) => line.append(element("td", cell(row), { class: key ? "number" : "" })));
+      return line;
+    }));
+  }
+  const top = element("thead");
+  top.append(head);
+  made.append(top, body);
+  fill();
+  target.replaceChildren(made);
+  return fill;
+}
+
+// ---- charts -------------------------------------------------------------------------------------------------------
+const charts = [];
+function chart(id, build) {
+  const box = $(id);
+  const draw = () => {
+    const { traces, layout } = build();
+    return Plotly.react(box, traces, merge(base(), layout), { responsive: true, displaylogo: false, scrollZoom: false,
+      modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] });
+  };
+  charts.push(draw);
+  draw();
+  if (box.tabIndex === 0) box.addEventListener("keydown", (event) => keyboard(box, event));
+}
+function merge(a, b) {
+  const out = { ...a };
+  for (const [key, value] of Object.entries(b)) {
+    const nested = value && typeof value === "object" && !Array.isArray(value) && out[key];
+    out[key] = nested ? merge(out[key], value) : value;
+  }
+  return out;
+}
+function base() {
+  const axis = { gridcolor: css("--grid"), zerolinecolor: css("--line"), automargin: true };
+  return { paper_bgcolor: css("--bg"), plot_bgcolor: css("--bg"), font: { color: css("--fg"), family: "inherit" },
+    margin: { l: 60, r: 20, t: 20, b: 45 }, xaxis: { ...axis }, yaxis: { ...axis }, dragmode: "zoom",
+    legend: { orientation: "h", y: -0.18 }, hoverlabel: { align: "left", namelength: -1 } };
+}
+function keyboard(box, event) {
+  const [left, right] = box.layout.xaxis.range, width = right - left, middle = (left + right) / 2;
+  const to = { ArrowLeft: [left - width / 5, right - width / 5], ArrowRight: [left + width / 5, right + width / 5],
+    "+": [middle - width / 4, middle + width / 4], "=": [middle - width / 4, middle + width / 4],
+    "-": [middle - width, middle + width] }[event.key];
+  if (to) Plotly.relayout(box, { "xaxis.range": to });
+  else if (event.key === "0" || event.key === "Home") Plotly.relayout(box, { "xaxis.autorange": true });
+  else return;
+  event.preventDefault();
+}
+
+// ---- sections -----------------------------------------------------------------------------------------------------
+function verdict() {
+  document.title = $("title").textContent = data.name;
+  const of = result.setup;
+  $("setup").textContent = `${of.model} on ${of.world_size}× ${of.devices.join(", ")} (${of.cluster}), ${of.framework}` +
+    (of.stage === null ? "" : ` stage ${of.stage}`) +
+    `, micro-batch ${of.workload.micro_batch} × ${whole(of.workload.seq_len)} tokens × ${of.plan.grad_accum} accumulation steps`;
+  const cards = [
+    ["Memory needed", gib(gpu.nvidia_smi_bytes), `of ${gib(gpu.capacity_bytes)} per GPU`],
+    ["Step", seconds(time.step_s), result.fits ? "steady state" : "as if it fitted"],
+    ["Tokens/s per GPU", whole(result.throughput.tokens_per_s_per_gpu), `${whole(result.throughput.tokens_per_s)} in all`],
+    ["MFU", percent(result.throughput.mfu), `with recomputation (HFU) ${percent(result.throughput.hfu)}`],
+    ["Bottleneck", percent(result.bottleneck.share), result.bottleneck.name],
+  ];
+  const list = element("dl", null, { class: "cards" });
+  for (const [name, value, note] of cards) {
+    const card = element("div", null, { class: "card" }), figure = element("dd", value);
+    figure.append(element("small", note));
+    card.append(element("dt", name), figure);
+    list.append(card);
+  }
+  $("verdict").append(element("p", data.verdict, { class: `banner ${result.fits ? "fits" : "over"}` }), list);
+}
+
+function memory() {
+  const held = data.memory;
+  $("memory-words").textContent = `The allocated peak is at ${gpu.peak_at}. Allocated is what tensors hold, reserved what ` +
+    "PyTorch's allocator has taken from the device, and nvidia-smi shows reserved plus what lies outside the allocator. " +
+    "The last decides about out-of-memory. " + `Reserved comes from: ${gpu.reserved_source}.`;
+  chart("memory-time", () => {
+    const traces = Object.entries(held.categories).map(([name, values]) => ({
+      x: held.t, y: values, name: words(name), type: "scatter", mode: "lines", line: { width: 0, shape: "hv" },
+      stackgroup: "all", fillcolor: data.colors[name], hovertemplate: "%{y:.2f} GiB",
+    }));
+    traces.push({ x: held.t, y: held.total, name: "total", type: "scatter", mode: "lines",
+      line: { width: 1, shape: "hv", color: css("--fg") }, text: held.at.map((index) => held.texts[index]),
+      hovertemplate: "%{y:.2f} GiB, issuing %{text}" });
+    const capacity = gpu.capacity_bytes / GIB;
+    return { traces, layout: { hovermode: "x unified", yaxis: { title: { text: "GiB" }, rangemode: "tozero" },
+      xaxis: { title: { text: "seconds of the step, on the host's clock" } },
+      shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: capacity, y1: capacity, line: { color: css("--bad"), width: 2, dash: "dash" } }],
+      annotations: [{ xref: "paper", x: 1, y: capacity, text: `capacity ${capacity.toFixed(1)} GiB`, showarrow: false,
+        xanchor: "right", yanchor: "bottom", font: { color: css("--bad") } }] } };
+  });
+  const rows = Object.entries(gpu.by_category).map(([name, bytes]) => ({ name: data.labels[name] || words(name), bytes, note: "" }));
+  rows.sort((a, b) => b.bytes - a.bytes);
+  rows.push({ name: "allocated", bytes: gpu.peak_allocated_bytes, note: "torch.cuda.max_memory_allocated" },
+    { name: "reserved", bytes: gpu.peak_reserved_bytes, note: "torch.cuda.max_memory_reserved" },
+    { name: "shown by nvidia-smi", bytes: gpu.nvidia_smi_bytes, note: "decides about out-of-memory", decides: true },
+    { name: "capacity", bytes: gpu.capacity_bytes, note: "what torch reports as total" },
+    { name: "textbook", bytes: result.memory.textbook.per_gpu_bytes, note: `${result.memory.textbook.formula}: model states alone` });
+  table($("memory-table"), [["At the peak", (r) => r.name], ["Bytes", (r) => gib(r.bytes), (r) => r.bytes],
+    ["Of capacity", (r) => percent(r.bytes / gpu.capacity_bytes), (r) => r.bytes], ["", (r) => r.note]], rows,
+    (r) => (r.decides ? "decides" : ""));
+}
+
+function parts(of) {
+  const all = [];
+  for (const [phase, value] of Object.entries(of.compute_by_phase)) all.push([`compute, ${phase}`, value, data.phases[phase]]);
+  for (const [name, value] of Object.entries(of.exposed_by)) all.push([`exposed ${cause(name)}`, value, data.causes.communication]);
+  all.push(["waiting for the host", of.host_s, data.causes.host]);
+  for (const [name, value] of Object.entries(of.idle_by)) all.push([`waiting for ${cause(name)}`, value, data.causes.other]);
+  return all.filter(([, value]) => value > 0);
+}
+
+function step() {
+  chart("split", () => ({
+    traces: parts(time).map(([name, value, color]) => ({ type: "bar", orientation: "h", y: ["step"], x: [value], name,
+      marker: { color, line: { width: 1, color: css("--bg") } }, hovertemplate: `${name}: ${seconds(value)}, ${percent(value / time.step_s)}<extra></extra>` })),
+    layout: { barmode: "stack", margin: { t: 5, b: 30 }, yaxis: { visible: false }, xaxis: { title: { text: "seconds" } }, legend: { y: -0.5 } },
+  }));
+  $("step-words").textContent = `${seconds(time.step_s)} per step: compute ${percent(time.compute_s / time.step_s)}, exposed communication ` +
+    `${percent(time.exposed_comm_s / time.step_s)}, host ${percent(time.host_s / time.step_s)}, other idle ${percent(time.idle_s / time.step_s)}. ` +
+    `Collectives run for ${seconds(time.comm_s)}, of which ${seconds(time.overlapped_comm_s)} under compute. Bottleneck: ${result.bottleneck.name}.`;
+  chart("lanes", () => {
+    const groups = new Map();
+    for (const [lane, start, length, group, text] of data.lanes.items) {
+      if (!groups.has(group)) groups.set(group, { y: [], base: [], x: [], text: [] });
+      const bars = groups.get(group);
+      bars.y.push(data.lanes.names[lane]); bars.base.push(start); bars.x.push(length); bars.text.push(text);
+    }
+    const traces = [...groups].map(([name, bars]) => ({ type: "bar", orientation: "h", name: words(name), y: bars.y, x: bars.x,
+      base: bars.base, customdata: bars.text, marker: { color: data.phases[name] || data.causes[name], line: { width: 0 } },
+      hovertemplate: "%{customdata}<br>from %{base:.6f} s<extra></extra>" }));
+    return { traces, layout: { barmode: "overlay", bargap: 0.25, hovermode: "closest", xaxis: { title: { text: "seconds of the step" } },
+      yaxis: { type: "category", categoryorder: "array", categoryarray: [...data.lanes.names].reverse(), fixedrange: true } } };
+  });
+}
+
+function links() {
+  const shape = data.topology, at = Object.fromEntries(shape.nodes.map((node) => [node.id, node]));
+  $("links-words").textContent = shape.note;
+  const heat = (share) => `hsl(${Math.round(210 - 210 * Math.min(share, 1))}, 75%, 48%)`;
+  chart("topology", () => {
+    const traces = shape.edges.map((edge) => {
+      // The two directions of a wire lie side by side.
+      const a = at[edge.src], b = at[edge.dst], long = Math.hypot(b.x - a.x, b.y - a.y) || 1;
+      const dx = 0.035 * (b.y - a.y) / long, dy = -0.035 * (b.x - a.x) / long;
+      const label = `${edge.id}<br>${edge.kind}, ${(edge.capacity / 1e9).toFixed(1)} GB/s<br>mean ${percent(edge.utilization)}, peak ${percent(edge.peak)}`;
+      const middle = [0.25, 0.5, 0.75], line = [0, ...middle, 1];
+      return { type: "scatter", mode: "lines", x: line.map((f) => a.x + f * (b.x - a.x) + dx), y: line.map((f) => a.y + f * (b.y - a.y) + dy),
+        line: { color: edge.bytes ? heat(edge.utilization) : css("--line"), width: edge.bytes ? 2 + 4 * Math.min(edge.utilization, 1) : 1 },
+        text: line.map(() => label), hovertemplate: "%{text}<extra></extra>", showlegend: false };
+    });
+    traces.push({ type: "scatter", mode: "markers+text", x: shape.nodes.map((n) => n.x), y: shape.nodes.map((n) => n.y),
+      text: shape.nodes.map((n) => n.name), textposition: "top center", hoverinfo: "text", showlegend: false,
+      marker: { size: 14, symbol: "square", color: css("--card"), line: { color: css("--fg"), width: 1.5 } } });
+    const hidden = { visible: false, showgrid: false, zeroline: false };
+    return { traces, layout: { hovermode: "closest", xaxis: hidden, yaxis: hidden, margin: { l: 10, r: 10, t: 30, b: 10 } } };
+  });
+  table($("links-table"), [["Link", (r) => r.link], ["Kind", (r) => r.kind],
+    ["Capacity", (r) => `${(r.capacity_bytes_per_s / 1e9).toFixed(1)} GB/s`, (r) => r.capacity_bytes_per_s],
+    ["Carried per step", (r) => `${(r.bytes / 1e9).toFixed(2)} GB`, (r) => r.bytes],
+    ["Mean use", (r) => percent(r.utilization), (r) => r.utilization], ["Peak use", (r) => percent(r.peak), (r) => r.peak]], data.links);
+}
+
+function ops() {
+  const fill = table($("ops-table"), [["Op", (r) => r.label], ["Phase", (r) => r.phase], ["Lane", (r) => words(r.lane)], ["Kind", (r) => words(r.kind)],
+    ["Calls", (r) => whole(r.count), (r) => r.count], ["Time", (r) => seconds(r.seconds), (r) => r.seconds],
+    ["Of the step", (r) => percent(r.seconds / time.step_s), (r) => r.seconds],
+    ["TFLOP", (r) => (r.flops / 1e12).toFixed(2), (r) => r.flops], ["GB", (r) => (r.bytes / 1e9).toFixed(2), (r) => r.bytes]], data.ops);
+  $("filter").addEventListener("input", (event) => fill(event.target.value));
+}
+
+function notes() {
+  const accuracy = result.accuracy, error = accuracy.step_time_error;
+  const lists = [["Assumed", result.assumptions], ["Not modeled", result.not_modeled],
+    ["Expected error", [error === null ? accuracy.evidence : `step time ${percent(error)} on average: ${accuracy.evidence}`]],
+    ["Utilization counts", [result.throughput.formula]],
+    ["Simulated by", [`zsim ${result.meta.zsim_version}: ${whole(result.meta.events)} events on ${result.meta.simulated_ranks} of ${result.setup.world_size} ranks`]]];
+  for (const [title, texts] of lists) {
+    if (!texts.length) continue;
+    const list = element("ul");
+    for (const text of texts) list.append(element("li", text));
+    $("notes-body").append(element("h3", title), list);
+  }
+}
+
+function compare() {
+  if (data.compare.length < 2) return;
+  $("compare").hidden = false;
+  const names = data.compare.map((other) => other.name);
+  const kinds = [["compute", "compute_s", data.phases.forward], ["exposed communication", "exposed_comm_s", data.causes.communication],
+    ["host", "host_s", data.causes.host], ["other idle", "idle_s", data.causes.other]];
+  chart("compare-time", () => ({ traces: kinds.map(([name, key, color]) => ({ type: "bar", name, x: names, y: data.compare.map((o) => o.result.time[key]),
+    marker: { color }, hovertemplate: "%{y:.4f} s" })), layout: { barmode: "stack", yaxis: { title: { text: "seconds per step" } } } }));
+  const categories = Object.keys(data.colors).filter((name) => data.compare.some((o) => o.result.memory.gpu.by_category[name]));
+  chart("compare-memory", () => ({ traces: [...categories.map((name) => ({ type: "bar", name: words(name), x: names,
+    y: data.compare.map((o) => (o.result.memory.gpu.by_category[name] || 0) / GIB), marker: { color: data.colors[name] }, hovertemplate: "%{y:.2f} GiB" })),
+  { type: "scatter", mode: "markers", name: "capacity", x: names, y: data.compare.map((o) => o.result.memory.gpu.capacity_bytes / GIB),
+    marker: { symbol: "line-ew-open", size: 40, color: css("--bad"), line: { width: 3 } }, hovertemplate: "%{y:.2f} GiB" }],
+  layout: { barmode: "stack", yaxis: { title: { text: "GiB per GPU" } } } }));
+  table($("compare-table"), [["Setup", (o) => o.name], ["Fits", (o) => (o.result.fits ? "yes" : "no")],
+    ["Needs", (o) => gib(o.result.memory.gpu.nvidia_smi_bytes), (o) => o.result.memory.gpu.nvidia_smi_bytes],
+    ["Step", (o) => seconds(o.result.time.step_s), (o) => o.result.time.step_s],
+    ["Tokens/s per GPU", (o) => whole(o.result.throughput.tokens_per_s_per_gpu), (o) => o.result.throughput.tokens_per_s_per_gpu],
+    ["MFU", (o) => percent(o.result.throughput.mfu), (o) => o.result.throughput.mfu], ["Bottleneck", (o) => o.result.bottleneck.name]], data.compare);
+}
+
+const dark = window.matchMedia("(prefers-color-scheme: dark)");
+function theme(name) {
+  document.documentElement.dataset.theme = name;
+  for (const draw of charts) draw();
+}
+$("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
+dark.addEventListener("change", () => theme(dark.matches ? "dark" : "light"));
+theme(dark.matches ? "dark" : "light");
+for (const section of [verdict, compare, memory, step, links, ops, notes]) section();
+document.documentElement.dataset.ready = "true";
