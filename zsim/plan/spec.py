@@ -106,6 +106,7 @@ class Fsdp1Plan(Plan):
     limit_all_gathers: bool = True
     mesh: tuple[int, int] | None = None  # (replicate, shard) for HYBRID
     no_sync: bool = False
+    use_orig_params: bool = True  # accelerate's and torchtitan's choice; torch's own default is False
     flat: bool = False  # no auto-wrap policy: one unit
     cpu_offload: bool = False
 

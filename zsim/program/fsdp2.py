@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from math import ceil
 
-from zsim.errors import InputError, NotModeled
+from zsim.errors import NotModeled
 from zsim.model.kernels import DTYPE_BYTES, Memory
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import Fsdp2Plan
@@ -31,7 +31,7 @@ from zsim.program.ops import (
     Program,
 )
 from zsim.program.optimizer import clip, grad_norm, update
-from zsim.program.walk import inputs_with_grad, modules_in_order
+from zsim.program.units import Group, consecutive, groups_of, mesh_of, strided
 
 
 class Training(Enum):
@@ -41,8 +41,9 @@ class Training(Enum):
 class Unit:
     """FSDPParamGroup: parameters that travel together. Element counts include the padding of dim 0 to the shards."""
 
-    def __init__(self, name: str, modules: Sequence[str], params: Sequence[int], model: ModelSpec, shards: int) -> None:
-        self.name, self.modules, self.params = name, tuple(modules), tuple(params)
+    def __init__(self, group: Group, model: ModelSpec, shards: int) -> None:
+        self.name, self.modules, self.params, self.role = group.name, group.modules, group.params, group.role
+        self.input_has_grad, self.output_has_grad = group.input_has_grad, group.output_has_grad
         shapes = [model.parameters[index].shape for index in self.params]
         # _fsdp_param.py _init_sharded_param: torch.chunk along dim 0, every chunk padded to the first
         self.shard_numels = [ceil(shape[0] / shards) * _rest(shape) if shape else 1 for shape in shapes]
@@ -55,8 +56,6 @@ class Unit:
         self.gathered: int | None = None  # event of an all-gather not yet waited for
         self.kept: set[str] = set()  # modules of the unit still to run in this forward
         self.indices: list[int] = []  # places in the post-forward order
-        self.input_has_grad = False
-        self.output_has_grad = True
         self.prefetch: list[Unit] = []
         self.backward_prefetch: list[Unit] = []
         self.reshard_event: int | None = None
@@ -76,9 +75,7 @@ def _rest(shape: Sequence[int]) -> int:
 class Fsdp2(Hooks):
     def __init__(self, model: ModelSpec, tree: Module, plan: Fsdp2Plan) -> None:
         self.model, self.tree, self.plan = model, tree, plan
-        self.replicas, self.shards = plan.mesh or (1, plan.world_size)
-        if self.replicas * self.shards != plan.world_size:
-            raise InputError(f"mesh {plan.mesh} does not cover {plan.world_size} ranks", field="mesh")
+        self.replicas, self.shards = mesh_of(plan.mesh, plan.world_size)
         self.hsdp = plan.mesh is not None
         self.units = self._units()
         self.by_module = {name: unit for unit in self.units for name in unit.modules}
@@ -97,46 +94,26 @@ class Fsdp2(Hooks):
     # Which parameters form a unit.
 
     def _units(self) -> list[Unit]:
-        plan, model = self.plan, self.model
-        modules = modules_in_order(self.tree)
-        owned: set[int] = set()
-        units: list[Unit] = []
-
-        def unit(name: str, members: Sequence[Module], reshard: bool | int) -> None:
-            params = sorted({index for member in members for index in _params_under(member)} - owned)
-            owned.update(params)
-            if params:
-                made = Unit(name, [member.name for member in members], params, model, self.shards)
-                made.reshard = reshard
-                units.append(made)
-
-        reshard = plan.reshard_after_forward
-        role = {name: [m for m in modules if m.role == name] for name in ("embedding", "block", "norm", "head", "root")}
-        if plan.grouping == "titan":
-            unit(role["embedding"][0].name, role["embedding"], reshard)
-        for block in role["block"]:
-            unit(block.name, [block], reshard)
-        if plan.grouping == "titan":
-            # torchtitan parallelize_llama: the last unit is gathered again at once, so it is kept
-            last = [*role["norm"], *role["head"]]
-            unit(", ".join(m.name for m in last), last, False)
+        plan = self.plan
         root = plan.root_reshard_after_forward
-        unit(role["root"][0].name, role["root"], False if root is None else root and reshard)
-        position = {module.name: index for index, module in enumerate(modules)}
-        units.sort(key=lambda unit: position[unit.modules[0]])  # all_states is in named_modules order
-        flows = inputs_with_grad(self.tree)
-        for made in units:
-            made.input_has_grad = flows[made.modules[0]].before
-            made.output_has_grad = flows[made.modules[-1]].after
-        self._link_prefetches(units, {block.name for block in role["block"]})
+        units = []
+        for group in groups_of(self.model, self.tree, plan.grouping):
+            unit = Unit(group, self.model, self.shards)
+            unit.reshard = plan.reshard_after_forward
+            if group.role == "root":
+                # _lazy_init: left unset, the root keeps its parameters, which backward needs at once
+                unit.reshard = bool(root) and plan.reshard_after_forward
+            elif len(group.modules) > 1:
+                unit.reshard = False  # torchtitan parallelize_llama: the last unit is needed again at once
+            units.append(unit)
+        self._link_prefetches([unit for unit in units if unit.role == "block"])
         return units
 
-    def _link_prefetches(self, units: Sequence[Unit], blocks: set[str]) -> None:
+    def _link_prefetches(self, blocks: Sequence[Unit]) -> None:
         depth = self.plan.prefetch
-        ordered = [unit for unit in units if unit.name in blocks]
-        for index, unit in enumerate(ordered):
-            unit.prefetch = ordered[index + 1 : index + 1 + depth]
-            unit.backward_prefetch = ordered[max(0, index - depth) : index][::-1]
+        for index, unit in enumerate(blocks):
+            unit.prefetch = blocks[index + 1 : index + 1 + depth]
+            unit.backward_prefetch = blocks[max(0, index - depth) : index][::-1]
 
     # State that lives as long as the run.
 
@@ -375,9 +352,7 @@ class Fsdp2(Hooks):
         full = shard * self.shards
         key, output = f"reduce-scatter input:{unit.name}", f"reduce output:{unit.name}"
         builder.alloc(key, "reduce_buffers", full * self.reduce_size)
-        kernel = foreach(
-            "copy", [numel * self.shards for numel in shard_numels], self.compute_size, self.reduce_size
-        )
+        kernel = foreach("copy", [numel * self.shards for numel in shard_numels], self.compute_size, self.reduce_size)
         builder.launch(COMPUTE, "reduce-scatter copy-in", "backward", Compute((kernel,)), **arguments)
         for param in unit.grads:
             builder.free(f"grad:{param}")
@@ -402,7 +377,9 @@ class Fsdp2(Hooks):
         kernel = Memory("copy", shard * self.reduce_size, shard * self.store_size, len(with_grad))
         if plan.cpu_offload:
             builder.stream_wait(D2H, builder.last(lane))
-            copy = builder.launch(D2H, "gradient to host", "backward", Copy("d2h", shard * self.store_size), **arguments)
+            copy = builder.launch(
+                D2H, "gradient to host", "backward", Copy("d2h", shard * self.store_size), **arguments
+            )
             builder.stream_wait(lane, copy)
             self.post_reduce[D2H] = copy
         elif unit.sharded_grads or plan.reduce_dtype != plan.storage_dtype:
@@ -456,14 +433,6 @@ class Fsdp2(Hooks):
                 unit.sharded_grads = False
 
 
-def _params_under(module: Module) -> set[int]:
-    found = set(module.params)
-    for item in module.body:
-        if isinstance(item, Module):
-            found |= _params_under(item)
-    return found
-
-
 def lower_fsdp2(model: ModelSpec, tree: Module, plan: Fsdp2Plan, workload: Workload, steps: int) -> Program:
     """Steps differ only in the optimizer's states, which the first one allocates."""
     if plan.cpu_offload and plan.optimizer.impl == "fused" and plan.optimizer.name not in ("adamw", "adam", "sgd"):
@@ -484,11 +453,7 @@ def _groups(rank: Fsdp2) -> dict[str, tuple[tuple[int, ...], ...]]:
     groups = {"world": (tuple(range(world)),)}
     if rank.hsdp:
         groups["shard"] = consecutive(world, shards)
-        groups["replicate"] = tuple(tuple(range(i, world, shards)) for i in range(shards))
+        groups["replicate"] = strided(world, shards)
     if type(plan.reshard_after_forward) is int:
         groups["post_forward"] = consecutive(world, plan.reshard_after_forward)
     return groups
-
-
-def consecutive(world: int, size: int) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(range(start, start + size)) for start in range(0, world, size))

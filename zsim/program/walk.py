@@ -23,8 +23,8 @@ def modules_in_order(tree: Module) -> list[Module]:
     return found
 
 
-def inputs_with_grad(tree: Module) -> dict[str, Flow]:
-    """Token ids have no gradient; whatever follows the first trainable parameter has."""
+def gradient_flow(tree: Module) -> dict[str, Flow]:
+    """By module name. Token ids have no gradient; whatever follows the first trainable parameter has."""
     flows: dict[str, Flow] = {}
 
     def visit(module: Module, active: bool) -> bool:

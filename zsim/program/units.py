@@ -1,0 +1,89 @@
+"""Which parameters are gathered and reduced together: a unit per block, the rest at the root."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zsim.errors import InputError
+from zsim.model.spec import ModelSpec, Module
+from zsim.program.walk import gradient_flow, modules_in_order
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`modules` in execution order; a group is entered with its first and left with its last one.
+
+    `input_has_grad`: gradients flow back out of the first module, so that a hook on its inputs fires.
+    `output_has_grad`: they flow into the last one.
+    """
+
+    name: str
+    modules: tuple[str, ...]
+    params: tuple[int, ...]
+    role: str  # of the first module
+    input_has_grad: bool
+    output_has_grad: bool
+
+
+def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf") -> list[Group]:
+    """In `named_modules()` order. `hf`: blocks and the root; `titan`: embedding, blocks, norm with head (torchtitan's
+    parallelize_llama); `flat`: the root alone. Raises InputError for tied weights in two groups, as fully_shard does.
+    """
+    modules = modules_in_order(tree)
+    of_role = {role: [m for m in modules if m.role == role] for role in ("embedding", "block", "norm", "head")}
+    wrapped: list[Sequence[Module]] = []
+    if grouping != "flat":
+        wrapped += [[block] for block in of_role["block"]]
+    if grouping == "titan":
+        wrapped += [[module] for module in of_role["embedding"]]
+        wrapped.append([*of_role["norm"], *of_role["head"]])
+    owner: dict[int, int] = {}
+    members: list[tuple[Sequence[Module], list[int]]] = []
+    for number, part in enumerate(wrapped):
+        params = sorted({param for module in part for param in params_under(module)})
+        for param in params:
+            if owner.setdefault(param, number) != number:
+                raise InputError(
+                    f"parameter {model.parameters[param].name} is shared by two groups", field="grouping",
+                    accepted="tied weights in one group, as in grouping hf",
+                )  # fmt: skip
+        members.append((part, params))
+    members.append(([tree], [param for param in range(len(model.parameters)) if param not in owner]))
+    position = {module.name: index for index, module in enumerate(modules)}
+    flow = gradient_flow(tree)
+    found = [
+        Group(
+            ", ".join(m.name for m in part), tuple(m.name for m in part), tuple(params), part[0].role,
+            flow[part[0].name].before, flow[part[-1].name].after,
+        )
+        for part, params in members
+        if params
+    ]  # fmt: skip
+    return sorted(found, key=lambda group: position[group.modules[0]])
+
+
+def params_under(module: Module) -> set[int]:
+    found = set(module.params)
+    for item in module.body:
+        if isinstance(item, Module):
+            found |= params_under(item)
+    return found
+
+
+def consecutive(world: int, size: int) -> tuple[tuple[int, ...], ...]:
+    """Groups of neighbouring ranks: the shard dimension of a (replicate, shard) mesh."""
+    return tuple(tuple(range(start, start + size)) for start in range(0, world, size))
+
+
+def strided(world: int, stride: int) -> tuple[tuple[int, ...], ...]:
+    """Groups of ranks with equal places in their shard groups: the replicate dimension."""
+    return tuple(tuple(range(start, world, stride)) for start in range(stride))
+
+
+def mesh_of(mesh: tuple[int, int] | None, world: int) -> tuple[int, int]:
+    """(replicas, shards). Raises InputError where the mesh does not cover the world."""
+    replicas, shards = mesh or (1, world)
+    if replicas * shards != world:
+        raise InputError(f"{replicas} x {shards} is not {world} ranks", field="mesh", accepted="replicate x shard")
+    return replicas, shards

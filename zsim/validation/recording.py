@@ -1,0 +1,237 @@
+"""Recordings of real runs: one header line, then every collective a rank issued, as JSON lines.
+
+`python -m validation.oracles.record` writes them. The header holds the run's whole configuration, from which
+`setup` builds what zsim needs to predict the rest.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from zsim.errors import InputError, NotModeled
+from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
+
+STEPS = 3  # recorded after initialization, which is step 0
+
+# torch.distributed calls with the same meaning and bytes; on GPUs the first of a pair is what runs.
+KINDS = {
+    "all_gather_into_tensor": "all_gather", "all_gather": "all_gather", "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter": "reduce_scatter", "all_reduce": "all_reduce", "broadcast": "broadcast", "reduce": "reduce",
+}  # fmt: skip
+PHASES = {"init": "init", "forward": "forward", "recompute": "backward", "backward": "backward", "optimizer": "step"}
+
+
+class Call(NamedTuple):
+    """One collective as rank 0 sees it. `root` only for reduce and broadcast, `reduce_op` only where known."""
+
+    kind: str
+    dtype: str
+    in_numel: int
+    out_numel: int
+    group: tuple[int, ...]
+    phase: str
+    micro: int
+    root: int | None = None
+    reduce_op: str | None = None
+
+    def __str__(self) -> str:
+        sizes = f"{self.in_numel} -> {self.out_numel}" if self.in_numel != self.out_numel else str(self.in_numel)
+        ending = "".join(
+            f" {word}" for word in (self.reduce_op, None if self.root is None else f"root {self.root}") if word
+        )
+        return f"{self.kind} {self.dtype} {sizes} ranks {list(self.group)}{ending} ({self.phase}, micro {self.micro})"
+
+
+@dataclass(frozen=True)
+class Recording:
+    path: Path
+    header: Mapping[str, Any]
+    steps: tuple[tuple[Call, ...], ...]  # index 0: initialization
+
+    @property
+    def name(self) -> str:
+        return str(self.header.get("name", self.path.name))
+
+    @property
+    def world_size(self) -> int:
+        return int(self.header["world"])
+
+
+def read(path: Path) -> Recording:
+    """Raises InputError with file and line where the file is not a recording."""
+    try:
+        opener = gzip.open if path.suffix == ".gz" else open
+        with opener(path, "rt", encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except (OSError, UnicodeDecodeError, EOFError) as error:
+        raise InputError(f"cannot be read ({error})", file=path) from None
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(f"not JSON ({error.msg})", file=path, line=number) from None
+        if not isinstance(row, dict):
+            raise InputError("not a JSON object", file=path, line=number)
+        rows.append(row)
+    if not rows or rows[0].get("kind") != "header":
+        raise InputError("the first line is not a header", file=path, line=1, accepted='{"kind": "header", ...}')
+    header = rows[0]
+    for field in ("engine", "world", "config", "model", "params"):
+        if field not in header:
+            raise InputError("missing", file=path, line=1, field=field)
+    count = max([STEPS, *(row.get("step", 0) for row in rows[1:])]) + 1
+    steps: list[list[Call]] = [[] for _ in range(count)]
+    for number, row in enumerate(rows[1:], 2):
+        if row.get("kind") != "coll" or row.get("rank", 0) != 0 or row.get("op") == "barrier":
+            continue  # a barrier moves no data
+        try:
+            steps[row["step"]].append(_call(row))
+        except (KeyError, TypeError) as error:
+            raise InputError(f"not a collective ({error!r})", file=path, line=number) from None
+    return Recording(path, header, tuple(map(tuple, steps)))
+
+
+def _call(row: Mapping[str, Any]) -> Call:
+    kind = KINDS.get(row["op"], row["op"])
+    reduce_op = row.get("reduce_op")
+    return Call(
+        kind, row["dtype"], row["in_numel"], row["out_numel"], tuple(row["group"]), row["phase"],
+        row["micro"] if row["phase"] in ("forward", "backward") else 0,
+        row.get("root") if kind in ("broadcast", "reduce") else None,
+        reduce_op.upper() if reduce_op else None,
+    )  # fmt: skip
+
+
+# From the header to what zsim simulates.
+
+
+def plan_of(header: Mapping[str, Any]) -> AnyPlan:
+    """Raises NotModeled for a setting that no Plan field expresses, InputError for an unknown engine."""
+    engine = header["engine"]
+    if engine not in _PLANS:
+        raise InputError(f"engine {engine!r}", field="engine", accepted=", ".join(_PLANS))
+    return _PLANS[engine](header["config"], int(header["world"]))
+
+
+def _shared(config: Mapping[str, Any], world: int) -> dict[str, Any]:
+    return {
+        "world_size": world,
+        "grad_accum": config.get("ga", 1),
+        "grad_clip": 1.0 if config.get("clip", True) else None,
+        "optimizer": Optimizer(impl="loop"),
+    }
+
+
+def _take(settings: Mapping[str, Any], names: Mapping[str, str], where: str) -> dict[str, Any]:
+    """Plan fields from recorded settings; every setting has to be known."""
+    unknown = sorted(set(settings) - set(names))
+    if unknown:
+        raise NotModeled(f"{', '.join(unknown)}", field=where, accepted=", ".join(sorted(names)))
+    return {names[key]: value for key, value in settings.items() if names[key]}
+
+
+_DDP = {
+    "bucket_cap_mb": "bucket_cap_mb", "gradient_as_bucket_view": "gradient_as_bucket_view",
+    "static_graph": "static_graph", "find_unused_parameters": "find_unused_parameters",
+}  # fmt: skip
+
+
+def _ddp(config: Mapping[str, Any], world: int) -> DdpPlan:
+    return DdpPlan(
+        **_shared(config, world),
+        dtype=config.get("dtype", "float32"),
+        no_sync=bool(config.get("no_sync")),
+        **_take(config.get("ddp", {}), _DDP, "ddp"),
+    )
+
+
+_FSDP2 = {
+    "mesh": "mesh", "reshard_after_forward": "reshard_after_forward", "prefetch": "prefetch",
+    "sync_only_last": "sync_only_last", "all_reduce_only_last": "all_reduce_only_last",
+    "no_reshard_bwd_until_last": "reshard_backward_only_last", "offload": "cpu_offload",
+    "param_dtype": "param_dtype", "reduce_dtype": "reduce_dtype", "mp": "", "titan": "", "root_reshard": "",
+}  # fmt: skip
+
+
+def _fsdp2(config: Mapping[str, Any], world: int) -> Fsdp2Plan:
+    settings = dict(config.get("fsdp", {}))
+    fields = _take(settings, _FSDP2, "fsdp")
+    if "mesh" in fields:
+        fields["mesh"] = tuple(fields["mesh"])
+    if not settings.get("mp", True):
+        fields |= {"param_dtype": "float32", "reduce_dtype": "float32"}
+    if settings.get("root_reshard") != "default":
+        fields["root_reshard_after_forward"] = bool(fields.get("reshard_after_forward", True))
+    if settings.get("titan"):
+        fields["grouping"] = "titan"
+    return Fsdp2Plan(**_shared(config, world), **fields)
+
+
+_FSDP1 = {
+    "strategy": "sharding_strategy", "backward_prefetch": "backward_prefetch", "forward_prefetch": "forward_prefetch",
+    "reduce_dtype": "reduce_dtype", "mesh": "mesh", "no_sync": "no_sync", "use_orig_params": "use_orig_params",
+}  # fmt: skip
+
+
+def _fsdp1(config: Mapping[str, Any], world: int) -> Fsdp1Plan:
+    fields = _take(config.get("fsdp", {}), _FSDP1, "fsdp")
+    if "mesh" in fields:
+        fields["mesh"] = tuple(fields["mesh"])
+    return Fsdp1Plan(**_shared(config, world), **fields)
+
+
+_ZERO = {
+    name: name
+    for name in (
+        "stage", "reduce_bucket_size", "allgather_bucket_size", "allgather_partitions", "reduce_scatter",
+        "overlap_comm", "contiguous_gradients", "round_robin_gradients", "use_multi_rank_bucket_allreduce",
+        "sub_group_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
+        "stage3_model_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance",
+        "use_all_reduce_for_fetch_params", "zero_hpz_partition_size",
+    )
+} | {"allgather_sequential": "stage3_allgather_sequential", "offload_optimizer": "", "offload_param": ""}  # fmt: skip
+_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "bfp16": "bfloat16"}
+
+
+def _deepspeed(config: Mapping[str, Any], world: int) -> DeepSpeedPlan:
+    settings = config["ds"]
+    zero = settings["zero_optimization"]
+    fields = _take(zero, _ZERO, "zero_optimization")
+    for name in ("offload_optimizer", "offload_param"):
+        if name in zero:
+            fields[name] = zero[name]["device"]
+    enabled = [d for k, d in (("bf16", "bfloat16"), ("fp16", "float16")) if settings.get(k, {}).get("enabled")]
+    fields["dtype"] = enabled[0] if enabled else "float32"
+    if settings.get("communication_data_type"):
+        fields["communication_data_type"] = _DTYPES[settings["communication_data_type"]]
+    if accum := settings.get("data_types", {}).get("grad_accum_dtype"):
+        fields["grad_accum_dtype"] = _DTYPES[accum]
+    optimizer = settings.get("optimizer", {}).get("params", {})
+    return DeepSpeedPlan(
+        world_size=world,
+        grad_accum=settings.get("gradient_accumulation_steps", 1),
+        grad_clip=settings.get("gradient_clipping") or None,
+        optimizer=Optimizer(impl="loop" if optimizer.get("torch_adam") else "fused"),
+        prescale_gradients=settings.get("prescale_gradients", False),
+        zero_init=bool(config.get("zero_init")),
+        leaf_blocks=bool(config.get("leaf")),
+        **fields,
+    )
+
+
+_PLANS = {"ddp": _ddp, "ds": _deepspeed, "fsdp1": _fsdp1, "fsdp2": _fsdp2}
+
+
+def differences(predicted: Sequence[Call], recorded: Sequence[Call]) -> int | None:
+    """Index of the first call that differs, None if the lists are equal; a reduce_op counts where both know it."""
+    for index, (ours, theirs) in enumerate(zip(predicted, recorded, strict=False)):
+        known = ours.reduce_op and theirs.reduce_op
+        if ours[:-1] != theirs[:-1] or (known and ours.reduce_op != theirs.reduce_op):
+            return index
+    return None if len(predicted) == len(recorded) else min(len(predicted), len(recorded))
