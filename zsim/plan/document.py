@@ -11,6 +11,7 @@ from typing import Any
 from zsim.errors import InputError
 
 Path_ = tuple[str | int, ...]  # ("zero", "stage"), ("fsdp", 0)
+Place = tuple[Path | str, int | None]  # file and line
 
 
 @dataclass
@@ -19,7 +20,7 @@ class Document:
 
     file: Path | str
     data: dict[str, Any]
-    places: dict[Path_, tuple[Path | str, int | None]] = field(default_factory=dict)
+    places: dict[Path_, Place] = field(default_factory=dict)
 
     def error(
         self,
@@ -32,14 +33,14 @@ class Document:
         """An InputError (or NotModeled: `kind`) that points at the field `path`."""
         return kind(message, *self.place(path), dotted(path) or None, accepted, notes)
 
-    def place(self, path: Path_) -> tuple[Path | str, int | None]:
+    def place(self, path: Path_) -> Place:
         """File and line of the field, or of the nearest one that encloses it."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.places:
                 return self.places[path[:end]]
         return self.file, None
 
-    def set(self, path: Path_, value: Any, place: tuple[Path | str, int | None]) -> None:
+    def set(self, path: Path_, value: Any, place: Place) -> None:
         """Write a field, whose enclosing sections exist. What it replaces loses its place."""
         data: Any = self.data
         for part in path[:-1]:

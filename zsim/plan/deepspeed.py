@@ -1,0 +1,390 @@
+"""Reads a DeepSpeed configuration (JSON or Hjson) as DeepSpeed 0.19.8 and the Hugging Face Trainer read it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError, NotModeled
+from zsim.plan.deepspeed_keys import ALIASES, LISTED, NONE, REFUSED, REMOVED, SECTIONS, STRICT, TOP, USED, Key
+from zsim.plan.document import Document, Path_, dotted, nearest, read_text
+from zsim.plan.hjson import parse_hjson
+from zsim.plan.reading import Reading
+
+VERSION = "0.19.8"
+AUTO = "auto"
+
+# transformers 5.24 integrations/deepspeed.py, HfTrainerDeepSpeedConfig.trainer_config_finalize: filled from hidden_size.
+AUTO_FROM_HIDDEN_SIZE = {
+    "reduce_bucket_size": "hidden_size ** 2",
+    "stage3_prefetch_bucket_size": "0.9 * hidden_size ** 2",
+    "stage3_param_persistence_threshold": "10 * hidden_size",
+}
+_TRAINER_ARGUMENT = {
+    "train_batch_size": "micro_batch x grad_accum x ranks",
+    "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "max_grad_norm",
+    "fp16.enabled": "fp16",
+    "bf16.enabled": "bf16",
+}
+_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_OPTIMIZERS = {"adam": "adam", "adamw": "adamw", "lion": "lion", "muon": "muon", "sgd": "sgd"}
+_ONE_BIT = {"onebitadam", "onebitlamb", "zerooneadam"}
+
+
+def read_deepspeed(path: Path, version: str = VERSION) -> Reading:
+    """Read a DeepSpeed configuration file. Raises InputError where DeepSpeed would refuse it, NotModeled where zsim does."""
+    return read_document(parse_hjson(read_text(path, "DeepSpeed configuration"), path), version)
+
+
+def read_document(document: Document, version: str = VERSION) -> Reading:
+    """The same for an already parsed file; `document.data` holds DeepSpeed's keys."""
+    reading = Reading("DeepSpeed configuration", document)
+    _Reader(reading, parse_version(version)).read()
+    return reading
+
+
+def parse_version(version: str) -> tuple[int, ...]:
+    """ "0.19.8" -> (0, 19, 8). Raises InputError."""
+    parts = re.match(r"(\d+(?:\.\d+)*)", version)
+    if parts is None:
+        raise InputError(f"{version!r} is not a version", field="framework.version", accepted=f"such as {VERSION}")
+    return tuple(int(part) for part in parts.group(1).split("."))
+
+
+class _Reader:
+    """One walk over the keys, then what several keys say together."""
+
+    def __init__(self, reading: Reading, version: tuple[int, ...]) -> None:
+        self.reading, self.document, self.version = reading, reading.document, version
+        self.values: dict[str, Any] = {}  # used keys by dotted path, checked; "auto" stays "auto"
+        self.without_effect: dict[str, list[str]] = {}
+
+    def read(self) -> None:
+        self.walk("", (), self.document.data)
+        self.zero()
+        self.precision()
+        self.optimizer()
+        self.batch()
+        self.training()
+        for why, keys in self.without_effect.items():
+            self.reading.notes.append(f"no effect on a simulation: {', '.join(keys)} ({why})")
+        self.reading.fields[("framework",)] = "deepspeed"
+        self.reading.lacks(((("micro_batch",), "micro_batch"), (("precision",), "precision")))
+        self.reading.missing += ["model", "cluster", "seq_len"]
+
+    # ------------------------------------------------------------------ every key by itself
+
+    def walk(self, section: str, path: Path_, data: dict[str, Any]) -> None:
+        keys = SECTIONS[section]
+        for name, value in data.items():
+            here = (*path, name)
+            canonical = ALIASES.get(name, name) if section == "zero_optimization" else name
+            key = keys.get(canonical)
+            full = f"{section}.{canonical}" if section else canonical
+            if full in REMOVED:
+                self.removed(here, full, value)
+            elif key is None:
+                self.unknown(section, here, name, keys)
+            else:
+                if canonical != name and canonical in data:
+                    raise self.error(here, f"stands here twice, as {name} and as {canonical}")
+                self.known(section, here, full, key, value)
+
+    def known(self, section: str, path: Path_, full: str, key: Key, value: Any) -> None:
+        if key.kind is dict:
+            if value is None and key.effect != REFUSED:
+                return None
+            if full == "zero_optimization" and isinstance(value, bool):
+                return self.old_zero(path, value)
+            if not isinstance(value, dict):
+                raise self.error(path, f"{shown(value)} is not a section", accepted="{ ... }")
+            if full == "optimizer":
+                self.refuse_optimizer(value)
+            if full in SECTIONS:
+                self.values[full] = value
+                return self.walk(full, path, value)
+        else:
+            value = self.checked(path, full, key, value)
+        if key.effect == USED:
+            self.values[full] = value
+        elif key.effect == NONE:
+            self.without_effect.setdefault(key.why, []).append(full)
+        elif value in (key.default, AUTO, None):
+            return None
+        elif key.effect == LISTED:
+            self.reading.not_modeled.append(f"{full}: {key.why}")
+        elif key.effect == REFUSED and not (full == "tensor_parallel.autotp_size" and value == 1):
+            raise self.error(path, key.why, kind=NotModeled)
+        return None
+
+    def checked(self, path: Path_, full: str, key: Key, value: Any) -> Any:
+        """`value` as pydantic would take it for `key`; "auto" and null pass."""
+        if value is None or value == AUTO:
+            return value
+        if isinstance(value, str) and key.kind is not str:
+            self.refuse_unfilled(path, value)
+        if isinstance(value, list) and key.kind is not list:
+            raise self.error(path, f"{value} is a list of values to tune; one is needed", accepted=_KINDS[key.kind])
+        try:
+            return coerce(value, key.kind)
+        except ValueError:
+            raise self.error(path, f"{shown(value)} is not {_KINDS[key.kind]}", accepted=_KINDS[key.kind]) from None
+
+    def refuse_unfilled(self, path: Path_, value: str) -> None:
+        text = value.strip().rstrip(",").strip()
+        if text.startswith("$") or "${" in text:
+            raise self.error(path, f"{text} is a shell variable that was not filled in", accepted="its value")
+        if text in ("True", "False", "None"):
+            right = {"True": "true", "False": "false", "None": "null"}[text]
+            raise self.error(path, f"{text} is Python; JSON writes {right}", accepted=right)
+        if re.fullmatch(r"[\d.eE+_ ]+([*/+-]+[\d.eE+_ ]+)+", text):
+            raise self.error(path, f"{text} is a calculation, which JSON has not", accepted="its result")
+        if re.fullmatch(r"[A-Z][A-Z0-9_]{2,}", text) or text in ("...", "…") or re.fullmatch(r"[<{].*[>}]", text):
+            raise self.error(path, f"{text} is a placeholder that was not filled in", accepted="its value")
+
+    def removed(self, path: Path_, full: str, value: Any) -> None:
+        if self.version >= (0, 19):
+            raise self.error(
+                path,
+                f"DeepSpeed has removed {REMOVED[full]} and refuses this key",
+                notes=("with an older DeepSpeed: framework: {name: deepspeed, version: 0.18.9}",),
+            )
+        off = not value or (isinstance(value, dict) and value.get("enabled") is False) or value == -1
+        if not off:
+            raise self.error(path, REMOVED[full], kind=NotModeled)
+        self.without_effect.setdefault("switched off", []).append(full)
+
+    def unknown(self, section: str, path: Path_, name: str, keys: dict[str, Key]) -> None:
+        close = nearest(name, [*keys, *(ALIASES if section == "zero_optimization" else ())])
+        hint = f"; did you mean {close}?" if close else ""
+        old = section in ("bf16", "bfloat16", "fp16")
+        if section in STRICT and not (old and self.version < (0, 17)):
+            notes = ("DeepSpeed before 0.17 ignored it: framework: {name: deepspeed, version: 0.16.9}",) if old else ()
+            raise self.error(path, f"DeepSpeed does not know this key and refuses it{hint}", ", ".join(keys), notes)
+        if not name.startswith("_"):
+            self.reading.notes.append(f"DeepSpeed does not know {dotted(path)} and ignores it{hint}")
+
+    def error(
+        self,
+        path: Path_,
+        message: str,
+        accepted: str | None = None,
+        notes: tuple[str, ...] = (),
+        kind: type[InputError] = InputError,
+    ) -> InputError:
+        return self.document.error(path, message, accepted, notes, kind)
+
+    # ------------------------------------------------------------------ what keys say together
+
+    def set(self, field: Path_, value: Any, full: str) -> None:
+        self.reading.set(field, value, self.place_of(full))
+
+    def place_of(self, full: str) -> Path_:
+        """The path of a used key in the file, under whichever name it stands."""
+        path = tuple(full.split("."))
+        for alias, canonical in ALIASES.items():
+            if path[-1] == canonical and (*path[:-1], alias) in self.document.places:
+                return (*path[:-1], alias)
+        return path
+
+    def old_zero(self, path: Path_, value: bool) -> None:
+        """`"zero_optimization": true`, which DeepSpeed still takes for stage 1."""
+        self.values["zero_optimization.stage"] = int(value)
+        self.reading.notes.append(f"zero_optimization: {str(value).lower()} is the old way to write stage {int(value)}")
+
+    def zero(self) -> None:
+        prefix = "zero_optimization."
+        stage = self.values.get(f"{prefix}stage")
+        stage = 0 if stage in (None, AUTO) else stage
+        if stage not in (0, 1, 2, 3):
+            raise self.error(("zero_optimization", "stage"), f"{stage} is not a stage", accepted="0, 1, 2 or 3")
+        self.reading.fields[("zero", "stage")] = stage
+        self.reading.places[("zero", "stage")] = self.document.place(("zero_optimization", "stage"))
+        for full, value in self.values.items():
+            name = full.removeprefix(prefix)
+            if not full.startswith(prefix) or "." in name or name == "stage":
+                continue
+            if name in ("offload_param", "offload_optimizer", "cpu_offload", "cpu_offload_param"):
+                continue
+            if value == AUTO:
+                self.auto_zero(name, stage)
+                continue
+            if value is None:
+                continue
+            least = 1 if name in ("reduce_bucket_size", "zero_hpz_partition_size") else 0
+            if not isinstance(value, bool) and value < least:
+                raise self.error(self.place_of(full), f"{value} is too small", accepted=f"{least} or more")
+            self.set(("zero", name), value, full)
+        for side in ("offload_optimizer", "offload_param"):
+            self.offload(side, stage)
+
+    def auto_zero(self, name: str, stage: int) -> None:
+        full = f"zero_optimization.{name}"
+        if name in AUTO_FROM_HIDDEN_SIZE and (name == "reduce_bucket_size" or stage == 3):
+            self.set(("zero", name), AUTO, full)
+            self.reading.notes.append(
+                f"{full}: auto is {AUTO_FROM_HIDDEN_SIZE[name]}, as the Hugging Face Trainer sets it"
+            )
+        else:
+            self.reading.notes.append(
+                f"{full}: auto is DeepSpeed's default, {SECTIONS['zero_optimization'][name].default}"
+            )
+
+    def offload(self, side: str, stage: int) -> None:
+        full = f"zero_optimization.{side}"
+        old = {"offload_optimizer": "cpu_offload", "offload_param": "cpu_offload_param"}[side]
+        if self.values.get(f"zero_optimization.{old}") not in (None, False, AUTO):
+            if full in self.values:
+                raise self.error(("zero_optimization", old), f"cannot stand together with {side}, which replaces it")
+            self.reading.notes.append(f"{old} is the old way to write {side}: {{device: cpu}}")
+            self.set(("zero", side, "device"), "cpu", f"zero_optimization.{old}")
+            return self.check_offload_stage(side, stage, ("zero_optimization", old))
+        device = self.values.get(f"{full}.device")
+        if device in (None, AUTO, "none"):
+            return None
+        path = ("zero_optimization", side, "device")
+        if device not in ("cpu", "nvme"):
+            raise self.error(path, f"{device!r} is not a device", accepted="none, cpu or nvme")
+        self.set(("zero", side, "device"), device, f"{full}.device")
+        for name, key in SECTIONS[full].items():
+            value = self.values.get(f"{full}.{name}")
+            if name != "device" and key.effect == USED and value not in (None, AUTO):
+                self.set(("zero", side, name), value, f"{full}.{name}")
+        ratio = self.values.get(f"{full}.ratio", 1.0)
+        if ratio not in (None, AUTO) and ratio < 1.0 and stage != 3:
+            raise self.error((*path[:2], "ratio"), "partial offloading is only supported for ZeRO stage 3")
+        return self.check_offload_stage(side, stage, path[:2])
+
+    def check_offload_stage(self, side: str, stage: int, path: Path_) -> None:
+        """DeepSpeed reads these and does nothing with them in the wrong stage."""
+        if (side == "offload_param" and stage != 3) or stage == 0:
+            self.reading.notes.append(f"{dotted(path)} has no effect in stage {stage}")
+            for field in [field for field in self.reading.fields if field[:2] == ("zero", side)]:
+                del self.reading.fields[field]
+
+    def precision(self) -> None:
+        bf16 = self.values.get("bf16.enabled", self.values.get("bfloat16.enabled"))
+        if "bf16" in self.values and "bfloat16" in self.values:
+            self.reading.notes.append("bfloat16 is the old name of bf16, which also stands here and wins")
+            bf16 = self.values.get("bf16.enabled")
+        section = "bf16" if "bf16" in self.values else "bfloat16"
+        fp16 = self.values.get("fp16.enabled")
+        if bf16 is True and fp16 is True:
+            raise self.error(("fp16", "enabled"), "bf16 and fp16 cannot both be enabled")
+        if bf16 is True:
+            self.set(("precision",), "bf16", f"{section}.enabled")
+        elif fp16 is True:
+            self.set(("precision",), "fp16", "fp16.enabled")
+        elif AUTO in (bf16, fp16):
+            arguments = " and ".join(name for name, value in (("bf16", bf16), ("fp16", fp16)) if value == AUTO)
+            self.reading.notes.append(f"precision: auto, the Trainer's {arguments}")
+        else:
+            self.set(("precision",), "fp32", f"{section}.enabled" if bf16 is not None else "fp16.enabled")
+            self.reading.notes.append("neither bf16 nor fp16 is enabled: fp32")
+        check = self.values.get(f"{section}.check_grad_overflow")
+        if bf16 is True and check not in (None, AUTO):
+            self.set(("zero", "check_grad_overflow"), check, f"{section}.check_grad_overflow")
+
+    def refuse_optimizer(self, section: dict[str, Any]) -> None:
+        """Before its parameters are looked at, which belong to it alone."""
+        name, params = section.get("type"), section.get("params") or {}
+        known = "Adam, AdamW, Lion, Muon, SGD"
+        if isinstance(name, str) and name.lower() in _ONE_BIT:
+            why = f"{name} averages compressed gradients itself, which ZeRO does not support"
+            raise self.error(("optimizer", "type"), why, known, kind=NotModeled)
+        if isinstance(name, str) and name.lower() not in _OPTIMIZERS:
+            raise self.error(("optimizer", "type"), f"optimizer {name}", known, kind=NotModeled)
+        if "max_grad_norm" in params:
+            path = ("optimizer", "params", "max_grad_norm")
+            raise self.error(path, "DeepSpeed refuses it here", accepted="gradient_clipping at the top of the file")
+
+    def optimizer(self) -> None:
+        name = self.values.get("optimizer.type")
+        if name is None:
+            self.reading.notes.append("no optimizer section: the training script's own (the Trainer's is AdamW)")
+            return
+        params = self.document.data["optimizer"].get("params") or {}
+        kind = _OPTIMIZERS[name.lower()]
+        if kind == "adam" and params.get("adam_w_mode", True):
+            kind = "adamw"  # engine.py, _configure_basic_optimizer: Adam means AdamW unless adam_w_mode is false
+        self.set(("optimizer", "name"), kind, "optimizer.type")
+        if self.values.get("optimizer.params.torch_adam") is True:
+            impl = "loop" if self.values.get("optimizer.params.foreach") is False else "foreach"
+            self.set(("optimizer", "impl"), impl, "optimizer.params.torch_adam")
+
+    def batch(self) -> None:
+        for key, field in (
+            ("train_batch_size", "train_batch_size"),
+            ("train_micro_batch_size_per_gpu", "micro_batch"),
+            ("gradient_accumulation_steps", "grad_accum"),
+        ):
+            value = self.values.get(key)
+            if value == AUTO:
+                self.reading.notes.append(f"{key}: auto, the Trainer's {_TRAINER_ARGUMENT[key]}")
+            elif value is not None:
+                if value <= 0:
+                    raise self.error((key,), f"{value} has to be greater than 0")
+                self.set((field,), value, key)
+
+    def training(self) -> None:
+        clipping = self.values.get("gradient_clipping")
+        if clipping == AUTO:
+            self.reading.notes.append("gradient_clipping: auto, the Trainer's max_grad_norm (1.0 unless given)")
+        elif clipping is not None:
+            self.set(("grad_clip",), clipping, "gradient_clipping")
+        else:
+            default = 1.0 if self.version >= (0, 19) else 0.0
+            self.reading.fields[("grad_clip",)] = default
+            self.reading.notes.append(f"gradient_clipping: {default}, DeepSpeed's default")
+        for key, field in (
+            ("communication_data_type", "communication_data_type"),
+            ("data_types.grad_accum_dtype", "grad_accum_dtype"),
+        ):
+            value = self.values.get(key)
+            if value in (None, AUTO):
+                continue
+            if value.lower() not in _DTYPES:
+                raise self.error(tuple(key.split(".")), f"{value!r} is not a type", accepted=", ".join(_DTYPES))
+            self.set(("zero", field), _DTYPES[value.lower()], key)
+        if self.values.get("prescale_gradients") is True:
+            self.set(("zero", "prescale_gradients"), True, "prescale_gradients")
+        offloads = ("zero", "offload_optimizer", "device") in self.reading.fields
+        if self.values.get("zero_force_ds_cpu_optimizer") is False and offloads and "optimizer.type" not in self.values:
+            self.reading.not_modeled.append(
+                "zero_force_ds_cpu_optimizer: false lets torch's optimizer step on the CPU; timed as DeepSpeedCPUAdam"
+            )
+
+
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    list: "a list",
+    dict: "a section",
+}
+
+
+def coerce(value: Any, kind: type) -> Any:
+    """`value` as pydantic's lax mode takes it for `kind`: 5e8 and "500000000" are ints. Raises ValueError."""
+    from pydantic import TypeAdapter, ValidationError
+
+    if kind is int and isinstance(value, bool):
+        raise ValueError
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError:
+        raise ValueError from None
+
+
+def shown(value: Any) -> str:
+    """A value as JSON would show it."""
+    import json
+
+    return json.dumps(value)
+
+
+__all__ = ["AUTO", "AUTO_FROM_HIDDEN_SIZE", "TOP", "coerce", "parse_version", "read_deepspeed", "read_document"]
