@@ -99,14 +99,15 @@ def kernel_seconds(kernel: Kernel, device: Device, profile: Profile) -> float:
     traffic = memory.seconds(
         getattr(kernel, "label", "default"), kernel.bytes, device.memory_bandwidth, profile.memory_efficiency
     )
-    arithmetic = 0.0
+    arithmetic = ramp = 0.0
     if isinstance(kernel, Gemm):
-        arithmetic = gemm.seconds(kernel, profile.gemm, peak_flops(device, kernel.dtype), device.sm_count)
+        ramp = profile.gemm.ramp
+        arithmetic = gemm.seconds(kernel, profile.gemm, peak_flops(device, kernel.dtype))
     elif isinstance(kernel, Attention):
         name = _ATTENTION_LIKE.get(kernel.impl, kernel.impl)
         cost = profile.attention.get(name) or profile.attention["flash"]
         arithmetic = attention.seconds(kernel, cost, peak_flops(device, kernel.dtype))
-    return kernel.launches * profile.launch_gap + max(arithmetic, traffic)
+    return kernel.launches * (profile.launch_gap + ramp) + max(arithmetic, traffic)
 
 
 def peak_flops(device: Device, dtype: str) -> float:

@@ -18,18 +18,16 @@ PROFILES = Path(__file__).parent / "profiles"
 
 @dataclass(frozen=True, slots=True)
 class GemmCost:
-    """Matrix products: `efficiency` of the dense peak for a large one, by kernel tile and by depth.
+    """Matrix products: `efficiency` of the dense peak for a large one, sustained over a whole step.
 
-    `depth` elements of k are lost per tile (filling the pipeline, writing the result). `waves`: tiles are quantized
-    over the SMs (False where the library schedules by stream-k).
+    Small ones lose by `tile` (the side of an output tile), by `depth` (elements of k that filling and draining a tile
+    costs), and by `ramp` seconds in which a product starts and ends on a partly idle device.
     """
 
     efficiency: float
-    tile_m: int = 128
-    tile_n: int = 128
+    tile: int = 128
     depth: int = 128
-    waves: bool = True
-    weight_grad: float = 1.0  # relative efficiency of products that reduce over tokens into fp32 or bf16 weights
+    ramp: float = 5e-6
 
 
 @dataclass(frozen=True, slots=True)
