@@ -1,7 +1,7 @@
 """Matrix products: 2mnk FLOP at a share of the peak, less for shapes that leave tiles half empty or are shallow.
 
 Waves of tiles over the SMs are left out on purpose: on 120 measured products (A100, A40, H100, B200) and on the
-training runs of validation/published they do not lower the error, because libraries pick tiles and split k to avoid them.
+training runs of validation/published they do not lower the error; libraries choose tiles and split k to avoid them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,348 @@
+"""Rows of published training runs, and the setup that each describes.
+
+A row that states too little, or something that is not simulated, is refused with the reason (InputError, NotModeled);
+nothing about the run is guessed except what `Case.assumed` names.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from zsim.cluster.load import cluster_from
+from zsim.cluster.spec import Cluster
+from zsim.errors import InputError, NotModeled
+from zsim.model.spec import ModelSpec, Module, Workload
+from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
+from zsim.scenario import Setup
+
+REQUIRED = ("id", "source", "model", "seq_len", "gpu", "n_gpus", "framework", "strategy", "precision", "micro_batch")
+
+# How sources write the devices of the catalog. What is not here is looked up under its own name.
+GPUS = {
+    "A100": "A100-SXM-80GB",
+    "A100-80GB": "A100-SXM-80GB",
+    "A100-80GB SXM": "A100-SXM-80GB",
+    "A100-40GB": "A100-SXM-40GB",
+    "A800-80GB": "A800-SXM-80GB",
+    "H100": "H100-SXM",
+    "H100-80GB": "H100-SXM",
+    "H100-80GB SXM": "H100-SXM",
+    "H100-96GB-HBM2e": "H100-SXM-96GB",
+    "H100-96GB": "H100-SXM-96GB",
+    "H100-95GiB": "H100-SXM-96GB",
+    "H200": "H200-SXM",
+    "B200": "B200-SXM",
+    "RTX PRO 6000": "RTX PRO 6000 Blackwell WS",
+}
+# Gigabits per second and node, where the source does not say: what such machines are usually sold with.
+USUAL_NETWORK = {"A100": 1600, "A800": 1600, "H100": 3200, "H200": 3200, "B200": 3200, "MI300X": 3200}
+PARALLELISM = re.compile(r"\b(uses (TP|CP|PP)|TP \d|CP \d|PP \d|sequence parallel [2-9]|tensor parallel|pipeline)")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a CSV file with the columns of validation/published; empty cells are absent from `cells`."""
+
+    file: str
+    line: int
+    cells: Mapping[str, str]
+
+    def __getitem__(self, column: str) -> str:
+        """The cell. Raises InputError where it is empty."""
+        value = self.cells.get(column)
+        if value is None:
+            raise InputError("not stated by the source", self.file, self.line, column)
+        return value
+
+    def get(self, column: str, default: str = "") -> str:
+        return self.cells.get(column, default)
+
+    def number(self, column: str) -> float | None:
+        text = self.cells.get(column)
+        if text is None:
+            return None
+        try:
+            return float(text)
+        except ValueError:
+            raise InputError(f"{text!r} is not a number", self.file, self.line, column) from None
+
+    def count(self, column: str, default: int | None = None) -> int:
+        """A whole number of at least 1; `default` where the cell is empty."""
+        value = self.number(column)
+        if value is None and default is not None:
+            return default
+        if value is None or value < 1 or value != int(value):
+            self[column]
+            raise InputError(f"{value} is not a whole number of at least 1", self.file, self.line, column)
+        return int(value)
+
+    @property
+    def id(self) -> str:
+        return self["id"]
+
+    @property
+    def source(self) -> str:
+        """Short name of who published it: what stands before the address."""
+        return re.split(r"\s+(?:https?:|\(|docs/|benchmarking)", self["source"])[0].strip()
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds per optimizer step, printed or from tokens/s; None where the source has neither."""
+        printed, rate = self.number("step_time_s"), self.number("tokens_per_s_per_gpu")
+        if printed is not None:
+            return printed
+        if rate is None:
+            return None
+        return self.count("micro_batch") * self.count("grad_accum", 1) * self.count("seq_len") / rate
+
+
+def read_rows(path: str | Path) -> list[Row]:
+    """All rows of a CSV file. Raises InputError where it cannot be read or misses a required column."""
+    path = Path(path)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            header = reader.fieldnames or ()
+            missing = [column for column in REQUIRED if column not in header]
+            if missing:
+                raise InputError(f"missing columns: {', '.join(missing)}", path, 1, accepted=", ".join(REQUIRED))
+            return [
+                Row(str(path), reader.line_num, {key: text.strip() for key, text in line.items() if key and text})
+                for line in reader
+            ]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from None
+
+
+def split_of(row: Row) -> str:
+    """ "fit" or "test": by a checksum of source, model, GPU and sequence length, so that runs of one setup at several
+    scales or in several versions of a table stay on one side."""
+    key = "|".join((row.source, row["model"], gpu_name(row), row.get("seq_len")))
+    return "fit" if crc32(key.encode()) % 2 else "test"
+
+
+def gpu_name(row: Row) -> str:
+    stated = re.sub(r"\s*\(.*", "", row["gpu"]).strip()
+    return GPUS.get(stated, stated)
+
+
+def setup_of(row: Row) -> Setup:
+    """What the row says was run. Raises InputError or NotModeled with the reason if it cannot be simulated."""
+    _refuse_unmodeled(row)
+    assumed: list[str] = []
+    cluster = _cluster(row, assumed)
+    workload = _workload(row, assumed)
+    model = _model(row)
+    plan = _plan(row, cluster)
+    tree = _tree(row, model, workload)
+    return Setup(row.id, model, tree, workload, plan, cluster, None, tuple(assumed))
+
+
+def _refuse_unmodeled(row: Row) -> None:
+    text = " ".join((row.get("framework"), row["precision"], row.get("strategy"), row.get("notes")))
+    if "fp8" in row["precision"].lower():
+        raise NotModeled("float8 training", row.file, row.line, "precision")
+    if PARALLELISM.search(text):
+        raise NotModeled("tensor, pipeline, context or sequence parallelism", row.file, row.line, "notes")
+    if re.search(r"LoRA|PEFT", text):
+        raise NotModeled("adapters (the adapted modules are not stated)", row.file, row.line, "precision")
+    if re.search(r"own C\+\+|Megatron|MLX|llm\.c", row["framework"]):
+        raise NotModeled(f"programs of {row['framework']}", row.file, row.line, "framework")
+
+
+def _cluster(row: Row, assumed: list[str]) -> Cluster:
+    gpus, device = row.count("n_gpus"), gpu_name(row)
+    per_node = min(row.count("gpus_per_node", 8), gpus)
+    if gpus % per_node:
+        raise InputError(f"{gpus} GPUs are not whole nodes of {per_node}", row.file, row.line, "gpus_per_node")
+    document: dict[str, Any] = {
+        "name": f"{gpus}x {device}",
+        "gpu": device,
+        "gpus": per_node,
+        "nvlink": "switch" if "SXM" in device or "MI3" in device else "none",
+        "pcie": {"switches": per_node} if per_node >= 4 else {},
+        "cpu": {"vendor": "amd" if "A100" in device else "intel", "sockets": 2, "cores": 96, "dram_gbps": 500.0},
+    }
+    if gpus > per_node:
+        gbps = _network(row, device, assumed)
+        nics = min(per_node, max(1, round(gbps / 100)))
+        document["nics"] = {"gbps": gbps / nics, "count": nics}
+        document["fabric"] = {"kind": "rail", "transport": "rdma"}
+    return _cluster_from(json.dumps(document, sort_keys=True), gpus // per_node)
+
+
+@cache
+def _cluster_from(document: str, nodes: int) -> Cluster:
+    return cluster_from(json.loads(document), nodes)
+
+
+def _network(row: Row, device: str, assumed: list[str]) -> float:
+    """Gbit/s of one node."""
+    text = row.get("inter_node_network")
+    found = re.search(r"(\d+)\s*Gb(?:ps|/s)(\s*per GPU)?", text)
+    if found:
+        return float(found[1]) * (row.count("gpus_per_node", 8) if found[2] else 1)
+    for family, gbps in USUAL_NETWORK.items():
+        if device.startswith(family):
+            assumed.append(f"network of {gbps} Gbit/s per node")
+            return float(gbps)
+    raise InputError("not stated by the source", row.file, row.line, "inter_node_network")
+
+
+def _workload(row: Row, assumed: list[str]) -> Workload:
+    checkpointing = row["activation_checkpoint"]
+    titan = "torchtitan" in row["framework"]
+    if checkpointing == "selective" and not (titan and not _every_second(row)):
+        checkpointing = "none"  # some whole blocks: see _tree
+    foundry = row["framework"].startswith("llm-foundry")
+    return Workload(
+        micro_batch=row.count("micro_batch"),
+        seq_len=row.count("seq_len"),
+        dtype="float16" if row["precision"].startswith("fp16") else "bfloat16",
+        attention="flash",
+        checkpointing=checkpointing,
+        implementation="torchtitan" if titan else "hf",
+        loss="fused" if foundry else "hf",
+        compile=row.get("compile") == "yes",
+    )
+
+
+def _every_second(row: Row) -> bool:
+    return "every second layer" in row.get("notes")
+
+
+def _recomputed_share(row: Row) -> float:
+    """Share of blocks that are checkpointed whole, for policies that choose blocks; from HFU / MFU where printed."""
+    if _every_second(row):
+        return 0.5
+    hfu, mfu = re.search(r"HFU (0?\.\d+)", row.get("notes")), row.number("mfu_pct")
+    if not hfu or not mfu:
+        raise InputError("the share of checkpointed blocks is not stated", row.file, row.line, "activation_checkpoint")
+    return min(1.0, 3 * (100 * float(hfu[1]) / mfu - 1))
+
+
+def _tree(row: Row, model: ModelSpec, workload: Workload) -> Module:
+    from zsim.model.trace import trace
+
+    tree = trace(model, workload)
+    if row["activation_checkpoint"] != "selective" or workload.checkpointing == "selective":
+        return tree
+    full = trace(model, replace(workload, checkpointing="full"))
+    blocks = [name for name, module in _walk(tree) if module.role == "block"]
+    wanted = round(_recomputed_share(row) * len(blocks))
+    chosen = {blocks[(2 * i + 1) * len(blocks) // (2 * wanted)] for i in range(wanted)} if wanted else set()
+    return _swap(tree, {name: module for name, module in _walk(full) if name in chosen})
+
+
+def _walk(module: Module) -> list[tuple[str, Module]]:
+    inner = [pair for item in module.body if isinstance(item, Module) for pair in _walk(item)]
+    return [(module.name, module), *inner]
+
+
+def _swap(module: Module, others: Mapping[str, Module]) -> Module:
+    if module.name in others:
+        return others[module.name]
+    body = tuple(_swap(item, others) if isinstance(item, Module) else item for item in module.body)
+    return replace(module, body=body)
+
+
+def _model(row: Row) -> ModelSpec:
+    layers, width, heads = row.count("n_layers"), row.count("d_model"), row.count("n_heads")
+    kv_heads, ffn, vocab = row.count("n_kv_heads", heads), row.count("d_ff"), row.count("vocab")
+    name = row["model"].lower()
+    if name.startswith(("mixtral", "gpt_bigcode", "roberta")):
+        raise NotModeled(f"model {row['model']}", row.file, row.line, "model")
+    if name.startswith("mpt"):
+        config: dict[str, Any] = {
+            "model_type": "mpt", "d_model": width, "n_layers": layers, "n_heads": heads, "vocab_size": vocab,
+            "expansion_ratio": ffn // width, "max_seq_len": row.count("seq_len"), "no_bias": True,
+            "attn_config": {"alibi": False},
+        }  # fmt: skip
+    elif name.startswith("gpt2"):
+        config = {
+            "model_type": "gpt2", "n_embd": width, "n_layer": layers, "n_head": heads, "vocab_size": vocab,
+            "n_positions": row.count("seq_len"), "n_inner": ffn,
+        }  # fmt: skip
+    else:
+        family = next((known for known in ("qwen3", "qwen2", "mistral") if name.startswith(known)), "llama")
+        small = family == "qwen2" and width < 3000
+        config = {
+            "model_type": family, "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads, "intermediate_size": ffn, "vocab_size": vocab,
+            "max_position_embeddings": row.count("seq_len"), "tie_word_embeddings": small,
+            **({"head_dim": 128} if family == "qwen3" else {}),
+        }  # fmt: skip
+    return _read_model(json.dumps(config, sort_keys=True), row["model"])
+
+
+@cache
+def _read_model(config: str, name: str) -> ModelSpec:
+    from zsim.model.huggingface import read_config
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name.replace("/", "_") / "config.json"
+        path.parent.mkdir()
+        path.write_text(config)
+        return read_config(path)
+
+
+def _plan(row: Row, cluster: Cluster) -> AnyPlan:
+    framework, strategy, precision = row["framework"], row.get("strategy"), row["precision"]
+    common: dict[str, Any] = {"world_size": cluster.world_size, "grad_accum": row.count("grad_accum", 1)}
+    offload = row.get("offload", "none")
+    if strategy in ("zero1", "zero2", "zero3"):
+        return DeepSpeedPlan(
+            **common,
+            stage=int(strategy[-1]),
+            offload_optimizer="cpu" if "optimizer-cpu" in offload else None,
+            offload_param="cpu" if "param-cpu" in offload else None,
+            optimizer=Optimizer(impl="cpu" if "optimizer-cpu" in offload else "fused"),
+        )
+    if offload not in ("none", ""):
+        raise NotModeled(f"{offload} under {framework}", row.file, row.line, "offload")
+    if cluster.world_size == 1 or strategy == "ddp":
+        pure = "pure bf16" in precision or "bf16-true" in precision
+        return DdpPlan(**common, dtype="bfloat16" if pure else "float32", autocast=None if pure else "bfloat16")
+    if strategy not in ("fsdp-full", "fsdp-grad-op", "hsdp"):
+        raise NotModeled(f"strategy {strategy!r}", row.file, row.line, "strategy")
+    mesh = (cluster.nodes, cluster.gpus_per_node) if strategy == "hsdp" else None
+    if "torchtitan" in framework or "FSDP2" in framework:
+        return Fsdp2Plan(
+            **common,
+            reshard_after_forward=strategy == "fsdp-full",
+            mesh=mesh,
+            grouping="titan" if "torchtitan" in framework else "hf",
+        )
+    return _fsdp1(row, common, mesh)
+
+
+def _fsdp1(row: Row, common: dict[str, Any], mesh: tuple[int, int] | None) -> Fsdp1Plan:
+    precision, strategy = row["precision"], row["strategy"]
+    kinds = {"fsdp-full": "FULL_SHARD", "fsdp-grad-op": "SHARD_GRAD_OP", "hsdp": "HYBRID_SHARD"}
+    if row["framework"].startswith("llm-foundry"):
+        # Composer: BACKWARD_POST and a loop over parameters in DecoupledAdamW; PURE tables are from torch 1.13 / 2.0.
+        return Fsdp1Plan(
+            **common,
+            version="2.0.1" if "PURE" in precision else "2.1.0",
+            sharding_strategy=kinds[strategy],
+            reduce_dtype="bfloat16" if "PURE" in precision else "float32",
+            backward_prefetch="BACKWARD_POST",
+            optimizer=Optimizer(impl="loop"),
+        )
+    reduce = "float32" if "fp32 reduce" in precision else "bfloat16"
+    return Fsdp1Plan(
+        **common,
+        sharding_strategy=kinds[strategy],
+        reduce_dtype=reduce,
+        mesh=mesh,
+        optimizer=Optimizer(impl="foreach"),
+    )

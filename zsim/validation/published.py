@@ -1,0 +1,176 @@
+"""Predicts published runs and says how far off it is: step time and peak memory, row by row."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from zsim.cluster.classes import rank_classes
+from zsim.cost.price import Price, peak_flops
+from zsim.cost.profile import Profile, load_profile
+from zsim.engine.simulator import run
+from zsim.errors import InputError
+from zsim.program.lower import lower
+from zsim.result.measure import measure
+from zsim.validation.evidence import Row, gpu_name, setup_of, split_of
+
+if TYPE_CHECKING:
+    from zsim.result.spec import Result
+    from zsim.scenario import Setup
+
+GIB = 2**30
+ProfileOf = Callable[["Setup"], Profile]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One row: what was measured, what is predicted (seconds, bytes), or why it was `refused`."""
+
+    row: Row
+    gpu: str
+    split: str
+    refused: str = ""
+    measured_s: float | None = None
+    step_s: float | None = None
+    compute_s: float = 0.0
+    exposed_s: float = 0.0
+    host_s: float = 0.0
+    idle_s: float = 0.0
+    allocated: float = 0.0
+    reserved: float = 0.0
+    fits: bool = True
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def error(self) -> float | None:
+        """Relative error of the step time, in percent; positive: predicted slower than measured."""
+        if self.step_s is None or self.measured_s is None:
+            return None
+        return 100 * (self.step_s / self.measured_s - 1)
+
+    def memory_error(self, kind: str) -> float | None:
+        """Percent, for "allocated" or "reserved", each against its own column."""
+        measured = self.row.number(f"peak_mem_gib_{kind}")
+        if self.refused or measured is None:
+            return None
+        return 100 * (getattr(self, kind) / (measured * GIB) - 1)
+
+
+def own_profile(setup: Setup) -> Profile:
+    return load_profile(setup.cluster.devices[0].name, setup.profile)
+
+
+def simulate_setup(setup: Setup, profile: Profile) -> Result:
+    """The path of `zsim.api.simulate`, under any profile."""
+    program = lower(setup.model, setup.tree, setup.plan, setup.workload)
+    timeline = run(program, rank_classes(setup.cluster), Price(setup.cluster, profile))
+    return measure(setup=setup, program=program, timeline=timeline, profile=profile)
+
+
+def predict(row: Row, profile_of: ProfileOf = own_profile) -> Prediction:
+    """Simulate what `row` describes. A row that cannot be simulated comes back with the reason."""
+    blank = Prediction(row, row.get("gpu"), "")
+    try:
+        blank = replace(blank, gpu=gpu_name(row), split=split_of(row), measured_s=row.step_s)
+        setup = setup_of(row)
+        result = simulate_setup(setup, profile_of(setup))
+    except InputError as error:
+        return replace(blank, refused=f"{error.field}: {error.message}" if error.field else error.message)
+    time = result.time
+    return replace(
+        blank,
+        step_s=time.step_s,
+        compute_s=time.compute_s,
+        exposed_s=time.exposed_comm_s,
+        host_s=time.host_s,
+        idle_s=time.idle_s,
+        allocated=result.gpu.peak_allocated_bytes,
+        reserved=result.gpu.peak_reserved_bytes,
+        fits=result.gpu.fits,
+        assumed=setup.assumptions,
+    )
+
+
+@dataclass(frozen=True)
+class Score:
+    """Errors of some rows, in percent. `bias` is the mean signed error."""
+
+    rows: int
+    mape: float
+    median: float
+    worst: float
+    bias: float
+    beyond_10: int
+
+    @classmethod
+    def of(cls, errors: Iterable[float | None]) -> Score | None:
+        known = [error for error in errors if error is not None]
+        if not known:
+            return None
+        sizes = [abs(error) for error in known]
+        return cls(
+            len(known),
+            statistics.fmean(sizes),
+            statistics.median(sizes),
+            max(known, key=abs),
+            statistics.fmean(known),
+            sum(size > 10 for size in sizes),
+        )
+
+
+def scores(predictions: Sequence[Prediction], key: Callable[[Prediction], str]) -> dict[str, Score]:
+    """Scores of the step time per value of `key`, in order of the values."""
+    found = {
+        value: Score.of(p.error for p in predictions if key(p) == value) for value in sorted(set(map(key, predictions)))
+    }
+    return {value: score for value, score in found.items() if score}
+
+
+def baseline_seconds(setup: Setup) -> float:
+    """One line of arithmetic: (6N + attention + recomputation) FLOPs over the peak."""
+    from zsim.result.flops import per_micro_batch
+
+    _, hardware = per_micro_batch(setup.tree)
+    peak = peak_flops(setup.cluster.devices[0], setup.workload.dtype)
+    return hardware * setup.plan.grad_accum / peak
+
+
+def to_dict(predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """Plain data for --json."""
+
+    def score(errors: Iterable[float | None]) -> dict[str, Any] | None:
+        found = Score.of(errors)
+        return found and {field: getattr(found, field) for field in Score.__slots__} if found else None
+
+    def by(key: Callable[[Prediction], str]) -> dict[str, Any]:
+        return {name: vars(found) for name, found in scores(predictions, key).items()}
+
+    return {
+        "rows": [
+            {
+                "id": p.row.get("id"),
+                "source": p.row.source,
+                "gpu": p.gpu,
+                "split": p.split,
+                "refused": p.refused or None,
+                "measured_s": p.measured_s,
+                "predicted_s": p.step_s,
+                "error_pct": p.error,
+                "allocated_bytes": p.allocated,
+                "reserved_bytes": p.reserved,
+                "allocated_error_pct": p.memory_error("allocated"),
+                "reserved_error_pct": p.memory_error("reserved"),
+                "fits": p.fits,
+                "assumed": list(p.assumed),
+            }
+            for p in predictions
+        ],
+        "all": score(p.error for p in predictions),
+        "by_source": by(lambda p: p.row.source),
+        "by_gpu": by(lambda p: p.gpu),
+        "by_split": by(lambda p: p.split),
+        "memory": {kind: score(p.memory_error(kind) for p in predictions) for kind in ("allocated", "reserved")},
+        "coverage": {"rows": len(predictions), "refused": sum(bool(p.refused) for p in predictions)},
+    }
