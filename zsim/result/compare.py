@@ -1,0 +1,163 @@
+"""Several Results side by side: what differs in the inputs, in the outcome, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from zsim.program.ops import Collective, Copy, Launch
+from zsim.result.spec import Result
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One property of every setup. `unit`: s, bytes, 1/s, share, count or "" (as it is)."""
+
+    name: str
+    values: tuple[Any, ...]
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`inputs` has what differs only; the others have everything that is not zero for all.
+
+    `programs`: collectives and copies issued in a steady step, calls and bytes by kind and phase.
+    `reasons`: sentences on what makes each setup differ from the first.
+    """
+
+    names: tuple[str, ...]
+    inputs: tuple[Line, ...]
+    outcome: tuple[Line, ...]
+    time: tuple[Line, ...]
+    memory: tuple[Line, ...]
+    programs: tuple[Line, ...]
+    reasons: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compare(results: Sequence[Result]) -> Comparison:
+    """Compares `results`, the first being the one that others are held against."""
+    names = _unique([result.name for result in results])
+    time = tuple(_lines([causes(result) for result in results], "s"))
+    memory = tuple(_lines([result.gpu.by_category for result in results], "bytes"))
+    return Comparison(
+        names=names,
+        inputs=tuple(_inputs(results)),
+        outcome=tuple(_outcome(results)),
+        time=time,
+        memory=memory,
+        programs=tuple(_programs(results)),
+        reasons=tuple(_reasons(names, results, time, memory)),
+    )
+
+
+def causes(result: Result) -> dict[str, float]:
+    """The step by cause, seconds; adds up to the step."""
+    time = result.time
+    split = {f"compute, {phase}": seconds for phase, seconds in time.compute_by_phase.items()}
+    split |= {f"exposed {name}": seconds for name, seconds in time.exposed_by.items()}
+    split["waiting for the host"] = time.host_s
+    return split | {f"waiting for {name}": seconds for name, seconds in time.idle_by.items()}
+
+
+def _inputs(results: Sequence[Result]) -> Iterator[Line]:
+    flat = [dict(_flatten(asdict(result.headline))) for result in results]
+    for key in dict.fromkeys(key for each in flat for key in each):
+        values = tuple(each.get(key) for each in flat)
+        if any(value != values[0] for value in values):
+            yield Line(key, values)
+
+
+def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in mapping.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _outcome(results: Sequence[Result]) -> Iterator[Line]:
+    def line(name: str, unit: str, values: Iterable[Any]) -> Line:
+        return Line(name, tuple(values), unit)
+
+    yield line("fits", "", ("yes" if r.fits else "no" for r in results))
+    yield line("memory needed", "bytes", (r.gpu.needed_bytes for r in results))
+    yield line("headroom", "bytes", (r.gpu.headroom_bytes for r in results))
+    if any(r.host.peak_bytes for r in results):
+        yield line("host memory per node", "bytes", (r.host.peak_bytes for r in results))
+    yield line("step", "s", (r.time.step_s for r in results))
+    yield line("tokens/s per GPU", "1/s", (r.throughput.tokens_per_s_per_gpu for r in results))
+    yield line("tokens/s", "1/s", (r.throughput.tokens_per_s for r in results))
+    yield line("MFU", "share", (r.throughput.mfu for r in results))
+    yield line("HFU", "share", (r.throughput.hfu for r in results))
+    yield line("bottleneck", "", (r.bottleneck.name for r in results))
+
+
+def _lines(splits: Sequence[Mapping[str, float]], unit: str) -> Iterator[Line]:
+    for name in dict.fromkeys(name for split in splits for name in split):
+        values = tuple(split.get(name, 0) for split in splits)
+        if any(values):
+            yield Line(name, values, unit)
+
+
+def _programs(results: Sequence[Result]) -> Iterator[Line]:
+    calls: list[Counter[str]] = []
+    sizes: list[Counter[str]] = []
+    for result in results:
+        count, nbytes = Counter[str](), Counter[str]()
+        for instruction in result.program.steps[-1]:
+            work = instruction.op.work if isinstance(instruction, Launch) else None
+            if isinstance(work, Collective | Copy):
+                kind = work.kind if isinstance(work, Collective) else work.direction
+                name = f"{kind}/{instruction.op.phase}"  # type: ignore[union-attr]
+                count[name] += 1
+                nbytes[name] += round(work.payload_bytes if isinstance(work, Collective) else work.nbytes)
+        calls.append(count)
+        sizes.append(nbytes)
+    for name in sorted({name for count in calls for name in count}):
+        yield Line(f"{name}, calls", tuple(count[name] for count in calls), "count")
+        yield Line(f"{name}, payload", tuple(nbytes[name] for nbytes in sizes), "bytes")
+
+
+def _reasons(
+    names: Sequence[str], results: Sequence[Result], time: Sequence[Line], memory: Sequence[Line]
+) -> Iterator[str]:
+    first = results[0]
+    for index, (name, result) in enumerate(zip(names, results, strict=True)):
+        if index == 0:
+            continue
+        slower = result.time.step_s - first.time.step_s
+        word = "slower" if slower > 0 else "faster"
+        if abs(slower) > 1e-3 * first.time.step_s:
+            yield f"{name} is {abs(slower):.3g} s per step {word} than {names[0]}: {_largest(time, index, _seconds)}"
+        more = result.gpu.needed_bytes - first.gpu.needed_bytes
+        if abs(more) > 1e-3 * first.gpu.needed_bytes:
+            word = "more" if more > 0 else "less"
+            text = _largest(memory, index, _gib)
+            yield f"{name} needs {abs(more) / GIB:.2f} GiB {word} per GPU than {names[0]}: at the peak, {text}"
+
+
+def _largest(lines: Sequence[Line], index: int, show: Any) -> str:
+    """The three largest differences from the first setup, in words."""
+    changes = sorted(((line.values[index] - line.values[0], line.name) for line in lines), key=lambda c: -abs(c[0]))
+    return ", ".join(f"{name.replace('_', ' ')} {show(change)}" for change, name in changes[:3] if change)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:+.3g} s"
+
+
+def _gib(value: float) -> str:
+    return f"{value / GIB:+.2f} GiB"
+
+
+def _unique(names: Sequence[str]) -> tuple[str, ...]:
+    seen = Counter(names)
+    return tuple(name if seen[name] == 1 else f"{index + 1}: {name}" for index, name in enumerate(names))
