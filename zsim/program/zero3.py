@@ -14,23 +14,25 @@ from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
 from zsim.program.deepspeed import broadcast_model, collective, has_backward
 from zsim.program.execute import Execution, Hooks
-from zsim.program.ops import COMPUTE, Program
+from zsim.program.ops import COMPUTE, Instruction, Program
 from zsim.program.zero3_coordinator import Coordinator, Params
 from zsim.program.zero3_gradients import Gradients
 from zsim.program.zero3_parameters import Parameters
 
+Instructions = tuple[Instruction, ...]
+
 
 def lower_zero3(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: Workload, steps: int) -> Program:
-    """Step 1 records the trace, the next forward compares it between ranks; from step 3 on all steps are the same."""
+    """Step 1 records the trace, which the next forward compares between ranks; after that all steps are the same."""
     builder = Builder()
     rank = Zero3(builder, model, tree, plan)
     rank.allocate()
     init = builder.finish()
-    built = []
-    for index in range(min(steps, 3)):
-        rank.step(first=index == 0)
-        built.append(builder.finish())
-    built += built[-1:] * (steps - len(built))
+    prologue, body = rank.step(first=True)
+    built = [prologue + body]
+    if steps > 1:
+        prologue, body = rank.step(first=False)
+        built += [prologue + body if prologue else body, *[body] * (steps - 2)]
     return Program(plan.world_size, rank.process_groups(), init, tuple(built))
 
 
@@ -59,6 +61,7 @@ class Zero3(Hooks):
         self.biases = frozenset(self.bias_of.values())
         self.open: dict[str, None] = {}  # __active_backward_submodules
         self.micro = 0
+        self.hook_calls = 0
 
     def process_groups(self) -> dict[str, tuple[tuple[int, ...], ...]]:
         world, hpz = self.plan.world_size, self.parameters.hpz
@@ -83,7 +86,9 @@ class Zero3(Hooks):
                 builder, COMPUTE, "all_gather", plan.dtype, shard, shard * plan.world_size, "init", "gather for hooks"
             )
 
-    def step(self, first: bool) -> None:
+    def step(self, first: bool) -> tuple[Instructions, Instructions]:
+        """The comparison of the trace that precedes the first forward (if any), and the rest."""
+        self.prologue: Instructions = ()
         for micro in range(self.plan.grad_accum):
             self.micro = self.parameters.micro = self.gradients.micro = micro
             self.gradients.last_micro = micro == self.plan.grad_accum - 1
@@ -96,6 +101,7 @@ class Zero3(Hooks):
         self.gradients.owner.step(first)
         self.parameters.gather_persistent(self.coordinator.gather_persistent())
         self.parameters.drop_secondary()
+        return self.prologue, self.builder.finish()
 
     # ---- module hooks ------------------------------------------------------------------------------------------------
     def pre_forward(self, module: Module, phase: str) -> None:
@@ -106,6 +112,7 @@ class Zero3(Hooks):
 
     def post_forward(self, module: Module, phase: str) -> None:
         if module.name in self.hooked:
+            self.hook_calls += 1
             self.parameters.free(self.coordinator.release(module.name))
 
     def pre_backward(self, module: Module) -> None:
@@ -122,10 +129,15 @@ class Zero3(Hooks):
                 if self.model.parameters[param].trainable:
                     self.gradients.ready(param)
         self.open.pop(module.name)
+        self.hook_calls += 1
         self.parameters.free(self.coordinator.release(module.name))
 
     def _fetch(self, module: str, phase: str) -> None:
         fetch = self.coordinator.fetch(module)
+        self.hook_calls += 1
+        if fetch.needed or fetch.prefetched:  # one entry for the Python of the hooks since the last one
+            self.builder.host_work("zero3 hook", phase, self.hook_calls, module=module)
+            self.hook_calls = 0
         if fetch.needed:
             self.parameters.gather(fetch.needed, module, phase)
         own = self.coordinator.params(module)
@@ -148,6 +160,8 @@ class Zero3(Hooks):
                     micro=self.micro, root=0,
                 )  # fmt: skip
                 self.builder.host_wait(event)
+        if self.micro == 0:
+            self.prologue = self.builder.finish(counting_on=True)
 
     # ---- gradients ---------------------------------------------------------------------------------------------------
     def alloc_grads(self, params: Sequence[int]) -> None:
