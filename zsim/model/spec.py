@@ -53,6 +53,8 @@ class Compute:
     - `forward_peak` / `forward_live`: tensors that nothing saves (inputs, outputs, temporaries, the residual
       stream) alive at the worst moment inside this forward, and right after it. `backward_*` the same for
       gradients of activations and temporaries, without parameter gradients.
+    - `recompute_peak` / `recompute_live`: as `forward_*`, while recomputation runs (the gradient of the block's
+      output is alive then). They may be negative where recomputation drops what is still counted as saved.
     `grads` are the indices of parameters whose gradient this backward produces, in autograd's order.
     """
 
@@ -67,6 +69,8 @@ class Compute:
     forward_live: int = 0
     backward_peak: int = 0
     backward_live: int = 0
+    recompute_peak: int = 0
+    recompute_live: int = 0
     category: str = "activations"  # or "logits": where reports count `saved` and temporaries
 
     @property
@@ -109,6 +113,7 @@ class Workload:
     implementation: str = "hf"  # hf | torchtitan: whose modules (decides what is saved, fp32 logits ...)
     loss: str = "hf"  # hf: fp32 logits | fused: chunked cross-entropy that never holds all logits
     compile: bool = False
+    device: str = "cuda"  # whose kernels; "cpu" is what torch records with fake tensors (the oracles)
 
     @property
     def tokens(self) -> int:

@@ -1,0 +1,110 @@
+"""Activation checkpointing on a tape, after `torch/utils/checkpoint.py` (non-reentrant) of torch 2.13.
+
+A checkpointed region keeps its arguments and nothing else. Before its backward the region runs again; what it saves
+this time is handed to the nodes of the first run in the same order, and the run stops at the last of them.
+Selective checkpointing (torchtitan's per-op policy) also keeps the results of attention and of every second matrix
+product, and the second run takes them from there instead of computing them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from zsim.model.tape import Node, Segment, Tape, Tensor
+
+
+class StopRecompute(Exception):
+    """Everything that backward needs has been rebuilt."""
+
+
+class Holder:
+    """What one operation saved: empty until the region runs again, and given away once."""
+
+    __slots__ = ("_keeps_alive", "tensors")
+
+    def __init__(self, keeps_alive: object) -> None:
+        self._keeps_alive = keeps_alive  # the region's arguments live until its last node has run
+        self.tensors: tuple[Tensor, ...] | None = None
+
+    def __call__(self) -> tuple[Tensor, ...]:
+        tensors, self.tensors = self.tensors, None
+        assert tensors is not None, "unpacked twice, or before the region ran again"
+        return tensors
+
+
+class Frame:
+    """One checkpointed region: a call of `run` on tensors. `policy` is "full" or "selective"."""
+
+    def __init__(self, run: Callable[..., Tensor], tensors: Sequence[Tensor], policy: str) -> None:
+        self.segments: list[Segment] = []
+        self.recomputed = False
+        self._run, self._policy = run, policy
+        self._arguments = [tensor.detach() for tensor in tensors]
+        self._differentiable = [tensor.needs_grad for tensor in tensors]
+        self._cache: list[tuple[Tensor, ...]] = []  # kept results, oldest first
+        self._holders: list[Holder] = []
+        self._filled = self._next = self._products = 0
+
+    def recompute(self, tape: Tape) -> None:
+        """Run the region again, just before its backward."""
+        self.recomputed, self._products = True, 0
+        tape.frame = self
+        tape.rerun(lambda: self._run(*self._leaves()), StopRecompute)
+        tape.frame = None
+        for segment in self.segments[self._next :]:
+            segment.recompute_peak = segment.recompute_live = tape.live - tape.base
+        self._holders, self._arguments, self._cache = [], [], []
+
+    def next_segment(self) -> Segment:
+        """The segment of the first run that the second one enters now."""
+        segment = self.segments[self._next]
+        self._next += 1
+        return segment
+
+    def pack(self, segment: Segment, tensors: tuple[Tensor, ...]) -> Holder:
+        """Called where autograd saves `tensors`."""
+        if not self.recomputed:
+            if not self._holders:
+                tensors[0].tape.keep(segment, *self._arguments)
+            self._holders.append(Holder((self._arguments, self._cache)))
+            return self._holders[-1]
+        tensors[0].tape.keep(segment, *tensors)
+        holder = self._holders[self._filled]
+        holder.tensors = tuple(tensor.detach() for tensor in tensors)
+        self._filled += 1
+        if self._filled == len(self._holders):
+            raise StopRecompute
+        return holder
+
+    def cached(self, kind: str, segment: Segment, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """The results of an operation: computed, or under the selective policy perhaps kept from the first run.
+
+        torchtitan `parallelize_llama.py`, `_save_list` and its custom policy: attention, and `mm` at odd counts.
+        """
+        if kind == "mm":
+            self._products += 1
+        if self._policy != "selective" or (kind == "mm" and self._products % 2 == 0):
+            return make()
+        if self.recomputed:
+            return self._cache.pop(0)
+        results = make()
+        self._cache.append(tuple(tensor.detach() for tensor in results))
+        results[0].tape.keep(segment, *results)
+        return results
+
+    def _leaves(self) -> list[Tensor]:
+        """The arguments, cut from the graph that made them."""
+        leaves = [tensor.detach() for tensor in self._arguments]
+        for leaf, differentiable in zip(leaves, self._differentiable, strict=True):
+            if differentiable:
+                leaf.node = Node(0, self.segments[0], "", (), lambda: (), 1)
+        return leaves
+
+
+def checkpoint(run: Callable[..., Tensor], tensors: Sequence[Tensor], policy: str) -> Tensor:
+    """`torch.utils.checkpoint.checkpoint(run, *tensors, use_reentrant=False)`."""
+    tape = tensors[0].tape
+    tape.frame = Frame(run, tensors, policy)
+    result = run(*tensors)
+    tape.frame = None
+    return result

@@ -1,0 +1,266 @@
+"""The torch modules that decoders are made of, on a tape: parameters in registration order, forward as in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from zsim.model import functional as F
+from zsim.model import products as P
+from zsim.model.architecture import Architecture
+from zsim.model.tape import Param, Storage, Tape, Tensor, row_major
+
+
+@dataclass
+class Net:
+    """What every module is built with: the tape it runs on, the architecture and how it is run."""
+
+    arch: Architecture
+    tape: Tape = field(default_factory=Tape)
+    dtype: str = "bfloat16"
+    attention: str = "flash"
+    checkpointing: str = "none"
+    loss: str = "hf"
+    layer_keys: tuple[Hashable, ...] = ()  # per layer: blocks are traced once per key (which parameters are frozen)
+
+
+class Weight(Tensor):
+    """A parameter: a leaf that is always there. `expert`: one of several routed experts."""
+
+    __slots__ = ("expert",)
+
+    def __init__(self, net: Net, *shape: int, expert: bool = False) -> None:
+        super().__init__(Storage(net.tape, shape, net.dtype, False), shape, row_major(shape), net.dtype)
+        self.param = Param(-1, True)
+        self.expert = expert
+
+
+class Module:
+    """A torch module: attributes that are modules or weights are registered in order of assignment.
+
+    `kind` labels its own memory-bound kernels; `logits` books its memory with the logits.
+    """
+
+    kind = "pointwise"
+    class_name = ""
+    role = ""
+    logits = False
+    blocks: Blocks | None = None  # the list that this module is a template of
+
+    def __init__(self, net: Net) -> None:
+        self.net = net
+        self.name = ""
+        self.children: dict[str, Module] = {}
+        self.weights: dict[str, Weight] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Module) and name != "blocks":
+            self.children[name] = value
+            value.name = value.name or name
+        elif isinstance(value, Weight):
+            self.weights[name] = value
+        object.__setattr__(self, name, value)
+
+    def __call__(self, *args: Any) -> Any:
+        tape = self.net.tape
+        outer, tape.label = tape.label, self.kind
+        tape.enter(self)
+        result = self.forward(*args)
+        tape.leave()
+        tape.label = outer
+        return result
+
+    def forward(self, *args: Any) -> Any:
+        raise NotImplementedError
+
+    def named_weights(self, prefix: str = "", layer: int = -1) -> Iterator[tuple[str, int, Module, Weight]]:
+        """(name, layer or -1, owner, weight) in the order of `named_parameters`; tied weights under every name."""
+        for name, weight in self.weights.items():
+            yield prefix + name, layer, self, weight
+        for name, child in self.children.items():
+            yield from child.named_weights(f"{prefix}{name}.", layer)
+
+
+class Blocks(Module):
+    """A ModuleList of blocks that holds one template per distinct layer instead of every layer.
+
+    `kinds[i]` tells layers apart; `make(i)` builds layer i.
+    """
+
+    def __init__(self, net: Net, kinds: tuple[Hashable, ...], make: Callable[[int], Module]) -> None:
+        super().__init__(net)
+        keys = net.layer_keys or (None,) * len(kinds)
+        self.kinds = tuple(zip(kinds, keys, strict=True))
+        self.templates: dict[Hashable, tuple[int, Module]] = {}
+        for index, kind in enumerate(self.kinds):
+            if kind not in self.templates:
+                block = make(index)
+                block.role, block.blocks = "block", self
+                self.templates[kind] = (index, block)
+
+    def __iter__(self) -> Iterator[Module]:
+        """The distinct blocks, in order of first use."""
+        for index, block in self.templates.values():
+            block.name = f"{self.name}.{index}"
+            yield block
+
+    def named_weights(self, prefix: str = "", layer: int = -1) -> Iterator[tuple[str, int, Module, Weight]]:
+        for index, kind in enumerate(self.kinds):
+            yield from self.templates[kind][1].named_weights(f"{prefix}{index}.", index)
+
+
+class Linear(Module):
+    kind = "gemm"
+    class_name = "Linear"
+
+    def __init__(self, net: Net, inputs: int, outputs: int, bias: bool = False) -> None:
+        super().__init__(net)
+        self.weight = Weight(net, outputs, inputs)
+        self.bias = Weight(net, outputs) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return P.linear(x, self.weight, self.bias)
+
+
+class Embedding(Module):
+    kind = "embedding"
+    class_name = "Embedding"
+    role = "embedding"
+
+    def __init__(self, net: Net, rows: int, width: int) -> None:
+        super().__init__(net)
+        self.weight = Weight(net, rows, width)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        return P.embedding(indices, self.weight)
+
+
+class RMSNorm(Module):
+    """In float32 and back, then the weight (LlamaRMSNorm)."""
+
+    kind = "norm"
+
+    def __init__(self, net: Net, width: int, class_name: str) -> None:
+        super().__init__(net)
+        self.class_name = class_name
+        self.weight = Weight(net, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = x.dtype
+        x = F.to(x, "float32")
+        variance = F.mean_last(F.power(x))
+        x = F.mul(x, F.rsqrt(F.shift(variance)))
+        return F.mul(self.weight, F.to(x, dtype))
+
+
+class LayerNorm(Module):
+    kind = "norm"
+    class_name = "LayerNorm"
+
+    def __init__(self, net: Net, width: int, bias: bool = True) -> None:
+        super().__init__(net)
+        self.weight = Weight(net, width)
+        self.bias = Weight(net, width) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return P.layer_norm(x, self.weight, self.bias)
+
+
+class Dropout(Module):
+    kind = "dropout"
+    class_name = "Dropout"
+
+    def __init__(self, net: Net, p: float) -> None:
+        super().__init__(net)
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.p)
+
+
+class Activation(Module):
+    """An entry of transformers' ACT2FN (or `nn.GELU`): `name` as in config.json."""
+
+    kind = "activation"
+
+    def __init__(self, net: Net, name: str) -> None:
+        super().__init__(net)
+        self.class_name, self.function = ACTIVATIONS[name]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def _gelu_new(x: Tensor) -> Tensor:
+    """0.5 * x * (1 + tanh(c * (x + 0.044715 * x ** 3))), one kernel per operation."""
+    return F.mul(F.scale(x), F.shift(F.activation_by_result(F.scale(F.add(x, F.scale(F.power(x)))))))
+
+
+ACTIVATIONS: dict[str, tuple[str, Any]] = {
+    "silu": ("SiLUActivation", F.activation),
+    "swish": ("SiLUActivation", F.activation),
+    "gelu": ("GELUActivation", F.activation),
+    "gelu_pytorch_tanh": ("GELUTanh", F.activation),
+    "gelu_new": ("NewGELUActivation", _gelu_new),
+    "relu": ("ReLU", F.activation_by_result),
+}
+
+
+class Rotary(Module):
+    """cos and sin for all positions, [1, s, d]. They live as long as the blocks that multiply with them."""
+
+    kind = "rotary"
+
+    def __init__(self, net: Net, head_dim: int, class_name: str) -> None:
+        super().__init__(net)
+        self.head_dim, self.class_name = head_dim, class_name
+
+    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        tape = self.net.tape
+        s, d = positions.shape[-1], self.head_dim
+        angles = F.pointwise(F.pointwise(positions, dtype="float32"), shape=(1, s, d // 2))
+        table = F.cat((angles, angles))
+        cos = F.pointwise(F.pointwise(table))
+        sin = F.pointwise(F.pointwise(table))
+        tables = F.to(cos, x.dtype), F.to(sin, x.dtype)
+        if x.needs_grad:
+            tape.keep(tape.open(), *tables)
+        return tables
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding of [b, h, s, d]: `x * cos + rotate_half(x) * sin`."""
+    half = x.shape[-1] // 2
+    return F.add(F.mul(x, cos), F.mul(_rotate_half(x, half), sin))
+
+
+def _rotate_half(x: Tensor, half: int) -> Tensor:
+    first = F.narrow(x, -1, half)
+    second = F.narrow(x, -1, half)
+    return F.cat((F.neg(second), first))
+
+
+def attend(net: Net, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, window: int | None = None) -> Tensor:
+    """Scaled-dot-product attention of [b, h, s, d]: returns [b, s, h, d]. Eager repeats the key and value heads."""
+    tape = net.tape
+    outer = tape.label
+    if net.attention != "eager":
+        out = P.flash_attention(q, k, v, net.attention, window=window)
+        return F.contiguous(F.transpose(out, 1, 2))
+    repeats = q.shape[1] // k.shape[1]
+    k, v = F.expand_heads(k, repeats), F.expand_heads(v, repeats)
+    tape.label = "softmax"
+    weights = F.scale(P.matmul(q, F.transpose(k, 2, 3)))
+    if mask is not None:
+        weights = F.add(weights, mask)
+    weights = F.to(P.softmax(F.to(weights, "float32")), q.dtype)
+    out = P.matmul(weights, v)
+    tape.label = outer
+    return F.contiguous(F.transpose(out, 1, 2))
+
+
+def split_heads(x: Tensor, head_dim: int) -> Tensor:
+    """[b, s, h * d] -> [b, h, s, d]."""
+    b, s, _ = x.shape
+    return F.transpose(F.reshape(x, b, s, -1, head_dim), 1, 2)

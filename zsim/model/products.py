@@ -1,0 +1,232 @@
+"""Matrix products, attention, norms, embeddings and losses on symbolic tensors (rules as in `functional`)."""
+
+from __future__ import annotations
+
+from zsim.model.functional import reshape
+from zsim.model.kernels import Attention
+from zsim.model.tape import ITEM, Tensor
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, conv1d: bool = False) -> Tensor:
+    """`x @ weight.T (+ bias)`: aten `mm`, or `addmm` with a bias. `conv1d`: weight is [in, out] and multiplies as it is.
+
+    Shapes: x [..., k], weight [n, k], result [..., n]. Gradients: of the weight first under `mm`, of the input first
+    under `addmm`; the bias' gradient is the column sum.
+    """
+    tape = x.tape
+    k = x.shape[-1]
+    n = weight.shape[1] if conv1d else weight.shape[0]
+    flat = x if len(x.shape) == 2 else reshape(x, -1, k)
+    m, dtype = flat.shape[0], x.dtype
+    x_grad, w_grad = flat.needs_grad, weight.needs_grad
+    b_grad = bias is not None and bias.needs_grad
+    saved = tape.save(*([flat] if w_grad else []), *([weight] if x_grad else [])) if x_grad or w_grad else None
+
+    def product() -> tuple[Tensor]:
+        out = tape.empty((m, n), dtype)
+        tape.gemm(m, n, k, dtype)
+        return (out,)
+
+    if bias is None and tape.frame is not None:
+        (out,) = tape.frame.cached("mm", tape.open(), product)
+    else:
+        (out,) = product()
+
+    def weight_grad() -> Tensor | None:
+        if not w_grad:
+            return None
+        grad = tape.gradient(weight, weight.shape, dtype)
+        tape.gemm(*((k, n) if conv1d else (n, k)), m, dtype)
+        return grad
+
+    def input_grad() -> Tensor | None:
+        if not x_grad:
+            return None
+        grad = tape.empty((m, k), dtype)
+        tape.gemm(m, k, n, dtype)
+        return grad
+
+    def mm_backward(g: Tensor) -> tuple[Tensor | None, ...]:
+        kept = saved() if saved else ()  # noqa: F841  alive until both gradients are computed
+        grad_w = weight_grad()
+        return input_grad(), grad_w
+
+    def addmm_backward(g: Tensor) -> tuple[Tensor | None, ...]:
+        kept = saved() if saved else ()  # noqa: F841
+        grad_x = input_grad()
+        grad_w = weight_grad()
+        return g if b_grad else None, grad_x, grad_w
+
+    if x_grad or w_grad or b_grad:
+        if bias is None:
+            tape.link((flat, weight), mm_backward, out)
+        else:
+            tape.link((bias, flat, weight), addmm_backward, out)
+    return out if len(x.shape) == 2 else reshape(out, *x.shape[:-1], n)
+
+
+def matmul(a: Tensor, b: Tensor, label: str = "attention") -> Tensor:
+    """Batched product of [b, h, m, k] and [b, h, k, n] (`bmm` on flattened heads)."""
+    tape = a.tape
+    *lead, m, k = a.shape
+    n = b.shape[-1]
+    left, right = reshape(a, -1, m, k), reshape(b, -1, k, n)
+    batch, dtype = left.shape[0], a.dtype
+    a_grad, b_grad = left.needs_grad, right.needs_grad
+    saved = tape.save(*([left] if b_grad else []), *([right] if a_grad else []))
+    out = tape.empty((batch, m, n), dtype)
+    tape.gemm(m, n, k, dtype, batch, label)
+
+    def backward(g: Tensor) -> tuple[Tensor | None, ...]:
+        kept = saved()  # noqa: F841
+        grad_a = grad_b = None
+        if b_grad:
+            grad_b = tape.empty((batch, k, n), dtype)
+            tape.gemm(k, n, m, dtype, batch, label)
+        if a_grad:
+            grad_a = tape.empty((batch, m, k), dtype)
+            tape.gemm(m, k, n, dtype, batch, label)
+        return grad_a, grad_b
+
+    if a_grad or b_grad:
+        tape.link((left, right), backward, out)
+    return reshape(out, *lead, m, n)
+
+
+def softmax(x: Tensor) -> Tensor:
+    out = x.tape.empty(x.shape, x.dtype)
+    x.tape.memory(x.nbytes, out.nbytes, "softmax")
+    if x.needs_grad:
+        saved = x.tape.save(out)
+
+        def backward(g: Tensor) -> tuple[Tensor]:
+            (result,) = saved()
+            grad = g.tape.empty(result.shape, result.dtype)
+            g.tape.memory(g.nbytes + result.nbytes, grad.nbytes, "softmax")
+            return (grad,)
+
+        x.tape.link((x,), backward, out)
+    return out
+
+
+def flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, impl: str, causal: bool = True, window: int | None = None
+) -> Tensor:
+    """One fused kernel. q [b, h, s, d]; k and v may have fewer heads. Saves q, k, v, the result and its log-sum-exp.
+
+    The result and the gradients lie in memory as [b, s, h, d], as the kernels of FlashAttention write them.
+    """
+    tape = q.tape
+    b, h, s, d = q.shape
+    kv_heads, kv_len = k.shape[1], k.shape[2]
+    common = (b, h, kv_heads, s, kv_len, d, causal, impl, q.dtype)
+    grad = q.needs_grad or k.needs_grad or v.needs_grad
+    inputs = tape.save(q, k, v) if grad else None
+
+    def attend() -> tuple[Tensor, ...]:
+        out = tape.empty((b, h, s, d), q.dtype, _heads_inside(b, h, s, d))
+        lse = tape.empty((b, h, s), "float32")
+        rng_state, unused = tape.empty((2,), "uint64"), tape.empty((), "uint64")
+        tape.kernel(Attention(*common, window=window))
+        return out, lse, rng_state, unused
+
+    results = tape.frame.cached("attention", tape.open(), attend) if tape.frame is not None else attend()
+    out = results[0]
+    if grad:
+        outputs = tape.save(*results)
+        del results
+        shapes = (q.shape, k.shape, v.shape)
+        dtype = q.dtype
+
+        def backward(g: Tensor) -> tuple[Tensor, ...]:
+            kept = inputs(), outputs()  # type: ignore[misc]  # noqa: F841
+            grads = tuple(tape.empty(shape, dtype, _heads_inside(*shape)) for shape in shapes)
+            tape.kernel(Attention(*common, backward=True, window=window))
+            return grads
+
+        tape.link((q, k, v), backward, out)
+    return out
+
+
+def _heads_inside(b: int, h: int, s: int, d: int) -> tuple[int, ...]:
+    """Strides of [b, h, s, d] stored as [b, s, h, d]."""
+    return (s * h * d, d, h * d, 1)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """`native_layer_norm`: saves its input, mean and 1/std (float32 on CUDA, the input's dtype on CPU)."""
+    tape = x.tape
+    params = tuple(p for p in (weight, bias) if p is not None)
+    grad = x.needs_grad or any(p.needs_grad for p in params)
+    saved = tape.save(x, *params) if grad else None
+    stats_dtype = "float32" if tape.cuda else x.dtype
+    out = tape.empty(x.shape, x.dtype)
+    stats = [tape.empty((*x.shape[:-1], 1), stats_dtype) for _ in range(2)]
+    tape.memory(x.nbytes + sum(p.nbytes for p in params), out.nbytes + 2 * stats[0].nbytes)
+    if grad:
+        saved_stats = tape.save(*stats)
+        del stats
+        x_grad = x.needs_grad
+
+        def backward(g: Tensor) -> tuple[Tensor | None, ...]:
+            x, *_ = saved()  # type: ignore[misc]
+            mean, _ = saved_stats()
+            grads: list[Tensor | None] = [tape.empty(x.shape, x.dtype) if x_grad else None]
+            grads += [tape.gradient(p, p.shape, p.dtype) if p.needs_grad else None for p in params]
+            reads = g.nbytes + x.nbytes + 2 * mean.nbytes + sum(p.nbytes for p in params)
+            tape.memory(reads, sum(grad.nbytes for grad in grads if grad is not None))
+            return tuple(grads)
+
+        tape.link((x, *params), backward, out)
+    return out
+
+
+def embedding(indices: Tensor, weight: Tensor) -> Tensor:
+    """Rows of `weight`. Its gradient is dense (`embedding_dense_backward`)."""
+    tape = indices.tape
+    saved = tape.save(indices) if weight.needs_grad else None
+    out = tape.empty((*indices.shape, weight.shape[1]), weight.dtype)
+    tape.memory(indices.nbytes + out.nbytes, out.nbytes, "embedding")
+    if weight.needs_grad:
+
+        def backward(g: Tensor) -> tuple[Tensor]:
+            (indices,) = saved()  # type: ignore[misc]
+            grad = tape.gradient(weight, weight.shape, weight.dtype)
+            tape.memory(indices.nbytes + g.nbytes, grad.nbytes + g.nbytes, "embedding")
+            return (grad,)
+
+        tape.link((weight,), backward, out)
+    return out
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """`log_softmax` and `nll_loss` over [tokens, vocabulary]; each holds a tensor of that size, forward and backward."""
+    tape = logits.tape
+    scores = tape.empty(logits.shape, logits.dtype)
+    tape.memory(logits.nbytes, scores.nbytes)
+    if logits.needs_grad:
+        saved_scores = tape.save(scores)
+
+        def softmax_backward(g: Tensor) -> tuple[Tensor]:
+            (scores,) = saved_scores()
+            grad = tape.empty(scores.shape, scores.dtype)
+            tape.memory(g.nbytes + scores.nbytes, grad.nbytes)
+            return (grad,)
+
+        tape.link((logits,), softmax_backward, scores)
+    inputs = tape.save(scores, target) if logits.needs_grad else None
+    loss, total_weight = tape.empty((), "float32"), tape.empty((), "float32")
+    tape.memory(target.nbytes + target.numel * ITEM[scores.dtype], loss.nbytes)
+    if logits.needs_grad:
+        saved_weight = tape.save(total_weight)
+
+        def nll_backward(g: Tensor) -> tuple[Tensor]:
+            scores, _ = inputs()  # type: ignore[misc]
+            kept = saved_weight()  # noqa: F841
+            grad = tape.empty(scores.shape, scores.dtype)
+            tape.memory(target_bytes, grad.nbytes)
+            return (grad,)
+
+        target_bytes = target.nbytes
+        tape.link((scores,), nll_backward, loss)
+    return loss

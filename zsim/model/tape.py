@@ -1,0 +1,418 @@
+"""A symbolic torch: tensors that have shapes and no values, an autograd that has memory and no arithmetic.
+
+A model is written once, as in PyTorch (`zsim.model.families`), and run forward and backward on a `Tape`. Every
+fact that zsim needs about compute follows from that one run: kernels and their shapes, what autograd saves, the
+order in which gradients become ready, and how many bytes are alive at each moment. Storages are freed by Python's
+reference counting, as PyTorch's are, so a local variable that keeps a tensor alive there keeps it alive here.
+
+Rules, from torch 2.13 (`torch/csrc/autograd/engine.cpp`, `input_buffer.cpp`):
+- Nodes run in descending order of creation; AccumulateGrad runs as soon as its last gradient has arrived.
+- A node's saved tensors are released after it has run, before its outputs are handed on.
+- Two gradients for one input are added into the first if nothing else holds it, else into a new tensor. Under
+  fake tensors or a dispatch mode, as torch's memory tracker runs, always into a new one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from zsim.model.kernels import DTYPE_BYTES, Gemm, Kernel, Memory
+from zsim.model.spec import Saved
+
+if TYPE_CHECKING:
+    from zsim.model.checkpoint import Frame
+
+ITEM: dict[str, int] = {
+    **{name: int(size) for name, size in DTYPE_BYTES.items() if size >= 1},
+    "uint64": 8,
+    "complex64": 8,
+}
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+class Storage:
+    """Bytes of device memory. Uncounted ones are parameters, their gradients and the model's inputs."""
+
+    __slots__ = ("counted", "dtype", "kept", "nbytes", "shape", "tape")
+
+    def __init__(self, tape: Tape, shape: tuple[int, ...], dtype: str, counted: bool) -> None:
+        self.tape, self.shape, self.dtype, self.counted = tape, shape, dtype, counted
+        self.kept = not counted  # some segment has it among its saved tensors
+        self.nbytes = prod(shape) * ITEM[dtype]
+        if counted:
+            tape.live += self.nbytes
+            if tape.live > tape.peak:
+                tape.peak = tape.live
+
+    def __del__(self) -> None:
+        if self.counted:
+            self.tape.live -= self.nbytes
+
+
+class Tensor:
+    """Shape, strides and dtype over a storage. `node` made it (None: a leaf); `param` is set on parameters."""
+
+    __slots__ = ("dtype", "index", "node", "param", "shape", "storage", "strides", "tape")
+
+    def __init__(
+        self,
+        storage: Storage,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: str,
+        node: Node | None = None,
+        index: int = 0,
+        param: Param | None = None,
+    ) -> None:
+        self.tape, self.storage, self.shape, self.strides, self.dtype = storage.tape, storage, shape, strides, dtype
+        self.node, self.index, self.param = node, index, param
+
+    @property
+    def needs_grad(self) -> bool:
+        return self.node is not None or (self.param is not None and self.param.trainable)
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * ITEM[self.dtype]
+
+    def is_contiguous(self) -> bool:
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1:
+                if stride != expected:
+                    return False
+                expected *= size
+        return True
+
+    def detach(self) -> Tensor:
+        return Tensor(self.storage, self.shape, self.strides, self.dtype)
+
+
+class Param:
+    """A parameter of the model: `index` into its spec, and how many gradients are still to come."""
+
+    __slots__ = ("grad", "index", "pending", "trainable")
+
+    def __init__(self, index: int, trainable: bool) -> None:
+        self.index, self.trainable, self.pending = index, trainable, 0
+        self.grad: Tensor | None = None  # the sum so far of a parameter used more than once
+
+
+Edge = tuple["Node | Param | None", int, tuple[int, ...]]
+Backward = Callable[..., "tuple[Tensor | None, ...]"]
+
+
+class Node:
+    """An operation to run backward: `edges` are where its gradients go, and the shapes they must have."""
+
+    __slots__ = ("backward", "edges", "grads", "label", "segment", "seq")
+
+    def __init__(
+        self, seq: int, segment: Segment, label: str, edges: tuple[Edge, ...], backward: Backward, outputs: int
+    ) -> None:
+        self.seq, self.segment, self.label, self.edges = seq, segment, label, edges
+        self.backward: Backward | None = backward
+        self.grads: list[Tensor | None] = [None] * outputs
+
+
+class Segment:
+    """Work of one module between two calls of its children: what becomes a `spec.Compute`."""
+
+    __slots__ = (
+        "backward", "backward_live", "backward_peak", "forward", "forward_live", "forward_peak", "frame", "grads",
+        "label", "logits", "order", "recompute", "recompute_live", "recompute_peak", "resaved", "saved", "saved_bytes",
+    )  # fmt: skip
+
+    def __init__(self, order: int, label: str, logits: bool, frame: Frame | None) -> None:
+        self.order, self.label, self.logits, self.frame = order, label, logits, frame
+        self.forward: list[Kernel] = []
+        self.backward: list[Kernel] = []
+        self.recompute: list[Kernel] = []
+        self.saved: list[Saved] = []
+        self.resaved: list[Saved] = []
+        self.saved_bytes = 0  # of both
+        self.grads: list[int] = []
+        self.forward_peak = self.forward_live = self.backward_peak = self.backward_live = 0
+        self.recompute_peak = self.recompute_live = 0
+
+
+class Call:
+    """One call of a module: child calls and segments in order."""
+
+    __slots__ = ("body", "module")
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.body: list[Call | Segment] = []
+
+
+class Tape:
+    """Records one forward and backward. `cuda` false: as torch's recordings with fake tensors on a CPU show it."""
+
+    def __init__(self, cuda: bool = True) -> None:
+        self.cuda = cuda
+        self.live = self.peak = 0
+        self.base = 0  # bytes that segments hold as saved: what is alive besides is temporary
+        self.phase = "forward"
+        self.label = ""  # kind of the memory-bound kernels to come
+        self.segments: list[Segment] = []
+        self.frame: Frame | None = None  # the checkpointed region that runs now
+        self._stack: list[Call] = []
+        self._seq = 0
+        self._current: Segment | None = None
+        self._sink: list[Kernel] = []
+        self._boundary = True
+        self._released = 0  # segments from here on have given their saved tensors back
+
+    # -- modules and segments ------------------------------------------------------------------------------
+
+    def begin(self) -> Call:
+        """The outermost call, whose only child will be the root module."""
+        self._stack = [Call(None)]
+        return self._stack[0]
+
+    def enter(self, module: Any) -> None:
+        call = Call(module)
+        if self.phase == "forward":
+            self._stack[-1].body.append(call)
+        self._stack.append(call)
+        self._boundary = True
+
+    def leave(self) -> None:
+        self._stack.pop()
+        self._boundary = True
+
+    def open(self) -> Segment:
+        """The segment that the next kernel or tensor belongs to."""
+        if not self._boundary:
+            return self._current  # type: ignore[return-value]
+        self._boundary = False
+        if self.phase == "recompute":
+            segment = self.frame.next_segment()  # type: ignore[union-attr]
+            self._switch(segment, segment.recompute)
+            return segment
+        call = self._stack[-1]
+        segment = Segment(len(self.segments), self.label, call.module.logits, self.frame)
+        call.body.append(segment)
+        self.segments.append(segment)
+        if self.frame is not None:
+            self.frame.segments.append(segment)
+        self._switch(segment, segment.forward)
+        return segment
+
+    def _switch(self, segment: Segment | None, sink: list[Kernel]) -> None:
+        self._measure()
+        self.peak = self.live
+        self._current, self._sink = segment, sink
+
+    def _measure(self) -> None:
+        """Close the open segment: its peak, and what is alive now that it is over."""
+        segment = self._current
+        if segment is None:
+            return
+        peak, live = self.peak - self.base, self.live - self.base
+        if self.phase == "forward":
+            segment.forward_peak, segment.forward_live = peak, live
+        elif self.phase == "recompute":
+            segment.recompute_peak, segment.recompute_live = peak, live
+        else:
+            segment.backward_peak = peak
+            self._release(segment)
+            segment.backward_live = self.live - self.base
+
+    def _release(self, segment: Segment) -> None:
+        self.base -= segment.saved_bytes
+        self._released -= 1
+
+    # -- tensors and kernels -------------------------------------------------------------------------------
+
+    def empty(
+        self, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None, counted: bool = True
+    ) -> Tensor:
+        if counted:
+            self.open()
+        return Tensor(Storage(self, shape, dtype, counted), shape, strides or row_major(shape), dtype)
+
+    def kernel(self, kernel: Kernel) -> None:
+        self.open()
+        self._sink.append(kernel)
+
+    def memory(self, reads: int, writes: int, label: str = "") -> None:
+        self.open()
+        self._sink.append(Memory(label or self.label, reads, writes))
+
+    def gemm(self, m: int, n: int, k: int, dtype: str, batch: int = 1, label: str = "gemm") -> None:
+        self.open()
+        self._sink.append(Gemm(m, n, k, dtype, batch, label))
+
+    def link(self, inputs: tuple[Tensor, ...], backward: Backward, *outputs: Tensor) -> None:
+        """Make `outputs` the result of a node whose backward returns one gradient (or None) per input.
+
+        A view that follows a child's call belongs to the child's segment: it is no work of its own.
+        """
+        edges: list[Edge] = []
+        for tensor in inputs:
+            param = tensor.param
+            if param is not None:
+                edges.append((param if param.trainable else None, 0, tensor.shape))
+            else:
+                edges.append((tensor.node, tensor.index, tensor.shape))
+        self._seq += 1
+        node = Node(self._seq, self._current or self.open(), self.label, tuple(edges), backward, len(outputs))
+        for index, output in enumerate(outputs):
+            output.node, output.index = node, index
+
+    def save(self, *tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+        """Keep tensors for backward; returns what gives them back there."""
+        segment = self.open()
+        if self.frame is not None:
+            return self.frame.pack(segment, tensors)
+        self.keep(segment, *tensors)
+        kept = tuple(tensor.detach() for tensor in tensors)
+        return lambda: kept
+
+    def keep(self, segment: Segment, *tensors: Tensor) -> None:
+        """Count tensors as saved by `segment`, each storage once."""
+        into = segment.resaved if self.phase == "recompute" else segment.saved
+        for tensor in tensors:
+            storage = tensor.storage
+            if not storage.kept:
+                storage.kept = True
+                into.append(Saved(segment.label, storage.shape, storage.dtype))
+                segment.saved_bytes += storage.nbytes
+                self.base += storage.nbytes
+
+    def gradient(self, of: Tensor, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None) -> Tensor:
+        """A new gradient of `of`. The last one of a parameter is not counted: strategies account for it."""
+        param = of.param
+        final = param is not None and param.pending == 1
+        return self.empty(shape, dtype, strides, counted=not final)
+
+    # -- the engine ----------------------------------------------------------------------------------------
+
+    def finish_forward(self) -> None:
+        self._switch(None, [])
+        self.phase = "backward"
+        self._boundary = False
+        self._released = len(self.segments)
+
+    def backward(self, loss: Tensor) -> None:
+        nodes = self._reachable(loss)
+        for param in [edge[0] for node in nodes for edge in node.edges if isinstance(edge[0], Param)]:
+            param.pending += 1
+        loss.node.grads[loss.index] = self._seed(loss)  # type: ignore[union-attr]
+        while nodes:
+            node = nodes.pop()
+            if node.segment is not self._current:
+                self._begin_backward(node.segment)
+            self._run(node)
+        self._measure()
+        self._current = None
+        self._skip_to(0)
+
+    def _seed(self, loss: Tensor) -> Tensor:
+        self._begin_backward(loss.node.segment)  # type: ignore[union-attr]
+        return self.empty(loss.shape, loss.dtype)
+
+    def _reachable(self, loss: Tensor) -> list[Node]:
+        """Nodes in ascending order of creation."""
+        seen: dict[int, Node] = {}
+        todo = [loss.node]
+        while todo:
+            node = todo.pop()
+            if isinstance(node, Node) and node.seq not in seen:
+                seen[node.seq] = node
+                todo.extend(edge[0] for edge in node.edges if isinstance(edge[0], Node))
+        return [seen[seq] for seq in sorted(seen)]
+
+    def _begin_backward(self, segment: Segment) -> None:
+        self._measure()
+        self._current = None
+        self._skip_to(segment.order + 1)
+        if segment.frame is not None and not segment.frame.recomputed:
+            segment.frame.recompute(self)
+        self.peak = self.live
+        self._current, self._sink = segment, segment.backward
+
+    def _skip_to(self, end: int) -> None:
+        """Segments that have no node (rotary tables, masks) give back what they keep on the way."""
+        while self._released > end:
+            segment = self.segments[self._released - 1]
+            segment.backward_peak = self.live - self.base
+            self._release(segment)
+            segment.backward_live = self.live - self.base
+
+    def rerun(self, run: Callable[[], object], stop: type[Exception]) -> None:
+        """Run a checkpointed region again (from `Frame.recompute`)."""
+        stack, label = list(self._stack), self.label
+        self.phase, self._boundary = "recompute", True
+        with suppress(stop):
+            run()
+        self._switch(None, [])
+        self.phase, self._boundary = "backward", False
+        self._stack, self.label = stack, label
+
+    def _run(self, node: Node) -> None:
+        backward, node.backward = node.backward, None
+        grads, node.grads = node.grads, []
+        self.label = node.label
+        results = list(backward(*grads))  # type: ignore[misc]
+        del grads
+        for position, (result, edge) in enumerate(zip(results, node.edges, strict=True)):
+            if result is not None and prod(result.shape) != prod(edge[2]):
+                results[position] = self._sum_to(result, edge)
+            del result
+        del backward  # releases what it saved
+        for position, (target, index, _) in enumerate(node.edges):
+            result, results[position] = results[position], None
+            if result is None or target is None:
+                continue
+            if isinstance(target, Param):
+                self._accumulate_grad(target, result)
+            else:
+                self._accumulate(target.grads, index, result)
+            del result
+
+    def _sum_to(self, grad: Tensor, edge: Edge) -> Tensor:
+        target, _, shape = edge
+        final = isinstance(target, Param) and target.pending == 1
+        out = self.empty(shape, grad.dtype, counted=not final)
+        self.memory(grad.nbytes, out.nbytes)
+        return out
+
+    def _accumulate(self, grads: list[Tensor | None], index: int, new: Tensor) -> None:
+        old = grads[index]
+        if old is None:
+            grads[index] = new
+            return
+        self.memory(old.nbytes + new.nbytes, old.nbytes)
+        # 3: the list, `old`, the call's argument. 2: the tensor, the call's argument.
+        alone = sys.getrefcount(old) == 3 and sys.getrefcount(old.storage) == 2
+        if not (self.cuda and alone):
+            grads[index] = self.empty(old.shape, old.dtype, old.strides)
+
+    def _accumulate_grad(self, param: Param, grad: Tensor) -> None:
+        param.pending -= 1
+        if param.grad is not None:
+            self.memory(param.grad.nbytes + grad.nbytes, grad.nbytes)
+            param.grad = None
+        if param.pending:
+            param.grad = grad
+        else:
+            self._current.grads.append(param.index)  # type: ignore[union-attr]

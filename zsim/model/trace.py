@@ -1,0 +1,188 @@
+"""Runs a model once on a tape and writes down the module tree that strategies walk."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from zsim.errors import InputError
+from zsim.model import families
+from zsim.model.kernels import Kernel, Memory
+from zsim.model.layers import Blocks, Net
+from zsim.model.layers import Module as Layer
+from zsim.model.spec import Compute, ModelSpec, Module, Parameter, Workload
+from zsim.model.tape import Call, Segment, Storage, Tape, Tensor, row_major
+
+
+def trace(spec: ModelSpec, workload: Workload) -> Module:
+    """The module tree of one micro-batch: calls in PyTorch's order, with the work and memory of each.
+
+    Each distinct block runs once; equal blocks share their `Compute` objects wherever those name no parameter.
+    Cached on the spec. Raises NotModeled for what the family cannot run (see `families.build`).
+    """
+    key = ("trace", workload)
+    if key not in spec._cache:
+        spec._cache[key] = _Tracer(spec, workload).run()
+    return spec._cache[key]
+
+
+def parameters(model: Layer) -> tuple[Parameter, ...]:
+    """`named_parameters()` of a model built by `families.build`: tied weights once, under the first name."""
+    found: list[Parameter] = []
+    seen: set[tuple[int, int]] = set()
+    for name, layer, owner, weight in model.named_weights():
+        if (id(weight), layer) not in seen:
+            seen.add((id(weight), layer))
+            found.append(Parameter(name, weight.shape, owner.class_name or type(owner).__name__, expert=weight.expert))
+    return tuple(found)
+
+
+class _Tracer:
+    def __init__(self, spec: ModelSpec, workload: Workload) -> None:
+        self.spec, self.workload = spec, workload
+        self.tape = Tape(cuda=workload.device == "cuda")
+        net = Net(spec.arch, self.tape, workload.dtype, workload.attention, workload.checkpointing, workload.loss)
+        index = {parameter.name: i for i, parameter in enumerate(spec.parameters)}
+        net.layer_keys = _layer_keys(spec)
+        self.model = families.build(net)
+        self.first: dict[int, int] = {}  # layer -> index of its first parameter
+        for name, layer, _, weight in self.model.named_weights():
+            position = index.get(name)
+            if layer >= 0:
+                self.first[layer] = min(self.first.get(layer, position), position)
+            if position is not None and weight.param.index < 0:
+                weight.param.index = position
+                weight.param.trainable = spec.parameters[position].trainable
+
+    def run(self) -> Module:
+        tape, workload = self.tape, self.workload
+        shape = (workload.micro_batch, workload.seq_len)
+        ids, labels = (Tensor(Storage(tape, shape, "int64", False), shape, row_major(shape), "int64") for _ in range(2))
+        root = tape.begin()
+        loss = self.model(ids, labels)
+        if not loss.needs_grad:
+            raise InputError("no parameter is trainable")
+        tape.finish_forward()
+        tape.backward(loss)
+        _number_labels(root, Counter())
+        computes = {id(segment): _compute(segment) for segment in tape.segments}
+        return self._module(root.body[0], "", 0, computes)
+
+    def _module(self, call: Call, prefix: str, shift: int, computes: dict[int, Compute]) -> Module:
+        """A call as a module; parameters are `shift` places behind those of the call's template."""
+        layer: Layer = call.module
+        name = prefix + layer.name
+        inner = f"{name}." if name else ""
+        body: list[Module | Compute] = []
+        templates: dict[int, Call] = {}
+        for item in call.body:
+            if isinstance(item, Segment):
+                body.append(_shifted(computes[id(item)], shift))
+            elif item.module.blocks is None:
+                body.append(self._module(item, inner, shift, computes))
+            else:
+                templates[id(item.module)] = item
+                if len(templates) == len(item.module.blocks.templates):
+                    body += self._blocks(item.module.blocks, templates, inner, computes)
+        return Module(
+            name,
+            layer.class_name or type(layer).__name__,
+            layer.role,
+            tuple(weight.param.index + shift for weight in layer.weights.values()),
+            tuple(body),
+            layer.role == "block" and self.workload.checkpointing != "none",
+            any(weight.expert for weight in layer.weights.values()),
+        )
+
+    def _blocks(
+        self, blocks: Blocks, templates: dict[int, Call], prefix: str, computes: dict[int, Compute]
+    ) -> Iterator[Module]:
+        """Every layer of a list, from the call of its template."""
+        for layer, kind in enumerate(blocks.kinds):
+            origin, template = blocks.templates[kind]
+            template.name = f"{blocks.name}.{layer}"
+            shift = self.first[layer] - self.first[origin]
+            yield self._module(templates[id(template)], prefix, shift, computes)
+
+
+def _layer_keys(spec: ModelSpec) -> tuple[tuple[object, ...], ...]:
+    """Per layer which of its parameters are trainable and whether its input needs a gradient; () if all are."""
+    if spec.trainable_numel == spec.numel:
+        return ()
+    layers: dict[int, list[bool]] = {}
+    reached = False  # something before the first layer is trainable
+    for parameter in spec.parameters:
+        number = next((int(part) for part in parameter.name.split(".") if part.isdigit()), None)
+        if number is not None:
+            layers.setdefault(number, []).append(parameter.trainable)
+        elif not layers:
+            reached = reached or parameter.trainable
+    keys = []
+    for number in sorted(layers):
+        keys.append((tuple(layers[number]), reached))
+        reached = reached or any(layers[number])
+    return tuple(keys)
+
+
+def _number_labels(call: Call, seen: Counter[tuple[int, str]]) -> None:
+    """Make labels unique within a module, over all its calls."""
+    for item in call.body:
+        if isinstance(item, Call):
+            _number_labels(item, seen)
+            continue
+        key = (id(call.module), item.label)
+        seen[key] += 1
+        if seen[key] > 1:
+            item.label = f"{item.label}.{seen[key]}"
+
+
+def _compute(segment: Segment) -> Compute:
+    return Compute(
+        segment.label,
+        _merged(segment.forward),
+        _merged(segment.backward),
+        _merged(segment.recompute),
+        tuple(segment.saved),
+        tuple(segment.resaved),
+        tuple(segment.grads),
+        segment.forward_peak,
+        segment.forward_live,
+        segment.backward_peak,
+        segment.backward_live,
+        segment.recompute_peak,
+        segment.recompute_live,
+        "logits" if segment.logits else "activations",
+    )
+
+
+def _shifted(c: Compute, shift: int) -> Compute:
+    """The same work in a later block; itself where it names no parameter."""
+    if not (shift and c.grads):
+        return c
+    grads = tuple(index + shift for index in c.grads)
+    return Compute(
+        c.label, c.forward, c.backward, c.recompute, c.saved, c.resaved, grads, c.forward_peak, c.forward_live,
+        c.backward_peak, c.backward_live, c.recompute_peak, c.recompute_live, c.category,
+    )  # fmt: skip
+
+
+def _merged(kernels: list[Kernel]) -> tuple[Kernel, ...]:
+    """Memory-bound kernels of one kind as one descriptor, at the place of the first."""
+    merged: list[Kernel] = []
+    places: dict[str, int] = {}
+    for kernel in kernels:
+        if not isinstance(kernel, Memory):
+            merged.append(kernel)
+        elif kernel.label in places:
+            old = merged[places[kernel.label]]
+            assert isinstance(old, Memory)
+            merged[places[kernel.label]] = Memory(
+                kernel.label,
+                old.read_bytes + kernel.read_bytes,
+                old.write_bytes + kernel.write_bytes,
+                old.launches + kernel.launches,
+            )
+        else:
+            places[kernel.label] = len(merged)
+            merged.append(kernel)
+    return tuple(merged)
