@@ -7,10 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine import naive
-from tests.engine.worlds import World, collective, kernels, steps, worlds
+from tests.engine.worlds import steps, worlds
 from zsim.engine.simulator import MAX_STEPS, run
-from zsim.program.builder import Builder
-from zsim.program.ops import ALL_GATHER, COMPUTE, CPU, H2D, HOST, LANES, REDUCE_SCATTER, Copy, CpuWork
 
 
 def times(timeline, rank=0, step=1):

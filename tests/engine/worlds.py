@@ -123,9 +123,6 @@ class World:
 
     def program(self, *steps: Builder, init: Builder | None = None) -> Program:
         """The last step repeats."""
-        for number, step in enumerate(steps, 1):
-            for instruction in step.instructions:
-                note(f"step {number}: {getattr(instruction, 'op', instruction)}")
         return Program(
             self.size, self.groups, init.instructions if init else [], tuple(step.instructions for step in steps)
         )
@@ -164,7 +161,9 @@ def steps(draw, max_ops: int = 25, lanes: tuple[str, ...] = DEVICE_LANES, memory
         elif memory and action == 2:
             live.append(f"t{index}")
             device = draw(st.sampled_from(["gpu", "gpu", "host"]))
-            builder.alloc(live[-1], draw(st.sampled_from(["parameters", "gradients"])), draw(st.integers(0, 99)), device)
+            builder.alloc(
+                live[-1], draw(st.sampled_from(["parameters", "gradients"])), draw(st.integers(0, 99)), device
+            )
         elif memory and action == 3 and live:
             key = live.pop(draw(st.integers(0, len(live) - 1)))
             builder.free(key, draw(st.sampled_from([None, *launched])))
@@ -186,6 +185,7 @@ def steps(draw, max_ops: int = 25, lanes: tuple[str, ...] = DEVICE_LANES, memory
         builder.free(key)
     if draw(st.booleans()):
         builder.host_wait(draw(st.sampled_from([None, launched[-1]])))
+    note("step:\n" + "\n".join(str(getattr(instruction, "op", instruction)) for instruction in builder.instructions))
     return builder
 
 

@@ -40,7 +40,8 @@ def memory_events(rank: Rank) -> Iterator[list[MemoryEvent]]:
                     events.append(MemoryEvent(step, number, time, device, DELAYED_FREES, nbytes, key, op))
                     heappush(waiting[device], (end[until], key, nbytes))
                 continue
-            while waiting[device] and waiting[device][0][0] <= time:
+            # The allocator polls when asked for memory: an Alloc, or an op with temporaries.
+            while nbytes and waiting[device] and waiting[device][0][0] <= time:
                 _, freed, size = heappop(waiting[device])
                 events.append(MemoryEvent(step, number, time, device, DELAYED_FREES, -size, freed, op))
             if what == ALLOC:

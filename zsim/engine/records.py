@@ -27,7 +27,7 @@ def timeline(sim: Simulation) -> Timeline:
             if step > 0:
                 begin, end = sim.step_ends[rank.index][step - 1 : step + 1]
                 host = sim.host_steps[rank.index][step]
-                busy = sum(rank.codes[step].cost)
+                busy = sum(segment.seconds for segment in rank.codes[step].segments)
                 steps.append(StepSpan(step, rank.number, begin, end, busy, host.waited))
     notes = []
     if sim.steady is None:
@@ -70,30 +70,35 @@ class _Writer:
         rank = self.rank
         code, base = rank.codes[step], rank.bases[step]
         records = []
-        for index, (op, timing) in enumerate(zip(code.ops, code.timing, strict=True)):
-            number = base + index
-            issued = rank.issued[number]
-            if timing == ON_HOST:
-                start = issued - code.cost[index]
-                records.append(OpRecord(step, rank.number, op, start, start, issued, "host"))
-                continue
-            start, end = rank.start[number], rank.end[number]
-            blocker: int | str = "host"
-            time = issued
-            free = self.free.get(op.lane)
-            if free is not None and free >= time:
-                blocker, time = "lane", free
-            for target in rank.waits[number] or ():
-                if rank.end[target] > time:
-                    time = rank.end[target]
-                    blocker = code.ops[target - base].id if target >= base else -1 - LANES.index(rank.lane_of[target])
-            self.free[op.lane] = end
-            alone, algorithm = rank.alone[number], ""
-            if timing == FLOW:
-                alone, algorithm = self._transfer_alone(int(alone))
-            stretch = max(0.0, end - start - alone) if timing != FIXED else 0.0
-            records.append(OpRecord(step, rank.number, op, issued, start, end, blocker, stretch, algorithm))
+        for segment, clock in zip(code.segments, rank.clocks[step], strict=True):
+            for index in range(segment.first, segment.stop):
+                op, timing, number = code.ops[index], code.timing[index], base + index
+                before, clock = clock, rank.issued[number]
+                if timing == ON_HOST:
+                    records.append(OpRecord(step, rank.number, op, before, before, clock, "host"))
+                    continue
+                start, end, alone, algorithm = rank.start[number], rank.end[number], rank.alone[number], ""
+                if timing == FLOW:
+                    alone, algorithm = self._transfer_alone(int(alone))
+                stretch = max(0.0, end - start - alone) if timing != FIXED else 0.0
+                blocker = self._blocker(op.lane, number, step)
+                self.free[op.lane] = end
+                records.append(OpRecord(step, rank.number, op, clock, start, end, blocker, stretch, algorithm))
         return records
+
+    def _blocker(self, lane: str, number: int, step: int) -> int | str:
+        """What decided the start of op `number`; the lane before the host, either before an op that ended no later."""
+        rank = self.rank
+        blocker: int | str = "host"
+        time, free = rank.issued[number], self.free.get(lane)
+        if free is not None and free >= time:
+            blocker, time = "lane", free
+        for target in rank.waits[number] or ():
+            if rank.end[target] > time:
+                time = rank.end[target]
+                earlier = target < rank.bases[step]
+                blocker = -1 - LANES.index(rank.lane_of[target]) if earlier else rank.locate(target)[1].id
+        return blocker
 
     def _transfer_alone(self, number: int) -> tuple[float, str]:
         """Seconds that work `number` takes when nobody else, not even a peer group, uses the links; its algorithm."""

@@ -65,7 +65,6 @@ class StepCode:
     ops: list[Op] = field(default_factory=list)
     timing: list[int] = field(default_factory=list)
     offset: list[float] = field(default_factory=list)  # end of the launch since the segment's start
-    cost: list[float] = field(default_factory=list)  # host seconds of the launch
     waits: dict[int, tuple[int, ...]] = field(default_factory=dict)
     segments: list[Segment] = field(default_factory=list)
     memory: list[MemoryEntry] = field(default_factory=list)
@@ -97,15 +96,14 @@ def prepare(instructions: Sequence[Instruction], prices: Prices) -> StepCode:
             if (timing == ON_HOST) != (lane == HOST):
                 raise ValueError(f"op {op.id} ({op.label}): {type(work).__name__} cannot run on lane {lane}")
             if isinstance(work, HostWork):
-                cost = prices.host_seconds(work)
+                clock += prices.host_seconds(work)
             else:
-                cost = prices.issue_seconds(op)
+                clock += prices.issue_seconds(op)
                 if lane in lanes:
                     lanes[lane].append(index)
                 else:
                     lanes[lane] = [index]
                 code.last[lane] = index
-            clock += cost
             if op.waits:
                 waits = [resolve(event, f"op {op.id} ({op.label})") for event in op.waits]
                 # An op on the own lane is over anyway, one on the host ended before this was issued.
@@ -115,7 +113,6 @@ def prepare(instructions: Sequence[Instruction], prices: Prices) -> StepCode:
             ops.append(op)
             code.timing.append(timing)
             code.offset.append(clock)
-            code.cost.append(cost)
             last_id = op.id
             number[last_id] = index
             if timing == KERNELS:
