@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 DTYPE_BYTES: dict[str, float] = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8": 1,
-    "int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1, "nf4": 0.5,
+    "int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1, "nf4": 0.5, "uint64": 8, "complex64": 8,
 }  # fmt: skip
 
 

@@ -26,11 +26,7 @@ from zsim.model.spec import Saved
 if TYPE_CHECKING:
     from zsim.model.checkpoint import Frame
 
-ITEM: dict[str, int] = {
-    **{name: int(size) for name, size in DTYPE_BYTES.items() if size >= 1},
-    "uint64": 8,
-    "complex64": 8,
-}
+ITEM: dict[str, int] = {name: int(size) for name, size in DTYPE_BYTES.items() if size >= 1}
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:

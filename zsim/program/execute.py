@@ -108,8 +108,8 @@ class Execution:
             module=module.name,
             layer=self._layer,
             micro=self.micro,
-            temp_peak=compute.forward_peak,
-            temp_live=compute.forward_live,
+            temp_peak=compute.recompute_peak if again else compute.forward_peak,
+            temp_live=compute.recompute_live if again else compute.forward_live,
             temp_category=compute.category,
         )
 
