@@ -9,9 +9,9 @@ from zsim.cluster import catalog
 from zsim.cluster.spec import Device, Host, Link, Node
 
 # A kernel that moves data through host memory waits for each chunk's round trip: a byte takes as long as on the wire
-# plus on a 40 GB/s stage, so a GPU in a ring gets 15 of 24 GB/s each way on PCIe 4 and 22 of 48 on PCIe 5.
+# plus on a 45 GB/s stage, so a GPU in a ring gets 15.7 of 24 GB/s each way on PCIe 4 and 23 of 48 on PCIe 5.
 # Measured: 8x RTX 4090 without P2P 15.0 (all_reduce), 8x RTX PRO 6000 without P2P 22.2 (hardware/collectives.csv).
-STAGE_BANDWIDTH = 40e9
+STAGE_BANDWIDTH = 45e9
 DRAM_EFFICIENCY = 0.8  # of nominal, sustained (hardware/host.csv)
 NET_REACH = (
     0.96  # of a NIC's line rate: 12 of 12.5, 24 of 25, 48 of 50 GB/s (NCCL topo.h; NVIDIA staff in hardware/README)

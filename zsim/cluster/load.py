@@ -31,7 +31,7 @@ from zsim.errors import InputError
 FIELDS = ("name", "nodes", "gpu", "gpus", "nvlink", "pcie", "p2p", "cpu", "nics", "nvme", "fabric", "notes", "source")
 FABRICS = ("none", "rail", "fat_tree", "ethernet")
 # One way through the fabric and both NICs, by transport: RDMA writes 2 us; EFA's SRD and TCP are slower.
-TRANSPORT_LATENCY = {"rdma": 2e-6, "efa": 15e-6, "tcpx": 20e-6, "tcp": 25e-6}
+TRANSPORT_LATENCY = {"rdma": 0.0, "efa": 65e-6, "tcpx": 55e-6, "tcp": 50e-6}
 
 
 def load_topology(path: str | Path, nodes: int | None = None) -> Cluster:
@@ -126,7 +126,7 @@ def _node_plan(data: Mapping[str, Any]) -> NodePlan:
         pcie_gen=pcie.get("gen"),
         pcie_lanes=pcie.get("lanes"),
         p2p=data.get("p2p", "auto"),
-        gdr=nics.get("gdr", True),
+        gdr=nics.get("gdr", (data.get("fabric") or {}).get("transport") != "tcp"),  # sockets read host memory
     )
 
 

@@ -1,185 +1,124 @@
-"""Collectives as NCCL runs them, laid on the topology: bytes over each link, latency, algorithm and protocol."""
+"""Collectives as NCCL runs them: algorithm and protocol chosen by size, then bytes over each link, latency and rate.
+
+A collective alone takes  L + x + 2 sqrt(FILL L x),  where x is the time of its bytes on the slowest link and L the latency
+of its steps. The last term is a pipeline's: cut into k chunks, data that passes a pipeline of latency L takes
+(1 + L k / x) x / k to fill it, and with the best k the whole takes L + x + 2 sqrt(L x).
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
-from dataclasses import dataclass
+from math import sqrt
 
+from zsim.cluster.nics import nics_of
 from zsim.cluster.rings import rings
-from zsim.cluster.routes import TYPES, gpu_to_gpu, gpu_to_nic, pcie_path
-from zsim.cluster.spec import Cluster, Node, global_link
+from zsim.cluster.routes import gpu_to_nic
+from zsim.cluster.spec import Cluster
+from zsim.cost import nccl
+from zsim.cost.layouts import Groups, lay_out, parts_of
 from zsim.cost.transfer import Transfer
-from zsim.errors import NotModeled
+from zsim.errors import InputError, NotModeled
 from zsim.program.ops import Collective
 
-Groups = tuple[tuple[int, ...], ...]
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce", "all_to_all", "send_recv")
+GENERATIONS = {
+    "Ampere": "ampere", "Ada": "ampere", "Hopper": "hopper", "Blackwell": "blackwell", "Blackwell Ultra": "blackwell",
+    "CDNA3": "hopper", "CDNA4": "hopper",  # RCCL's model is NCCL's; the generation decides what LL can move
+}  # fmt: skip
 
-# Bytes that each ring edge carries per byte of payload (nccl-tests' bus bandwidth factors, doc/PERFORMANCE.md).
-EDGE_FACTOR = {
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "broadcast": lambda n: 1.0,
-    "reduce": lambda n: 1.0,
-    "barrier": lambda n: 2 * (n - 1) / n,  # ProcessGroupNCCL::barrier all-reduces one element
-}
-STEPS = {
-    "all_gather": lambda n: n - 1,
-    "reduce_scatter": lambda n: n - 1,
-    "all_reduce": lambda n: 2 * (n - 1),
-    "broadcast": lambda n: n - 1,
-    "reduce": lambda n: n - 1,
-    "barrier": lambda n: 2 * (n - 1),
-}
-BASE_LATENCY = 8.4e-6  # Ring Simple (NCCL graph/tuning.cc 2.23-2.28)
+# Fitted together on the open points of validation/measured/collectives.csv (zsim validate collectives).
+FILL = 0.18
+START = 2e-6  # of the kernel, beside NCCL's base latencies
+# A crossing of the network where one node's GPUs share proxies and NICs: 2 nodes of 8 take 36 to 39 us for 8 bytes, two
+# lone GPUs 13 to 18.
+SHARED_PROXY = 5e-6
+# NCCL's latencies of the Simple protocol contain the slow start that is FILL's here.
+LATENCY_SCALE = {"ll": 1.0, "ll128": 1.0, "simple": 0.42}
 
 
-@dataclass(frozen=True)
-class Layout:
-    """A ring of each of `groups`, all at once: link -> bytes per byte that a ring edge carries."""
+def lay(cluster: Cluster, work: Collective, groups: Groups, algorithm: str | None = None) -> Transfer:
+    """The transfer of all `groups` running `work` at the same time; usage is the sum over the groups.
 
-    usage: dict[str, float]
-    ranks: int  # of one group (the largest)
-    nodes: int  # that one group spans
-    hop_s: float  # latency of one step between GPUs of a node
-    net_s: float  # latency of one step between nodes
-
-
-def lay(cluster: Cluster, work: Collective, groups: Groups) -> Transfer:
-    """The transfer of all `groups` running `work` at the same time.
-
-    Usage is the sum over the groups. Raises NotModeled for a kind it does not know.
+    `algorithm` ("ring/simple", or "ring" with the best protocol) overrides NCCL's choice.
+    Raises NotModeled for a kind it does not know, InputError for an override that cannot run it.
     """
-    if work.kind not in EDGE_FACTOR:
-        raise NotModeled(f"collective {work.kind!r}", accepted=", ".join(EDGE_FACTOR))
-    layout = ring_layout(cluster, groups)
-    if layout.ranks == 1:
+    if work.kind not in KINDS:
+        raise NotModeled(f"collective {work.kind!r}", accepted=", ".join(KINDS))
+    return transfer(cluster, work.kind, work.payload_bytes, groups, algorithm)
+
+
+def transfer(cluster: Cluster, kind: str, nbytes: float, groups: Groups, algorithm: str | None = None) -> Transfer:
+    """As `lay`, for `nbytes` of payload per group (the full buffer)."""
+    shape = shape_of(cluster, groups)
+    if shape.ranks == 1:
         return Transfer(0.0, {}, 0.0, algorithm="none")
-    factor = EDGE_FACTOR[work.kind](layout.ranks)
-    usage = {link: times * factor for link, times in layout.usage.items()}
-    steps = STEPS[work.kind](layout.ranks)
-    crossings = steps * (layout.nodes if layout.nodes > 1 else 0) // layout.ranks
-    latency = BASE_LATENCY + (steps - crossings) * layout.hop_s + crossings * layout.net_s
-    return Transfer(work.payload_bytes, usage, latency, algorithm="ring/simple")
+    name, protocol = choose(cluster, kind, nbytes, groups, algorithm)
+    layout = lay_out(cluster, groups, name, kind)
+    wire = nccl.WIRE_BYTES[protocol]
+    usage = {link: times * wire for link, times in layout.usage.items()} if wire != 1 else layout.usage
+    scale = 1.0 if name.startswith("nvls") else LATENCY_SCALE[protocol]
+    latency = START + scale * nccl.latency(name, protocol, kind, shape)
+    latency += nccl.crossings(name, kind, shape) * (cluster.fabric.latency_s + SHARED_PROXY * (shape.local > 1))
+    fill = 2 * sqrt(FILL * latency * nbytes * wire / layout.rate)
+    return Transfer(nbytes, usage, latency + fill, layout.max_rate / wire, f"{name}/{protocol}")
 
 
-def ring_layout(cluster: Cluster, groups: Groups) -> Layout:
-    key = ("ring", groups)
-    if key not in cluster._cache:
-        cluster._cache[key] = _ring_layout(cluster, groups)
+def choose(cluster: Cluster, kind: str, nbytes: float, groups: Groups, override: str | None = None) -> tuple[str, str]:
+    """The (algorithm, protocol) that NCCL's model finds fastest."""
+    shape = shape_of(cluster, groups)
+    found = nccl.candidates(kind, shape)
+    if override:
+        asked = tuple(override.split("/"))
+        found = [pair for pair in found if pair[: len(asked)] == asked]
+        if not found:
+            able = ", ".join("/".join(pair) for pair in nccl.candidates(kind, shape))
+            raise InputError(f"{override!r} cannot run {kind} here", field="algorithm", accepted=able)
+    if len(found) == 1:
+        return found[0]
+    ring = lay_out(cluster, groups, "ring", kind).rate
+
+    def estimate(pair: tuple[str, str]) -> float:
+        tree = None
+        if cluster.fabric.transport == "efa" and pair[0] == "tree":
+            # AWS's plugin brings its own tuner, which knows that between two nodes a tree moves half of what a ring does.
+            tree = lay_out(cluster, groups, "tree", kind).rate
+        return nccl.predicted(*pair, kind, shape, ring, nbytes, tree)
+
+    return min(found, key=estimate)
+
+
+def shape_of(cluster: Cluster, groups: Groups) -> nccl.Shape:
+    """What NCCL would find out about the communicators of `groups` (about the least able one where they differ)."""
+    key = ("shape", groups)
+    if key in cluster._cache:
+        return cluster._cache[key]
+    held = {(cluster.node_templates[node], part) for node, parts in parts_of(cluster, groups).items() for part in parts}
+    nvlink = nvswitch = gdr = True
+    link_rate = nic_rate = float("inf")
+    generations = set()
+    for template, part in held:
+        node = cluster.templates[template]
+        if len(part.gpus) > 1:
+            nvlink = nvlink and rings(node, part.gpus).type == "NVL"
+        for gpu in part.gpus:
+            generations.add(GENERATIONS.get(node.devices[gpu].architecture, "old"))
+            up = node.links.get(f"gpu{gpu}>nvswitch")
+            nvswitch = nvswitch and up is not None
+            link_rate = min(link_rate, up.bandwidth if up else 0.0)
+        if part.nodes > 1:
+            nics = nics_of(node, part.gpus)
+            gdr = gdr and all(not gpu_to_nic(node, part.gpus[0], nic, outward=True).staged for nic in nics)
+            nic_rate = min(
+                nic_rate, sum(link.bandwidth for link in node.links.values() if link.src in nics and link.kind == "nic")
+            )
+    cluster._cache[key] = nccl.Shape(
+        ranks=max(part.ranks for _, part in held),
+        nodes=max(part.nodes for _, part in held),
+        generation=min(generations, key=("old", "ampere", "hopper", "blackwell").index),
+        nvlink=nvlink,
+        nvswitch=nvswitch,
+        gdr=gdr,
+        amd_cpu=cluster.host.vendor == "amd",
+        link_rate=link_rate,
+        nic_rate=nic_rate,
+    )
     return cluster._cache[key]
-
-
-def _ring_layout(cluster: Cluster, groups: Groups) -> Layout:
-    parts: dict[int, list[tuple[tuple[int, ...], int]]] = {}  # node -> (its GPUs in a group, nodes the group spans)
-    for group in groups:
-        by_node: dict[int, list[int]] = {}
-        for rank in group:
-            node, index = cluster.places[rank]
-            by_node.setdefault(node, []).append(index)
-        for node, indices in by_node.items():
-            parts.setdefault(node, []).append((tuple(sorted(indices)), len(by_node)))
-    usage: dict[str, float] = {}
-    hop = net = 0.0
-    for node, node_parts in representatives(cluster, parts):
-        template = cluster.template(node)
-        for indices, spans in node_parts:
-            local, latency = _through(template, indices, spans)
-            if spans > 1:
-                net = max(net, latency + cluster.fabric.latency_s)
-            if len(indices) > 1:
-                hop = max(hop, rings(template, indices).hop_latency_s)
-            for link, times in local.items():
-                name = global_link(node, link)
-                usage[name] = usage.get(name, 0.0) + times
-    spans = max(spans for node_parts in parts.values() for _, spans in node_parts)
-    return Layout(usage, max(map(len, groups)), spans, hop, net)
-
-
-def representatives(cluster: Cluster, parts: dict[int, list]) -> Iterable[tuple[int, list]]:
-    """The nodes whose links are named: one per template where all its nodes do the same, else every one."""
-    if not cluster.collapse:
-        return parts.items()
-    by_template: dict[int, list[int]] = {}
-    for node in range(cluster.nodes):
-        by_template.setdefault(cluster.node_templates[node], []).append(node)
-    chosen: list[tuple[int, list]] = []
-    for nodes in by_template.values():
-        loads = {tuple(sorted(parts.get(node, ()))) for node in nodes}
-        named = nodes[:1] if len(loads) == 1 else nodes
-        chosen.extend((node, parts[node]) for node in named if node in parts)
-    return chosen
-
-
-def _through(node: Node, indices: tuple[int, ...], spans: int) -> tuple[dict[str, float], float]:
-    """What a ring loads in one node: a closed ring if the group lives here, else chains from NIC to NIC."""
-    if spans > 1:
-        key = ("chains", indices)
-        if key not in node._cache:
-            node._cache[key] = _chains(node, indices)
-        return node._cache[key]
-    if len(indices) == 1:
-        return {}, 0.0
-    found = rings(node, indices)
-    return found.usage, found.hop_latency_s
-
-
-def _chains(node: Node, indices: tuple[int, ...]) -> tuple[dict[str, float], float]:
-    """One channel per NIC of the group: in by the NIC, through all GPUs, out by the same NIC (same rail)."""
-    usage: dict[str, float] = {}
-    nics = nics_of(node, indices)
-    order = rings(node, indices).orders[0] if len(indices) > 1 else indices
-    latency = 0.0
-
-    def add(links: dict[str, float]) -> None:
-        for link, times in links.items():
-            usage[link] = usage.get(link, 0.0) + times / len(nics)
-
-    for nic in nics:
-        chain = _turn(node, order, nic)
-        entry, leave = gpu_to_nic(node, chain[0], nic, outward=False), gpu_to_nic(node, chain[-1], nic, outward=True)
-        wire = dict.fromkeys(
-            (name for name, link in node.links.items() if link.kind == "nic" and nic in (link.src, link.dst)), 1.0
-        )
-        for links in (entry.usage, leave.usage, wire):
-            add(links)
-        for a, b in itertools.pairwise(chain):
-            add(gpu_to_gpu(node, a, b).usage)
-        latency = max(latency, entry.latency_s + leave.latency_s)
-    return usage, latency
-
-
-def _turn(node: Node, order: tuple[int, ...], nic: str) -> tuple[int, ...]:
-    """The ring cut open where both ends are nearest to the NIC."""
-
-    def distance(gpu: int) -> int:
-        return TYPES.index(pcie_path(node, f"gpu{gpu}", nic)[0])
-
-    cuts = [order[cut:] + order[:cut] for cut in range(len(order))]
-    return min(cuts, key=lambda chain: (distance(chain[0]) + distance(chain[-1]), distance(chain[0])))
-
-
-def nics_of(node: Node, indices: tuple[int, ...]) -> tuple[str, ...]:
-    """The NICs that a group with these GPUs uses: each GPU's nearest, shared out evenly among equally near GPUs."""
-    affinity = nic_affinity(node)
-    return tuple(dict.fromkeys(nic for index in indices for nic in affinity[index]))
-
-
-def nic_affinity(node: Node) -> tuple[tuple[str, ...], ...]:
-    """Per GPU the NICs it uses: nearest first; NICs are dealt so that each serves as few GPUs as possible."""
-    if "affinity" not in node._cache:
-        gpus = range(len(node.devices))
-        distance = {(g, nic): TYPES.index(pcie_path(node, f"gpu{g}", nic)[0]) for g in gpus for nic in node.nics}
-        chosen: list[list[str]] = [[] for _ in gpus]
-        served = dict.fromkeys(node.nics, 0)
-        for g in gpus:
-            nearest = min(node.nics, key=lambda nic: (distance[g, nic], served[nic], node.nics.index(nic)))
-            chosen[g].append(nearest)
-            served[nearest] += 1
-        for nic, count in served.items():
-            if count == 0:
-                near = min(gpus, key=lambda g: (distance[g, nic], len(chosen[g]), g))
-                chosen[near].append(nic)
-        node._cache["affinity"] = tuple(map(tuple, chosen))
-    return node._cache["affinity"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zsim.cluster.routes import gpu_host_copy
 from zsim.cluster.spec import Cluster, global_link
-from zsim.cost.collectives import representatives
+from zsim.cost.layouts import representatives
 from zsim.cost.transfer import Transfer
 from zsim.errors import NotModeled
 from zsim.program.ops import Copy

@@ -1,0 +1,51 @@
+"""Which NICs a set of GPUs uses, and the chain through a node's GPUs that starts and ends at one."""
+
+from __future__ import annotations
+
+from zsim.cluster.rings import rings
+from zsim.cluster.routes import TYPES, pcie_path
+from zsim.cluster.spec import Node
+
+
+def distance(node: Node, gpu: int, nic: str) -> int:
+    """Rank of the PCIe path type between them: 2 one switch, 3 several, 4 a CPU, 5 sockets."""
+    key = ("distance", gpu, nic)
+    if key not in node._cache:
+        node._cache[key] = TYPES.index(pcie_path(node, f"gpu{gpu}", nic)[0])
+    return node._cache[key]
+
+
+def nic_affinity(node: Node) -> tuple[tuple[str, ...], ...]:
+    """Per GPU the NICs it uses: the nearest, dealt so that each serves as few GPUs as possible; spare NICs go to the
+    GPUs nearest to them."""
+    if "affinity" not in node._cache:
+        gpus = range(len(node.devices))
+        chosen: list[list[str]] = [[] for _ in gpus]
+        served = dict.fromkeys(node.nics, 0)
+        for gpu in gpus:
+            nearest = min(node.nics, key=lambda nic: (distance(node, gpu, nic), served[nic], node.nics.index(nic)))
+            chosen[gpu].append(nearest)
+            served[nearest] += 1
+        for nic in (nic for nic, count in served.items() if count == 0):
+            near = min(gpus, key=lambda gpu: (distance(node, gpu, nic), len(chosen[gpu]), gpu))
+            chosen[near].append(nic)
+        node._cache["affinity"] = tuple(map(tuple, chosen))
+    return node._cache["affinity"]
+
+
+def nics_of(node: Node, gpus: tuple[int, ...]) -> tuple[str, ...]:
+    """The NICs of a group whose GPUs here are `gpus`."""
+    affinity = nic_affinity(node)
+    return tuple(dict.fromkeys(nic for gpu in gpus for nic in affinity[gpu]))
+
+
+def chains(node: Node, gpus: tuple[int, ...], nic: str) -> list[tuple[int, ...]]:
+    """The rings through `gpus`, each cut open to start, then to end, nearest to `nic`."""
+    if len(gpus) == 1:
+        return [gpus]
+
+    def far(cut: tuple[int, ...]) -> tuple[int, int]:
+        return distance(node, cut[0], nic), distance(node, cut[-1], nic)
+
+    orders = dict.fromkeys(rings(node, gpus).orders)
+    return [min((order[at:] + order[:at] for at in range(len(order))), key=far) for order in orders]
