@@ -16,6 +16,8 @@ from zsim.errors import InputError
 # command -> module and what --help says. Each module has a typer app named `app` with one command.
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("zsim.cli.run", "Simulate a scenario: does it fit, how fast is it, what holds it back? (the default)"),
+    "compare": ("zsim.cli.compare", "Several scenarios, or one under several ZeRO stages, side by side."),
+    "explain": ("zsim.cli.explain", "The critical path of a step, where every second goes, and what would help."),
     "memory": ("zsim.cli.memory", "The textbook's bytes per GPU for DDP, ZeRO-1, 2, 3 and CPU offload."),
     "schema": ("zsim.cli.schema", "Print the JSON Schema of scenario files, for editors."),
 }

@@ -15,19 +15,15 @@ from zsim.plan.reading import Reading
 VERSION = "0.19.8"
 AUTO = "auto"
 
-# transformers 5.24 integrations/deepspeed.py, HfTrainerDeepSpeedConfig.trainer_config_finalize: filled from hidden_size.
+# transformers 5.24 integrations/deepspeed.py, HfTrainerDeepSpeedConfig.trainer_config_finalize.
 AUTO_FROM_HIDDEN_SIZE = {
     "reduce_bucket_size": "hidden_size ** 2",
     "stage3_prefetch_bucket_size": "0.9 * hidden_size ** 2",
     "stage3_param_persistence_threshold": "10 * hidden_size",
 }
 _TRAINER_ARGUMENT = {
-    "train_batch_size": "micro_batch x grad_accum x ranks",
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
-    "gradient_clipping": "max_grad_norm",
-    "fp16.enabled": "fp16",
-    "bf16.enabled": "bf16",
 }
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _OPTIMIZERS = {"adam": "adam", "adamw": "adamw", "lion": "lion", "muon": "muon", "sgd": "sgd"}
@@ -35,7 +31,7 @@ _ONE_BIT = {"onebitadam", "onebitlamb", "zerooneadam"}
 
 
 def read_deepspeed(path: Path, version: str = VERSION) -> Reading:
-    """Read a DeepSpeed configuration file. Raises InputError where DeepSpeed would refuse it, NotModeled where zsim does."""
+    """Read a DeepSpeed configuration. Raises InputError where DeepSpeed refuses it, NotModeled where zsim does."""
     return read_document(parse_hjson(read_text(path, "DeepSpeed configuration"), path), version)
 
 
@@ -70,10 +66,12 @@ class _Reader:
         self.batch()
         self.training()
         for why, keys in self.without_effect.items():
-            self.reading.notes.append(f"no effect on a simulation: {', '.join(keys)} ({why})")
-        self.reading.fields[("framework",)] = "deepspeed"
-        self.reading.lacks(((("micro_batch",), "micro_batch"), (("precision",), "precision")))
-        self.reading.missing += ["model", "cluster", "seq_len"]
+            self.reading.without_effect.append(f"{', '.join(keys)} ({why})")
+        self.reading.fields[("framework", "name")] = "deepspeed"
+        if not {("micro_batch",), ("train_batch_size",)} & self.reading.fields.keys():
+            self.reading.lacks("micro_batch")
+        for field in ("model", "cluster", "seq_len"):
+            self.reading.lacks(field)
 
     # ------------------------------------------------------------------ every key by itself
 
@@ -225,9 +223,6 @@ class _Reader:
         full = f"zero_optimization.{name}"
         if name in AUTO_FROM_HIDDEN_SIZE and (name == "reduce_bucket_size" or stage == 3):
             self.set(("zero", name), AUTO, full)
-            self.reading.notes.append(
-                f"{full}: auto is {AUTO_FROM_HIDDEN_SIZE[name]}, as the Hugging Face Trainer sets it"
-            )
         else:
             self.reading.notes.append(
                 f"{full}: auto is DeepSpeed's default, {SECTIONS['zero_optimization'][name].default}"
@@ -280,7 +275,7 @@ class _Reader:
             self.set(("precision",), "fp16", "fp16.enabled")
         elif AUTO in (bf16, fp16):
             arguments = " and ".join(name for name, value in (("bf16", bf16), ("fp16", fp16)) if value == AUTO)
-            self.reading.notes.append(f"precision: auto, the Trainer's {arguments}")
+            self.reading.lacks("precision", f"auto: the Trainer's {arguments}")
         else:
             self.set(("precision",), "fp32", f"{section}.enabled" if bf16 is not None else "fp16.enabled")
             self.reading.notes.append("neither bf16 nor fp16 is enabled: fp32")
@@ -323,7 +318,8 @@ class _Reader:
         ):
             value = self.values.get(key)
             if value == AUTO:
-                self.reading.notes.append(f"{key}: auto, the Trainer's {_TRAINER_ARGUMENT[key]}")
+                if key != "train_batch_size":
+                    self.reading.lacks(field, f"auto: the Trainer's {_TRAINER_ARGUMENT[key]}")
             elif value is not None:
                 if value <= 0:
                     raise self.error((key,), f"{value} has to be greater than 0")
@@ -332,7 +328,7 @@ class _Reader:
     def training(self) -> None:
         clipping = self.values.get("gradient_clipping")
         if clipping == AUTO:
-            self.reading.notes.append("gradient_clipping: auto, the Trainer's max_grad_norm (1.0 unless given)")
+            self.reading.lacks("grad_clip", "auto: the Trainer's max_grad_norm")
         elif clipping is not None:
             self.set(("grad_clip",), clipping, "gradient_clipping")
         else:

@@ -1,8 +1,7 @@
 """Every key of a DeepSpeed configuration and what it does to a simulation.
 
-Read from DeepSpeed 0.19.8: runtime/config.py, runtime/constants.py, runtime/precision_config.py, runtime/zero/config.py,
-runtime/zero/offload_config.py and the sections' own config.py. A section of `STRICT` refuses keys it does not know,
-every other one ignores them.
+Read from DeepSpeed 0.19.8: runtime/config.py, constants.py, precision_config.py, zero/config.py, zero/offload_config.py
+and the sections' own config.py. A section of `STRICT` refuses keys it does not know, every other one ignores them.
 """
 
 from __future__ import annotations

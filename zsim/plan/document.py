@@ -28,7 +28,7 @@ class Document:
         message: str,
         accepted: str | None = None,
         notes: tuple[str, ...] = (),
-        kind: type = InputError,
+        kind: type[InputError] = InputError,
     ) -> InputError:
         """An InputError (or NotModeled: `kind`) that points at the field `path`."""
         return kind(message, *self.place(path), dotted(path) or None, accepted, notes)

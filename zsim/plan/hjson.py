@@ -20,7 +20,7 @@ _VALUE = re.compile(
 
 
 def parse_hjson(text: str, file: Path | str) -> Document:
-    """The fields of an Hjson text, read by the library that DeepSpeed uses. Raises InputError: not Hjson, a key twice."""
+    """The fields of an Hjson text, read by the library that DeepSpeed uses. Raises InputError, also for a key twice."""
     import hjson
 
     try:

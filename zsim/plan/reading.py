@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +12,8 @@ from zsim.plan.document import Document, Path_, Place
 class Reading:
     """`fields` holds scenario fields by path, ("zero", "stage"); `places` where each was said.
 
-    `notes` say how a value came about and which keys have no effect on a simulation; `not_modeled` what has an effect
-    in reality that is not simulated; `missing` what a scenario needs and this file does not say.
+    `notes` say how a value came about; `without_effect` which keys do not matter to a simulation, and why; `not_modeled`
+    what has an effect in reality that is not simulated; `missing` what a scenario needs and this file does not say.
     """
 
     kind: str
@@ -22,6 +21,7 @@ class Reading:
     fields: dict[Path_, Any] = field(default_factory=dict)
     places: dict[Path_, Place] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    without_effect: list[str] = field(default_factory=list)
     not_modeled: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
@@ -30,9 +30,10 @@ class Reading:
         self.fields[to] = value
         self.places[to] = self.document.place(path)
 
-    def lacks(self, wanted: Iterable[tuple[Path_, str]]) -> None:
-        """List each scenario field that has no value, as `what` it is."""
-        self.missing += [what for to, what in wanted if to not in self.fields]
+    def lacks(self, field: str, why: str = "") -> None:
+        """A scenario needs `field`, and this file leaves it open."""
+        if field not in [name.split(" ")[0] for name in self.missing]:
+            self.missing.append(f"{field} ({why})" if why else field)
 
     def nested(self) -> dict[str, Any]:
         """`fields` as a scenario file nests them."""

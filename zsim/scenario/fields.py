@@ -28,9 +28,9 @@ Whole = Annotated[int, BeforeValidator(_count), Field(ge=0), WithJsonSchema(_NUM
 Positive = Annotated[int, BeforeValidator(_count), Field(gt=0), WithJsonSchema(_NUMBER_SCHEMA)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
+Auto = Literal["auto"]  # of the model's hidden size, as the Hugging Face Trainer does
 Precision = Literal["bf16", "fp16", "fp32"]
 Dtype = Literal["bfloat16", "float16", "float32"]
-Device = Literal["cpu", "nvme"]
 
 
 class Section(BaseModel):
@@ -79,18 +79,36 @@ class OptimizerField(Section):
     momentum: bool | None = None
 
 
-class OffloadField(Section):
-    """DeepSpeed's offload_optimizer and offload_param."""
+class OffloadOptimizerField(Section):
+    """DeepSpeed's offload_optimizer."""
 
     shorthand = "device"
-    device: Literal["none", "cpu", "nvme"] = "cpu"
+
+    device: Literal["none", "cpu", "nvme"]
+    pin_memory: bool | None = None
+    ratio: Annotated[float, Field(ge=0, le=1)] | None = None
+    buffer_count: Positive | None = None
+    pipeline_read: bool | None = None
+    pipeline_write: bool | None = None
+
+
+class OffloadParamField(Section):
+    """DeepSpeed's offload_param."""
+
+    shorthand = "device"
+
+    device: Literal["none", "cpu", "nvme"]
+    pin_memory: bool | None = None
+    buffer_count: Positive | None = None
+    buffer_size: Positive | None = None
+    max_in_cpu: Whole | None = None
 
 
 class ZeroField(Section):
     """DeepSpeed's zero_optimization, in its own words."""
 
     stage: Literal[0, 1, 2, 3] = 0
-    reduce_bucket_size: Positive | None = None
+    reduce_bucket_size: Auto | Positive | None = None
     allgather_bucket_size: Positive | None = None
     allgather_partitions: bool | None = None
     reduce_scatter: bool | None = None
@@ -99,16 +117,16 @@ class ZeroField(Section):
     round_robin_gradients: bool | None = None
     use_multi_rank_bucket_allreduce: bool | None = None
     sub_group_size: Positive | None = None
-    stage3_prefetch_bucket_size: Whole | None = None
-    stage3_param_persistence_threshold: Whole | None = None
+    stage3_prefetch_bucket_size: Auto | Whole | None = None
+    stage3_param_persistence_threshold: Auto | Whole | None = None
     stage3_model_persistence_threshold: Whole | None = None
     stage3_max_live_parameters: Whole | None = None
     stage3_max_reuse_distance: Whole | None = None
     stage3_allgather_sequential: bool | None = None
     use_all_reduce_for_fetch_params: bool | None = Field(None, alias="stage3_use_all_reduce_for_fetch_params")
     zero_hpz_partition_size: Positive | None = None
-    offload_optimizer: OffloadField | None = None
-    offload_param: OffloadField | None = None
+    offload_optimizer: OffloadOptimizerField | None = None
+    offload_param: OffloadParamField | None = None
     zero_init: bool | None = Field(None, description="the model was built under deepspeed.zero.Init")
     leaf_blocks: bool | None = Field(None, description="set_z3_leaf_modules on the model's blocks")
     prescale_gradients: bool | None = None
@@ -163,9 +181,13 @@ class ScenarioFields(Section):
     zero: ZeroField | None = None
     fsdp: FsdpField | None = None
     ddp: DdpField | None = None
-    micro_batch: Positive = Field(description="sequences per GPU and micro-step")
+    deepspeed_config: str | None = Field(
+        None, description="path of a DeepSpeed configuration, read as the Trainer does"
+    )
+    micro_batch: Positive | None = Field(None, description="sequences per GPU and micro-step")
     seq_len: Positive = Field(description="tokens per sequence")
-    grad_accum: Positive = Field(1, description="micro-steps per optimizer step")
+    grad_accum: Positive | None = Field(None, description="micro-steps per optimizer step, 1 unless given")
+    train_batch_size: Positive | None = Field(None, description="sequences per optimizer step, over all GPUs")
     precision: Precision = "bf16"
     optimizer: OptimizerField = OptimizerField()
     checkpointing: Literal["none", "full", "selective"] = "none"

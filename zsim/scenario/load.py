@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from zsim.errors import InputError
-from zsim.plan.document import Document, Path_, dotted, nearest, parse_yaml, read_yaml
+from zsim.plan.document import Document, Path_, dotted, parse_yaml, read_yaml
+from zsim.plan.reading import Reading
 from zsim.scenario.fields import ScenarioFields, Section
+from zsim.scenario.messages import first_error, section_at
 
 if TYPE_CHECKING:
     from zsim.scenario.resolve import Setup
 
-_SECTION_OF = {"deepspeed": "zero", "fsdp2": "fsdp", "fsdp1": "fsdp", "ddp": "ddp"}
+SECTION_OF = {"deepspeed": "zero", "fsdp2": "fsdp", "fsdp1": "fsdp", "ddp": "ddp"}
+_OVERRIDE = "--set "
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A checked scenario. `folder` is where its relative paths start; `document` still knows the lines."""
+    """A checked scenario. `folder` is where its relative paths start; `document` still knows the lines.
+
+    `notes` and `not_modeled` come from a framework's configuration file that it names, one of `sources`.
+    """
 
     fields: ScenarioFields
     document: Document
     folder: Path
+    notes: tuple[str, ...] = ()
+    not_modeled: tuple[str, ...] = ()
+    sources: tuple[Path, ...] = field(default=())
 
     def resolve(self) -> Setup:
         """Read the model and the cluster, and build the plan. Raises InputError or NotModeled."""
@@ -34,8 +42,16 @@ class Scenario:
 
         return resolve(self)
 
-    def error(self, path: Path_, message: str, accepted: str | None = None, notes: tuple[str, ...] = ()) -> InputError:
-        return self.document.error(path, message, accepted, notes)
+    def error(
+        self,
+        path: Path_,
+        message: str,
+        accepted: str | None = None,
+        notes: tuple[str, ...] = (),
+        kind: type[InputError] = InputError,
+    ) -> InputError:
+        """An error that points at the field `path`."""
+        return self.document.error(path, message, accepted, notes, kind)
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
@@ -49,107 +65,109 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
 
 def check(document: Document, folder: Path) -> Scenario:
     """Validate a scenario's fields. Raises InputError for the first field that is wrong, in file order."""
+    sources, notes, not_modeled = [Path(document.file)], [], []
+    config = document.data.get("deepspeed_config")
+    if isinstance(config, str):
+        reading = _read_deepspeed(document, folder / config)
+        notes = reading.notes + _merge(document, reading)
+        not_modeled = reading.not_modeled
+        sources.append(folder / config)
     try:
         fields = ScenarioFields.model_validate(document.data)
     except ValidationError as invalid:
-        errors = [_translate(document, detail) for detail in invalid.errors(include_url=False)]
-        raise min(errors, key=lambda error: error.line or math.inf) from None
-    scenario = Scenario(fields, document, folder)
-    own = _SECTION_OF[fields.framework.name]
-    for section in ("zero", "fsdp", "ddp"):
-        if section != own and getattr(fields, section) is not None:
-            owner = " or ".join(name for name, its in _SECTION_OF.items() if its == section)
+        raise first_error(document, invalid) from None
+    scenario = Scenario(fields, document, folder, tuple(notes), tuple(not_modeled), tuple(sources))
+    _refuse_other_frameworks(scenario)
+    return scenario
+
+
+def _refuse_other_frameworks(scenario: Scenario) -> None:
+    framework = scenario.fields.framework.name
+    for section in ("zero", "deepspeed_config", "fsdp", "ddp"):
+        owners = [name for name, its in SECTION_OF.items() if its == section.replace("deepspeed_config", "zero")]
+        if getattr(scenario.fields, section) is not None and framework not in owners:
+            owner = " or ".join(owners)
             raise scenario.error(
                 (section,),
-                f"belongs to framework {owner}, and this scenario's framework is {fields.framework.name}",
-                accepted=f"a section {own}, or framework: {owner}",
+                f"belongs to framework {owner}, and this scenario's framework is {framework}",
+                accepted=f"a section {SECTION_OF[framework]}, or framework: {owner}",
+                notes=(f"--set {section}=null leaves it out",),
             )
-    return scenario
 
 
 def _override(document: Document, text: str) -> None:
     """Apply one "field.path=value" to the document."""
-    where = f"--set {text}"
+    where = f"{_OVERRIDE}{text}"
     dotted_path, equals, value = text.partition("=")
-    names = dotted_path.strip().split(".")
-    if not equals or not all(names):
+    path = tuple(dotted_path.strip().split("."))
+    if not equals or not all(path):
         raise InputError("is not field=value", where, accepted="for example --set zero.stage=2")
-    data = document.data
-    for depth, name in enumerate(names[:-1]):
+    try:
+        parsed = parse_yaml(f"value: {value}", where).data["value"]
+    except InputError as error:
+        raise InputError(error.message, where, field=dotted(path)) from None
+    _open_sections(document, path, where)
+    document.set(path, parsed, (where, None))
+
+
+def _open_sections(document: Document, path: Path_, where: Path | str) -> None:
+    """Make every section that encloses `path` a mapping; one written as a plain value keeps that value's meaning."""
+    data: Any = document.data
+    for depth, name in enumerate(path[:-1], start=1):
         inner = data.get(name)
-        if inner is None:
-            inner = {}
-        elif not isinstance(inner, dict):
-            section = _section_at(tuple(names[: depth + 1]))
-            if section is None or section.shorthand is None:
-                raise InputError(
-                    f"{name} is a plain value, not a section", where, field=dotted(tuple(names[: depth + 1]))
-                )
-            inner = {section.shorthand: inner}
+        if not isinstance(inner, dict):
+            section = section_at(path[:depth])
+            if inner is not None and (section is None or section.shorthand is None):
+                raise InputError("is a plain value, not a section", where, field=dotted(path[:depth]))
+            inner = {} if inner is None or section is None else {section.shorthand: inner}
         data[name] = inner
         data = inner
-    document.set(tuple(names), parse_yaml(f"value: {value}", where).data["value"], (where, None))
 
 
-def _translate(document: Document, detail: Any) -> InputError:
-    """One of pydantic's complaints in the user's words."""
-    path = _path_in_document(document, detail["loc"])
-    kind, context = detail["type"], detail.get("ctx", {})
-    if kind == "extra_forbidden":
-        known = _names_at(path[:-1])
-        close = nearest(str(path[-1]), known)
-        message = f"unknown field; did you mean {close}?" if close else "unknown field"
-        return document.error(path, message, accepted=", ".join(known))
-    if kind == "missing":
-        return document.error(path, "is missing", accepted=_description_at(path))
-    if kind == "count":
-        return document.error(path, context["why"], accepted=context["accepted"])
-    if kind == "literal_error":
-        close = nearest(
-            str(detail["input"]), [part.strip("'") for part in context["expected"].replace(" or ", ", ").split(", ")]
-        )
-        hint = f"; did you mean {close}?" if close and isinstance(detail["input"], str) else ""
-        return document.error(
-            path, f"{detail['input']!r} is not known{hint}", accepted=context["expected"].replace("'", "")
-        )
-    message = detail["msg"].replace("Input should be", "should be")
-    return document.error(path, f"{detail['input']!r} {message}" if message.startswith("should") else message)
+def _read_deepspeed(document: Document, path: Path) -> Reading:
+    from zsim.plan.deepspeed import VERSION, read_deepspeed
+
+    framework = document.data.get("framework")
+    version = framework.get("version") if isinstance(framework, dict) else None
+    if not path.exists():
+        raise document.error(("deepspeed_config",), f"no such file: {path}")
+    return read_deepspeed(path, str(version or VERSION))
 
 
-def _path_in_document(document: Document, location: tuple[str | int, ...]) -> Path_:
-    """pydantic's location without what is no field of the document: the names of a union's members."""
-    path: list[str | int] = []
-    data: Any = document.data
-    for part in location:
-        if isinstance(data, dict) and (part in data or str(part).isidentifier()):
-            data = data.get(part)
-        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+def _merge(document: Document, reading: Reading) -> list[str]:
+    """Add what a framework's file says to the scenario's own fields; returns notes about overridden values.
+
+    The same field with another value is a contradiction, unless it was set on the command line.
+    """
+    notes = []
+    for path, value in reading.fields.items():
+        _open_sections(document, path, document.file)
+        data: Any = document.data
+        for part in path[:-1]:
             data = data[part]
-        else:
+        own = data.get(path[-1])
+        section = section_at(path)
+        if isinstance(own, dict) and section is not None and section.shorthand:
+            own = own.get(section.shorthand)
+        if own is None and path not in document.places:
+            document.set(path, value, reading.places.get(path, (reading.document.file, None)))
             continue
-        path.append(part)
-    return tuple(path)
+        if _same(own, value):
+            continue
+        file, line = reading.places.get(path, (reading.document.file, None))
+        says = f"{file}{f':{line}' if line else ''} says {value}"
+        if str(document.place(path)[0]).startswith(_OVERRIDE):
+            notes.append(f"{dotted(path)}: {own} on the command line; {says}")
+        else:
+            raise document.error(path, f"is {own} here, and {says}", accepted="one of them")
+    return notes
 
 
-def _section_at(path: Path_) -> type[Section] | None:
-    """The pydantic model of the section at `path`; None for a plain field."""
-    section: type[Section] | None = ScenarioFields
-    for part in path:
-        field = section.model_fields.get(str(part)) if section else None
-        candidates = (field.annotation, *getattr(field.annotation, "__args__", ())) if field else ()
-        section = next((item for item in candidates if isinstance(item, type) and issubclass(item, Section)), None)
-    return section
-
-
-def _names_at(path: Path_) -> list[str]:
-    section = _section_at(path)
-    return [field.alias or name for name, field in section.model_fields.items()] if section else []
-
-
-def _description_at(path: Path_) -> str | None:
-    section = _section_at(path[:-1])
-    field = section.model_fields.get(str(path[-1])) if section else None
-    return field.description if field else None
+def _same(own: object, other: object) -> bool:
+    try:
+        return float(own) == float(other)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return own == other
 
 
 def json_schema() -> dict[str, Any]:

@@ -1,0 +1,143 @@
+"""From a scenario's fields to the plan of its framework; defaults are the framework's own (`plan.spec`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from zsim.errors import NotModeled
+from zsim.model.spec import ModelSpec
+from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
+
+if TYPE_CHECKING:
+    from zsim.scenario.load import Scenario
+
+TORCH_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def build_plan(
+    scenario: Scenario, model: ModelSpec, ranks: int, grad_accum: int
+) -> tuple[AnyPlan, list[str], list[str]]:
+    """The plan of the scenario's framework on `ranks` ranks, notes on what was chosen, and what is not modeled.
+
+    Raises InputError, NotModeled.
+    """
+    fields = scenario.fields
+    common: dict[str, Any] = {
+        "world_size": ranks,
+        "grad_accum": grad_accum,
+        "grad_clip": fields.grad_clip or None,
+        "optimizer": Optimizer(**fields.optimizer.given()),
+    }
+    if fields.framework.version:
+        common["version"] = fields.framework.version
+    if fields.framework.name == "deepspeed":
+        return _deepspeed(scenario, model, common)
+    if fields.framework.name == "ddp":
+        return _ddp(scenario, common), [], []
+    return _fsdp(scenario, common), [], []
+
+
+def _ddp(scenario: Scenario, common: dict[str, Any]) -> DdpPlan:
+    """Mixed precision with DDP is torch.autocast over float32 parameters, unless their type is given."""
+    given = scenario.fields.ddp.given() if scenario.fields.ddp else {}
+    compute = TORCH_DTYPE[scenario.fields.precision]
+    parameters = given.setdefault("dtype", "float32")
+    return DdpPlan(**common, **given, autocast=compute if compute != parameters else None)
+
+
+def _deepspeed(
+    scenario: Scenario, model: ModelSpec, common: dict[str, Any]
+) -> tuple[DeepSpeedPlan, list[str], list[str]]:
+    from zsim.plan.deepspeed import parse_version
+
+    zero = scenario.fields.zero
+    given = zero.given() if zero else {}
+    notes = _resolve_auto(scenario, model, given)
+    version = parse_version(common.get("version", DeepSpeedPlan.__dataclass_fields__["version"].default))
+    stage, not_modeled = given.get("stage", 0), []
+    for side in ("offload_optimizer", "offload_param"):
+        not_modeled += _offload(scenario, side, given, stage, version)
+    if given.get("offload_optimizer"):
+        common["optimizer"] = dataclasses.replace(common["optimizer"], impl="cpu")
+    ranks, hpz = common["world_size"], given.get("zero_hpz_partition_size", 1)
+    if ranks % hpz:
+        raise scenario.error(("zero", "zero_hpz_partition_size"), f"{hpz} does not divide the {ranks} ranks")
+    if (0, 17) <= version < (0, 19) and stage < 3 and scenario.fields.precision == "bf16":
+        given.setdefault("check_grad_overflow", False)  # precision_config.py of 0.17 and 0.18
+    return DeepSpeedPlan(**common, dtype=TORCH_DTYPE[scenario.fields.precision], **given), notes, not_modeled
+
+
+def _offload(scenario: Scenario, side: str, given: dict[str, Any], stage: int, version: tuple[int, ...]) -> list[str]:
+    """Replace the section `side` in `given` by the plan's fields; returns the options that the plan does not have."""
+    offload = given.pop(side, None)
+    if offload is None or offload.device == "none":
+        return []
+    if side == "offload_param" and stage != 3:
+        raise scenario.error(("zero", side), f"needs stage 3, not {stage}")
+    if stage == 0:
+        raise scenario.error(("zero", side), "needs stage 1, 2 or 3, not 0")
+    given[side] = offload.device
+    # offload_config.py: pinned by default from 0.19 on, pageable in 0.18.9 and before.
+    given[f"{side}_pin_memory"] = version >= (0, 19)
+    not_modeled = []
+    for name, value in offload.given().items():
+        if f"{side}_{name}" in DeepSpeedPlan.__dataclass_fields__:
+            given[f"{side}_{name}"] = value
+        elif name == "ratio" and value < 1:
+            raise scenario.error(("zero", side, name), "partial offloading", kind=NotModeled)
+        elif name not in ("device", "ratio") and offload.device == "nvme":
+            not_modeled.append(f"zero.{side}.{name}: buffers and pipelining of NVMe")
+    return not_modeled
+
+
+def _resolve_auto(scenario: Scenario, model: ModelSpec, given: dict[str, Any]) -> list[str]:
+    """Sizes left to the Trainer (transformers 5.24 integrations/deepspeed.py, trainer_config_finalize)."""
+    notes = []
+    for name, value in given.items():
+        if value != "auto":
+            continue
+        hidden = getattr(model.arch, "hidden", None)
+        if hidden is None:
+            raise scenario.error(("zero", name), "auto needs a model with a hidden size", "a number, or a config.json")
+        given[name] = {
+            "reduce_bucket_size": hidden * hidden,
+            "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),
+            "stage3_param_persistence_threshold": 10 * hidden,
+        }[name]
+        notes.append(f"zero.{name}: auto is {given[name]:,} for hidden size {hidden}, as the Trainer sets it")
+    return notes
+
+
+def _fsdp(scenario: Scenario, common: dict[str, Any]) -> Fsdp1Plan | Fsdp2Plan:
+    fields = scenario.fields
+    name, dtype = fields.framework.name, TORCH_DTYPE[fields.precision]
+    plan_class: type[Fsdp1Plan] | type[Fsdp2Plan] = Fsdp2Plan if name == "fsdp2" else Fsdp1Plan
+    given = fields.fsdp.given() if fields.fsdp else {}
+    for option in given:
+        if option not in plan_class.__dataclass_fields__:
+            other = "fsdp1" if name == "fsdp2" else "fsdp2"
+            raise scenario.error(("fsdp", option), f"is an option of {other}, and this scenario's framework is {name}")
+    _check_groups(scenario, given, common["world_size"])
+    if given.get("backward_prefetch") == "NONE":
+        given["backward_prefetch"] = None
+    if name == "fsdp2" and fields.implementation == "torchtitan":
+        given.setdefault("grouping", "titan")
+    given.setdefault("param_dtype", dtype)
+    if name == "fsdp1" or dtype == "float32":
+        # accelerate and the Trainer give FSDP1's MixedPrecision one type throughout; without it all is float32.
+        given.setdefault("reduce_dtype", dtype)
+    return plan_class(**common, **given)
+
+
+def _check_groups(scenario: Scenario, given: dict[str, Any], ranks: int) -> None:
+    mesh = given.get("mesh")
+    if mesh and mesh[0] * mesh[1] != ranks:
+        raise scenario.error(("fsdp", "mesh"), f"{mesh[0]} x {mesh[1]} is not the cluster's {ranks} ranks")
+    if mesh is None and "HYBRID" in given.get("sharding_strategy", ""):
+        raise scenario.error(("fsdp", "mesh"), "is missing for hybrid sharding", accepted="[replicate, shard]")
+    shard = mesh[1] if mesh else ranks
+    group = given.get("reshard_after_forward")
+    if group is not None and not isinstance(group, bool) and shard % group:
+        message = f"{group} does not divide the {shard} ranks of a shard group"
+        raise scenario.error(("fsdp", "reshard_after_forward"), message)
