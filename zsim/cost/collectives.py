@@ -1,8 +1,8 @@
 """Collectives as NCCL runs them: algorithm and protocol chosen by size, then bytes over each link, latency and rate.
 
-A collective alone takes  L + x + 2 sqrt(FILL L x),  where x is the time of its bytes on the slowest link and L the latency
-of its steps. The last term is a pipeline's: cut into k chunks, data that passes a pipeline of latency L takes
-(1 + L k / x) x / k to fill it, and with the best k the whole takes L + x + 2 sqrt(L x).
+A collective alone takes  L + x + 2 sqrt(FILL L x),  where x is the time of its bytes on the slowest link and L the
+latency of its steps. The last term is a pipeline's: data in k chunks takes x + x/k to come through and pays L for the
+first chunk and a share of L for each other one; with the best k the sum has this form.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ def lay(cluster: Cluster, work: Collective, groups: Groups, algorithm: str | Non
     `algorithm` ("ring/simple", or "ring" with the best protocol) overrides NCCL's choice.
     Raises NotModeled for a kind it does not know, InputError for an override that cannot run it.
     """
+    if work.kind == "barrier":  # torch.distributed.barrier on NCCL is an all_reduce of one float
+        return transfer(cluster, "all_reduce", 4.0, groups, algorithm)
     if work.kind not in KINDS:
         raise NotModeled(f"collective {work.kind!r}", accepted=", ".join(KINDS))
     return transfer(cluster, work.kind, work.payload_bytes, groups, algorithm)
@@ -79,7 +81,7 @@ def choose(cluster: Cluster, kind: str, nbytes: float, groups: Groups, override:
     def estimate(pair: tuple[str, str]) -> float:
         tree = None
         if cluster.fabric.transport == "efa" and pair[0] == "tree":
-            # AWS's plugin brings its own tuner, which knows that between two nodes a tree moves half of what a ring does.
+            # AWS's plugin has its own tuner, which knows that between two nodes a tree moves half of what a ring does.
             tree = lay_out(cluster, groups, "tree", kind).rate
         return nccl.predicted(*pair, kind, shape, ring, nbytes, tree)
 

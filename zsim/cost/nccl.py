@@ -1,7 +1,7 @@
 """What NCCL would choose and what a choice costs beside the bytes: its cost model's constants and formulas.
 
-Own-words rendering of NCCL 2.23 to 2.28, src/graph/tuning.cc (github.com/NVIDIA/nccl/blob/v2.28.9-1/src/graph/tuning.cc);
-every table below stands there. Seconds and bytes/s.
+After NCCL 2.23 to 2.28, github.com/NVIDIA/nccl/blob/v2.28.9-1/src/graph/tuning.cc; every table below stands there.
+Seconds and bytes/s.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HOP = {
     ("tree", "net"): (5.0, 8.5, 14.0), ("ring", "net"): (2.7, 4.0, 14.0),
 }  # fmt: skip
 NVLS_LATENCY, NVLS_TREE_NET, PAT_NET, PAT_PER_RANK = 25.0, 14.0, 14.0 / 3.5, 2.8
-# NVLS has one channel per GPU, none faster than the search's highest speed; efficiency 5/6 up to 2.27. For choosing only.
+# NVLS has one channel per GPU, none faster than the search's highest speed, and works at 5/6 of it (up to 2.27).
 NVLS_SPEED, NVLS_CHOICE = {"hopper": 60e9, "blackwell": 90e9}, 5 / 6
 
 # Most that the LL protocol moves (GB/s) for 1, 2 and more nodes; by GPU generation in one node, across nodes by CPU.
@@ -37,7 +37,9 @@ LL_MAX = {
 TREE_CORRECTION = {
     "ll": (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1),
     "ll128": (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1),
-    "simple": (0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9),
+    "simple": (
+        0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9,
+    ),
 }  # fmt: skip
 
 

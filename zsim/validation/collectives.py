@@ -25,8 +25,8 @@ from zsim.errors import InputError
 REQUIRED = ("set_id", "gpu", "n_gpus", "nodes", "intra", "net", "collective", "size_bytes", "time_us")
 LARGE = 16 * 2**20
 NVLINK_DOMAIN = 72  # GPUs of an NVL72 rack
-# A process that drives all GPUs of a node launches one kernel after the other; nccl-tests -g 8 has floors of 39 to 48 us
-# on A100, V100 and 4090 where one process per GPU has 13 to 25.
+# A process that drives all GPUs of a node launches one kernel after the other; nccl-tests -g 8 has floors of 39 to
+# 48 us on A100, V100 and 4090 where one process per GPU has 13 to 25.
 LAUNCH_PER_GPU = 5e-6
 
 CUBE_MESH = [
@@ -106,7 +106,8 @@ def read_points(path: str | Path) -> list[Point]:
 def _point(row: dict[str, str], line: int) -> Point:
     point = Point(
         row["set_id"], row["gpu"], int(row["n_gpus"]), int(row["nodes"]), row["intra"], row["net"], row["collective"],
-        int(float(row["size_bytes"])), float(row["time_us"]) * 1e-6, row.get("quality") or "ok", row.get("note") or "", line,
+        int(float(row["size_bytes"])), float(row["time_us"]) * 1e-6, row.get("quality") or "ok", row.get("note") or "",
+        line,
     )  # fmt: skip
     if point.gpus < 1 or point.nodes < 1 or point.nbytes < 0 or not point.seconds > 0:
         raise ValueError("counts, bytes and time must be positive")
