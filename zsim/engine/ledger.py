@@ -28,7 +28,7 @@ def memory_events(rank: Rank) -> Iterator[list[MemoryEvent]]:
     for step, code in enumerate(rank.codes):
         clocks = rank.clocks[step]
         events: list[MemoryEvent] = []
-        for what, segment, offset, op, key, category, nbytes, device, after, after_it in code.memory:
+        for what, segment, offset, op, key, category, nbytes, device, after, after_it, lane in code.memory:
             time = clocks[segment] + offset
             if what == FREE:
                 if key not in live:
@@ -48,7 +48,7 @@ def memory_events(rank: Rank) -> Iterator[list[MemoryEvent]]:
                 if key in live:
                     raise ValueError(f"step {step} allocates {key}, which is allocated already")
                 live[key] = device, category, nbytes
-                events.append(MemoryEvent(step, number, time, device, category, nbytes, key, op))
+                events.append(MemoryEvent(step, number, time, device, category, nbytes, key, op, lane))
                 continue
             if level and category != level_category:
                 events.append(MemoryEvent(step, number, time, device, level_category, -level, TEMPORARY, op))

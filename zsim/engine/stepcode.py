@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from zsim.engine.prices import Prices
 from zsim.program.ops import (
+    COMPUTE,
     HOST,
     LANES,
     Alloc,
@@ -56,6 +57,7 @@ class MemoryEntry(NamedTuple):
     device: str = "gpu"
     after: int | None = None  # the op that a Free waits for, numbered as in `StepCode.waits`
     live: int = 0
+    lane: str = COMPUTE
 
 
 @dataclass(slots=True)
@@ -129,13 +131,8 @@ def prepare(instructions: Sequence[Instruction], prices: Prices) -> StepCode:
                     )
                 )
         elif isinstance(instruction, Alloc):
-            key, category, nbytes, device = (
-                instruction.key,
-                instruction.category,
-                instruction.nbytes,
-                instruction.device,
-            )
-            memory.append(MemoryEntry(ALLOC, len(segments), clock, last_id, key, category, nbytes, device))
+            key, category, nbytes, device, lane = instruction
+            memory.append(MemoryEntry(ALLOC, len(segments), clock, last_id, key, category, nbytes, device, lane=lane))
         elif isinstance(instruction, Free):
             after = instruction.after
             if after is not None:

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from zsim.cost.transfer import Transfer
-from zsim.program.ops import Op
+from zsim.program.ops import COMPUTE, Op
 
 
 @dataclass(slots=True)
@@ -44,6 +44,7 @@ class MemoryEvent:
     nbytes: int
     key: str
     op: int | None  # last op issued before
+    lane: str = COMPUTE  # as `Alloc.lane`
 
 
 @dataclass(slots=True)

@@ -96,8 +96,8 @@ class Builder:
     def host_work(self, label: str, phase: str, count: int = 1, module: str = "") -> None:
         self.launch(HOST, label, phase, HostWork(label, count), module=module)
 
-    def alloc(self, key: str, category: str, nbytes: int, device: str = "gpu") -> None:
-        self.instructions.append(Alloc(key, category, nbytes, device))
+    def alloc(self, key: str, category: str, nbytes: int, device: str = "gpu", lane: str = COMPUTE) -> None:
+        self.instructions.append(Alloc(key, category, nbytes, device, lane))
 
     def free(self, key: str, after: int | None = None) -> None:
         self.instructions.append(Free(key, after))

@@ -110,12 +110,16 @@ class Launch(NamedTuple):
 
 
 class Alloc(NamedTuple):
-    """`key` identifies the tensor until its Free. `device`: gpu | host (pinned) | nvme."""
+    """`key` identifies the tensor until its Free. `device`: gpu | host (pinned) | nvme.
+
+    `lane` is the stream that was current: PyTorch's allocator reuses cached blocks only on the stream that got them.
+    """
 
     key: str
     category: str
     nbytes: int
     device: str = "gpu"
+    lane: str = COMPUTE
 
 
 class Free(NamedTuple):

@@ -1,0 +1,162 @@
+"""PyTorch's caching allocator: the rules of CUDACachingAllocator.cpp, one by one, and what holds of any run."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.worlds import steps, worlds
+from zsim.engine.allocator import MIB, Block, CachingAllocator, OutOfMemory, replay
+from zsim.engine.simulator import run
+from zsim.engine.timeline import MemoryEvent
+from zsim.program.ops import ALL_GATHER, COMPUTE, DELAYED_FREES
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "allocated", "reserved"),
+    [
+        (1, 512, 2 * MIB),  # kMinBlockSize, kSmallBuffer
+        (513, 1024, 2 * MIB),
+        (MIB, MIB, 2 * MIB),  # kSmallSize is small still
+        (MIB + 1, MIB + 512, 20 * MIB),  # kLargeBuffer
+        (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB, 10 * MIB),  # kMinLargeAlloc: a segment of its own, rounded to kRoundLarge
+        (11 * MIB, 12 * MIB, 12 * MIB),  # 1 MiB left is not worth a split
+        (11 * MIB - 512, 11 * MIB - 512, 12 * MIB),  # more than that is
+        (1000 * MIB + 1, 1000 * MIB + 512, 1002 * MIB),
+    ],
+)
+def test_sizes(nbytes, allocated, reserved):
+    allocator = CachingAllocator()
+    allocator.malloc(nbytes, COMPUTE)
+    assert (allocator.allocated, allocator.reserved) == (allocated, reserved)
+
+
+def test_cached_blocks_are_reused_on_their_stream_only():
+    allocator = CachingAllocator()
+    allocator.free(allocator.malloc(16 * MIB, COMPUTE))
+    allocator.malloc(16 * MIB, COMPUTE)
+    assert allocator.reserved == 16 * MIB
+    allocator.free(allocator.malloc(16 * MIB, ALL_GATHER))
+    assert allocator.reserved == 32 * MIB
+
+
+def test_small_and_large_requests_do_not_share_segments():
+    allocator = CachingAllocator()
+    allocator.free(allocator.malloc(20 * MIB, COMPUTE))
+    allocator.malloc(512, COMPUTE)
+    assert allocator.reserved == 22 * MIB
+
+
+def test_the_smallest_block_that_fits_is_split_and_merges_again():
+    allocator = CachingAllocator()
+    big, fit = allocator.malloc(40 * MIB, COMPUTE), allocator.malloc(30 * MIB, COMPUTE)
+    allocator.free(big)
+    allocator.free(fit)
+    one = allocator.malloc(25 * MIB, COMPUTE)
+    assert one.address == fit.address
+    two = allocator.malloc(5 * MIB, COMPUTE)  # what was left of it
+    assert two.address == one.address + 25 * MIB
+    allocator.free(one)
+    allocator.free(two)
+    assert allocator.malloc(30 * MIB, COMPUTE).address == fit.address
+    assert allocator.reserved == 70 * MIB
+
+
+def test_fragmentation_costs_a_new_segment():
+    allocator = CachingAllocator()
+    blocks = [allocator.malloc(4 * MIB, COMPUTE) for _ in range(5)]  # one 20 MiB segment
+    assert allocator.reserved == 20 * MIB
+    for block in blocks[::2]:
+        allocator.free(block)
+    allocator.malloc(6 * MIB, COMPUTE)  # 12 MiB are free, but not in one piece
+    assert allocator.reserved == 40 * MIB
+
+
+def test_whole_segments_are_given_back_before_memory_runs_out():
+    allocator = CachingAllocator(capacity=64 * MIB)
+    half, kept = allocator.malloc(20 * MIB, COMPUTE), allocator.malloc(4 * MIB, COMPUTE)
+    allocator.free(half)
+    allocator.malloc(30 * MIB, ALL_GATHER)
+    assert (allocator.reserved, allocator.retries) == (50 * MIB, 1)
+    with pytest.raises(OutOfMemory):  # `kept` holds its segment of 20 MiB
+        allocator.malloc(16 * MIB, ALL_GATHER)
+    allocator.free(kept)
+    allocator.malloc(16 * MIB, ALL_GATHER)
+    assert (allocator.reserved, allocator.retries) == (46 * MIB, 3)
+
+
+def test_running_out_waits_for_delayed_frees():
+    allocator = CachingAllocator(capacity=20 * MIB)
+    allocator.free_later("x", allocator.malloc(16 * MIB, COMPUTE))
+    allocator.malloc(18 * MIB, COMPUTE)
+    assert allocator.reserved == 18 * MIB
+    allocator.free_delayed("x")
+    assert allocator.allocated == 18 * MIB
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_blocks_tile_their_segments(data):
+    allocator = CachingAllocator(data.draw(st.sampled_from([None, 200 * MIB])))
+    live: list[Block] = []
+    for _ in range(data.draw(st.integers(1, 40))):
+        if live and data.draw(st.booleans()):
+            allocator.free(live.pop(data.draw(st.integers(0, len(live) - 1))))
+            continue
+        nbytes = data.draw(st.sampled_from([1, 700, MIB - 3, MIB + 1, 7 * MIB, 10 * MIB, 33 * MIB + 5]))
+        try:
+            block = allocator.malloc(nbytes, data.draw(st.sampled_from([COMPUTE, ALL_GATHER])))
+        except OutOfMemory:
+            continue
+        assert block.size >= nbytes
+        assert all(
+            other.address + other.size <= block.address or block.address + block.size <= other.address for other in live
+        )
+        live.append(block)
+    assert allocator.allocated == sum(block.size for block in live) <= allocator.reserved
+    for block in live:
+        allocator.free(block)
+    assert allocator.allocated == 0
+    cached = [entry[2] for pool in allocator._pools.values() for entry in pool]
+    assert all(block.before is None and block.behind is None for block in cached)  # all merged back
+    assert sum(block.size for block in cached) == allocator.reserved
+
+
+def event(key, nbytes, category="activations", op=None, lane=COMPUTE):
+    return MemoryEvent(1, 0, 0.0, "gpu", category, nbytes, key, op, lane)
+
+
+def test_replaying_a_ledger():
+    events = [
+        event("weights", 100 * MIB),
+        event("shard", 30 * MIB, lane=ALL_GATHER),
+        event("shard", -30 * MIB),
+        event("shard", 30 * MIB, DELAYED_FREES),
+        event("shard", 30 * MIB, lane=ALL_GATHER),  # the first one is not reusable yet
+        event("shard", -30 * MIB, DELAYED_FREES),
+        event("other", 30 * MIB, lane=ALL_GATHER),  # now it is
+        event("temporary", 64 * MIB, op=3),
+        event("temporary", -48 * MIB, op=3),
+        event("temporary", 16 * MIB, op=4),  # reuses what op 3 dropped
+        event("temporary", -16 * MIB, op=4),
+    ]
+    reserved = replay(events)
+    assert reserved.peak_bytes == (100 + 30 + 30 + 48 + 16) * MIB
+    assert reserved.peak_at is events[7]
+    assert reserved.out_of_memory is None
+    short = replay(events, capacity=200 * MIB)
+    assert short.out_of_memory is events[7]
+
+
+@settings(max_examples=40, deadline=None)
+@given(worlds(), st.lists(steps(memory=True), min_size=1, max_size=2))
+def test_any_ledger_can_be_replayed(world, programs):
+    timeline = run(world.program(*programs), world.classes, world)
+    events = [event for event in timeline.memory if event.device == "gpu"]
+    held = peak = 0
+    for one in events:
+        held += one.nbytes
+        peak = max(peak, held)
+    assert replay(events).peak_bytes >= peak

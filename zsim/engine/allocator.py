@@ -1,0 +1,195 @@
+"""Reserved bytes: PyTorch's caching allocator, replayed over a ledger.
+
+The rules are those of c10/cuda/CUDACachingAllocator.cpp (torch 2.x, default settings; names as there): sizes are
+rounded to 512 bytes; requests up to 1 MiB live in 2 MiB segments, those under 10 MiB in segments of 20 MiB, larger
+ones in segments of their own, rounded to 2 MiB; the smallest cached block of the same stream and pool that fits is
+taken and split if what remains is worth it; freed neighbours merge; segments go back to the driver only when it has
+no memory left. Not modeled: expandable segments, max_split_size, garbage collection thresholds, graph pools.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from zsim.engine.ledger import TEMPORARY
+from zsim.engine.timeline import MemoryEvent
+from zsim.program.ops import COMPUTE, DELAYED_FREES
+
+MIB = 1 << 20
+MIN_BLOCK = 512
+SMALL, SMALL_SEGMENT = MIB, 2 * MIB
+MIN_LARGE, LARGE_SEGMENT, ROUND_LARGE = 10 * MIB, 20 * MIB, 2 * MIB
+
+
+def _round_up(nbytes: int, unit: int) -> int:
+    return -(-nbytes // unit) * unit
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A piece of a segment, in use or cached."""
+
+    address: int
+    size: int
+    pool: list[tuple[int, int, Block]]  # the cached blocks of its stream and kind, smallest first
+    small: bool
+    used: bool = False
+    before: Block | None = None
+    behind: Block | None = None
+
+
+class OutOfMemory(Exception):
+    """The device has no room for a new segment, not even after giving back all cached ones."""
+
+
+@dataclass
+class CachingAllocator:
+    """One device. `capacity` is what its allocator can get from the driver; None: no limit."""
+
+    capacity: int | None = None
+    reserved: int = 0
+    allocated: int = 0  # sizes of blocks in use
+    retries: int = 0  # times it had to give cached segments back first (num_alloc_retries)
+    delayed: dict[str, deque[Block | None]] = field(default_factory=lambda: defaultdict(deque))
+    _pools: dict[tuple[str, bool], list[tuple[int, int, Block]]] = field(default_factory=lambda: defaultdict(list))
+    _next_address: int = 0
+
+    def malloc(self, nbytes: int, stream: str) -> Block:
+        """`nbytes` > 0. Raises OutOfMemory."""
+        size = _round_up(nbytes, MIN_BLOCK)
+        small = size <= SMALL
+        pool = self._pools[stream, small]
+        place = bisect_left(pool, size, key=lambda entry: entry[0])
+        block = pool.pop(place)[2] if place < len(pool) else self._new_segment(size, pool, small)
+        left = block.size - size
+        if left >= MIN_BLOCK if small else left > SMALL:
+            rest = Block(block.address + size, left, pool, small, before=block, behind=block.behind)
+            if rest.behind:
+                rest.behind.before = rest
+            block.size, block.behind = size, rest
+            insort(pool, (rest.size, rest.address, rest))
+        block.used = True
+        self.allocated += block.size
+        return block
+
+    def free(self, block: Block) -> None:
+        block.used = False
+        self.allocated -= block.size
+        pool, before, behind = block.pool, block.before, block.behind
+        if before and not before.used:
+            self._uncache(before)
+            block.address, block.size, block.before = before.address, before.size + block.size, before.before
+            if block.before:
+                block.before.behind = block
+        if behind and not behind.used:
+            self._uncache(behind)
+            block.size, block.behind = block.size + behind.size, behind.behind
+            if block.behind:
+                block.behind.before = block
+        insort(pool, (block.size, block.address, block))
+
+    def free_later(self, key: str, block: Block) -> None:
+        """Another stream still reads it: it cannot be reused before `free_delayed(key)`."""
+        self.delayed[key].append(block)
+
+    def free_delayed(self, key: str) -> None:
+        block = self.delayed[key].popleft()
+        if block:
+            self.free(block)
+
+    def _uncache(self, block: Block) -> None:
+        del block.pool[bisect_left(block.pool, (block.size, block.address), key=lambda entry: entry[:2])]
+
+    def _new_segment(self, size: int, pool: list[tuple[int, int, Block]], small: bool) -> Block:
+        segment = SMALL_SEGMENT if small else LARGE_SEGMENT if size < MIN_LARGE else _round_up(size, ROUND_LARGE)
+        if self.capacity is not None and self.reserved + segment > self.capacity:
+            self.retries += 1
+            self._release_cached()
+            if self.reserved + segment > self.capacity:
+                raise OutOfMemory
+        self.reserved += segment
+        block = Block(self._next_address, segment, pool, small)
+        self._next_address += segment
+        return block
+
+    def _release_cached(self) -> None:
+        """Wait for the other streams, then give back every segment of which nothing is in use."""
+        for queue in self.delayed.values():
+            for place, block in enumerate(queue):
+                if block:
+                    self.free(block)
+                    queue[place] = None
+        for pool in self._pools.values():
+            whole = [entry[2] for entry in pool if entry[2].before is None and entry[2].behind is None]
+            self.reserved -= sum(block.size for block in whole)
+            pool[:] = [entry for entry in pool if entry[2].before or entry[2].behind]
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """What `torch.cuda.max_memory_reserved` would show, and the event at which memory ran out (None: it did not)."""
+
+    peak_bytes: int
+    peak_at: MemoryEvent | None
+    retries: int
+    out_of_memory: MemoryEvent | None
+
+
+def replay(events: Iterable[MemoryEvent], capacity: int | None = None) -> Reserved:
+    """Run the ledger of one rank's GPU (its events of device "gpu", in order) through the allocator.
+
+    The ledger joins tensors that live and die together, and knows of an op's temporaries only their sum, so
+    this is an estimate of fragmentation, not a replay of the real calls.
+    """
+    events = list(events)
+    allocator = CachingAllocator(capacity)
+    blocks: dict[str, Block] = {}
+    temporaries: deque[tuple[int, Block]] = deque()  # oldest first
+    peak, peak_at = 0, None
+    for position, event in enumerate(events):
+        key, nbytes = event.key, event.nbytes
+        try:
+            if event.category == DELAYED_FREES:
+                if nbytes < 0:
+                    allocator.free_delayed(key)
+            elif key == TEMPORARY:
+                behind = events[position + 1] if position + 1 < len(events) else None
+                _change_temporaries(allocator, temporaries, event, behind)
+            elif nbytes > 0:
+                blocks[key] = allocator.malloc(nbytes, event.lane)
+            elif nbytes < 0:
+                behind = events[position + 1] if position + 1 < len(events) else None
+                if behind and behind.category == DELAYED_FREES and behind.key == key and behind.nbytes > 0:
+                    allocator.free_later(key, blocks.pop(key))
+                else:
+                    allocator.free(blocks.pop(key))
+        except OutOfMemory:
+            return Reserved(allocator.reserved, event, allocator.retries, event)
+        if allocator.reserved > peak:
+            peak, peak_at = allocator.reserved, event
+    return Reserved(peak, peak_at, allocator.retries, None)
+
+
+def _change_temporaries(
+    allocator: CachingAllocator, held: deque[tuple[int, Block]], event: MemoryEvent, behind: MemoryEvent | None
+) -> None:
+    """An op allocates what it returns beside what it was given, and then frees the latter: oldest first."""
+    if event.nbytes > 0:
+        drop = 0
+        if behind and behind.key == TEMPORARY and behind.nbytes < 0 and behind.op == event.op:
+            drop = -behind.nbytes
+        stay = max(0, min(event.nbytes, sum(nbytes for nbytes, _ in held) + event.nbytes - drop))
+        for nbytes in (event.nbytes - stay, stay):
+            if nbytes:
+                held.append((nbytes, allocator.malloc(nbytes, COMPUTE)))
+        return
+    left = -event.nbytes
+    while left:
+        nbytes, block = held.popleft()
+        allocator.free(block)
+        if nbytes > left:  # only part of it: a smaller tensor took its place
+            held.appendleft((nbytes - left, allocator.malloc(nbytes - left, COMPUTE)))
+        left -= min(left, nbytes)
