@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from statistics import NormalDist
 
 from zsim.cluster.spec import Cluster, Device
 from zsim.cost import attention, collectives, copies, gemm, host, memory
@@ -39,19 +40,23 @@ class Price:
         self.cluster, self.profile = cluster, profile
         self.link_capacity: Mapping[str, float] = Capacities(cluster)
         self._devices = cluster.devices
+        self._slowest = straggling(cluster.world_size, profile.spread)
         self._kernels: dict[tuple[str, Kernel], float] = {}
         self._computes: dict[tuple[str, int], tuple[float, Compute]] = {}
         self._transfers: dict[object, Transfer] = {}
 
     def compute_seconds(self, rank: int, work: Compute) -> float:
-        """Kernels back to back on `rank`'s device, nothing else running."""
+        """Kernels back to back on `rank`'s device, nothing else running, at the speed of the slowest GPU.
+
+        Synchronous ranks wait for each other in every collective, so all of them are as slow as the slowest.
+        """
         device = self._devices[rank]
         # Kernel tuples are shared between equal blocks, so their identity finds them faster than their value; the
         # tuple is kept so that its id is not reused.
         key = (device.name, id(work.kernels))
         known = self._computes.get(key)
         if known is None:
-            known = sum(self._kernel(device, kernel) for kernel in work.kernels), work
+            known = self._slowest * sum(self._kernel(device, kernel) for kernel in work.kernels), work
             self._computes[key] = known
         return known[0]
 
@@ -92,6 +97,16 @@ class Price:
         if any(isinstance(work, Collective) for work in active):
             return self.profile.collective_slowdown
         return 1.0
+
+
+def straggling(ranks: int, spread: float) -> float:
+    """How much longer than the mean GPU the slowest of `ranks` takes, if speeds are normal with this deviation.
+
+    Expected maximum of a normal sample by Blom's formula (1958).
+    """
+    if ranks == 1:
+        return 1.0
+    return 1.0 + spread * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
 def kernel_seconds(kernel: Kernel, device: Device, profile: Profile) -> float:

@@ -88,6 +88,7 @@ class Profile:
     memory_efficiency: Mapping[str, float]  # by kernel label; "default" for the rest
     launch_gap: float  # seconds between two kernels on the device
     collective_slowdown: float  # factor on kernels while collectives are in flight
+    spread: float  # relative standard deviation of speed between GPUs of one model
     host: HostCost
     cpu: CpuCost
     provenance: str
@@ -124,15 +125,22 @@ def _load(device: str, stack: str) -> Profile:
         device=device,
         stack=stack,
         gemm=GemmCost(**document["gemm"]),
-        attention={name: AttentionCost(**entry) for name, entry in document["attention"].items()},
+        attention=_attention(document["attention"], host.get("attention", {})),
         memory_efficiency=document["memory_efficiency"],
         launch_gap=document["launch_gap"],
         collective_slowdown=document["collective_slowdown"],
+        spread=document["spread"],
         host=HostCost(**{item.name: host[item.name] for item in fields(HostCost) if item.name in host}),
         cpu=CpuCost(**document["cpu"]),
         provenance=document["provenance"],
         evidence=tuple(Evidence(**entry) for entry in document.get("evidence", ())),
     )
+
+
+def _attention(kernels: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, AttentionCost]:
+    """Costs by implementation; `renamed`: which kernels this stack's implementations really are."""
+    costs = {name: AttentionCost(**entry) for name, entry in kernels.items()}
+    return costs | {name: costs[kernel] for name, kernel in renamed.items()}
 
 
 def _device_document(device: str) -> Mapping[str, Any]:
