@@ -1,0 +1,171 @@
+"""The configurations recorded, each a point where the frameworks' rules differ.
+
+A configuration: name, engine (ds, fsdp2, fsdp1, ddp), world, model (a key of models.TINY), `over` (changes of the
+model), `freeze`, `ckpt`, `ga` (accumulation), and the engine's own settings under ds, fsdp or ddp.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Config = dict[str, Any]
+
+# Sizes at which a model of 3.4 million parameters meets every limit.
+SMALL_ZERO = {
+    "reduce_bucket_size": 300000, "allgather_bucket_size": 300000, "stage3_prefetch_bucket_size": 200000,
+    "stage3_param_persistence_threshold": 1000, "stage3_max_live_parameters": 10**9,
+    "stage3_max_reuse_distance": 10**9,
+}  # fmt: skip
+REGATHER = SMALL_ZERO | {"stage3_max_live_parameters": 500000, "stage3_max_reuse_distance": 0}
+ODD_SIZES = {
+    "hidden_size": 240, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 642,
+    "vocab_size": 1003,
+}  # fmt: skip
+TIED = {"tie_word_embeddings": True}
+
+
+def configurations() -> list[Config]:
+    return [*_ddp(), *_fsdp2(), *_fsdp1(), *_deepspeed()]
+
+
+def _make(engine: str, tag: str, world: int = 2, ga: int = 1, model: str = "llama", **settings: Any) -> Config:
+    name = f"{engine}_{tag}_w{world}_ga{ga}" + ("" if model == "llama" else f"_{model}")
+    return {"name": name, "engine": engine, "world": world, "model": model, "ga": ga, **settings}
+
+
+def _ddp() -> list[Config]:
+    cap = {"bucket_cap_mb": 1}
+    return [
+        _make("ddp", "default"),
+        _make("ddp", "cap1", 4, ddp=cap),
+        _make("ddp", "cap1_static", ddp=cap | {"static_graph": True}),
+        _make("ddp", "cap1_static_sync", ga=2, ddp=cap | {"static_graph": True}),
+        _make("ddp", "cap1_unused", ddp=cap | {"find_unused_parameters": True}),
+        _make("ddp", "cap1_unused_nosync", ga=2, ddp=cap | {"find_unused_parameters": True}, no_sync=True),
+        _make("ddp", "cap1_view", ddp=cap | {"gradient_as_bucket_view": True}),
+        _make("ddp", "cap1_nosync", ga=2, ddp=cap, no_sync=True),
+        _make("ddp", "cap1_static_nosync", ga=2, ddp=cap | {"static_graph": True}, no_sync=True),
+        _make("ddp", "cap1_sync", ga=2, ddp=cap),
+        _make("ddp", "cap1_bf16", ddp=cap, dtype="bfloat16"),
+        _make("ddp", "cap1_ckpt", ddp=cap, ckpt=True),
+        _make("ddp", "cap1", model="gpt2", ddp=cap),
+        _make("ddp", "cap1", model="qwen2", ddp=cap),
+        _make("ddp", "cap1", model="mixtral", ddp=cap | {"find_unused_parameters": True}),
+        _make("ddp", "cap1_tied", ddp=cap, over=TIED),
+        _make("ddp", "cap1_frozen", ddp=cap, freeze=["embed_tokens", "layers.0.", "layers.1."]),
+    ]
+
+
+def _fsdp2() -> list[Config]:
+    return [
+        _make("fsdp2", "raf_true", 4),
+        _make("fsdp2", "raf_false", fsdp={"reshard_after_forward": False}),
+        _make("fsdp2", "raf_int2", 4, fsdp={"reshard_after_forward": 2}),
+        _make("fsdp2", "root_default", fsdp={"root_reshard": "default"}),
+        _make("fsdp2", "reduce_bf16", fsdp={"reduce_dtype": "bfloat16"}),
+        _make("fsdp2", "reduce_fp16", fsdp={"param_dtype": "float16", "reduce_dtype": "float16"}),
+        _make("fsdp2", "fp32", fsdp={"mp": False}),
+        _make("fsdp2", "titan", fsdp={"titan": True}),
+        _make("fsdp2", "titan_raf_false", fsdp={"titan": True, "reshard_after_forward": False}),
+        _make("fsdp2", "ga_sync_every", ga=2),
+        _make("fsdp2", "ga_sync_last", ga=2, fsdp={"sync_only_last": True}),
+        _make(
+            "fsdp2", "ga_sync_last_noreshard", ga=2, fsdp={"sync_only_last": True, "no_reshard_bwd_until_last": True}
+        ),
+        _make("fsdp2", "ga_last_backward", ga=3, fsdp={"is_last_backward": True}),
+        _make("fsdp2", "ckpt", ckpt=True),
+        _make("fsdp2", "prefetch2", fsdp={"prefetch": 2}),
+        _make("fsdp2", "prefetch1_titan", fsdp={"prefetch": 1, "titan": True}),
+        _make("fsdp2", "noclip", clip=False),
+        _make("fsdp2", "hsdp2x2", 4, fsdp={"mesh": [2, 2]}),
+        _make("fsdp2", "hsdp2x2_raf_false", 4, fsdp={"mesh": [2, 2], "reshard_after_forward": False}),
+        _make("fsdp2", "hsdp2x2_ga_sync_last", 4, 2, fsdp={"mesh": [2, 2], "sync_only_last": True}),
+        _make("fsdp2", "hsdp2x2_ga_allreduce_last", 4, 2, fsdp={"mesh": [2, 2], "all_reduce_only_last": True}),
+        _make("fsdp2", "hsdp4x1", 4, fsdp={"mesh": [4, 1]}),
+        _make("fsdp2", "hsdp1x4", 4, fsdp={"mesh": [1, 4]}),
+        _make("fsdp2", "cpuoffload", fsdp={"offload": True}),
+        _make("fsdp2", "odd_hidden", 4, over=ODD_SIZES),
+        _make("fsdp2", "tied", over=TIED),
+        _make("fsdp2", "raf_true", model="gpt2"),
+        _make("fsdp2", "raf_true", model="qwen3"),
+        _make("fsdp2", "raf_true", model="mixtral"),
+        _make("fsdp2", "frozen", freeze=["embed_tokens", "layers.0.", "layers.1."]),
+        _make("fsdp2", "frozen_titan", fsdp={"titan": True}, freeze=["embed_tokens", "layers.0."]),
+    ]
+
+
+def _fsdp1() -> list[Config]:
+    return [
+        _make("fsdp1", "full_shard", 4),
+        _make("fsdp1", "shard_grad_op", fsdp={"strategy": "SHARD_GRAD_OP"}),
+        _make("fsdp1", "no_shard", fsdp={"strategy": "NO_SHARD"}),
+        _make("fsdp1", "full_shard_bwdpost", fsdp={"backward_prefetch": "BACKWARD_POST"}),
+        _make("fsdp1", "full_shard_nobwdprefetch", fsdp={"backward_prefetch": None}),
+        _make("fsdp1", "full_shard_fwdprefetch", fsdp={"forward_prefetch": True}),
+        _make("fsdp1", "full_shard_reducefp32", fsdp={"reduce_dtype": "float32"}),
+        _make("fsdp1", "full_shard_flat", fsdp={"use_orig_params": False}),
+        _make("fsdp1", "full_shard", ga=2),
+        _make("fsdp1", "full_shard_nosync", ga=2, fsdp={"no_sync": True}),
+        _make("fsdp1", "full_shard_ckpt", ckpt=True),
+        _make("fsdp1", "hybrid2x2", 4, fsdp={"strategy": "HYBRID_SHARD", "mesh": [2, 2]}),
+        _make("fsdp1", "hybrid_zero2_2x2", 4, fsdp={"strategy": "_HYBRID_SHARD_ZERO2", "mesh": [2, 2]}),
+        _make("fsdp1", "odd", 4, over=ODD_SIZES),
+        _make("fsdp1", "odd_flat", 4, over=ODD_SIZES, fsdp={"use_orig_params": False}),
+        _make("fsdp1", "shard_grad_op_nosync", ga=2, fsdp={"strategy": "SHARD_GRAD_OP", "no_sync": True}),
+        _make("fsdp1", "no_shard_nosync", ga=2, fsdp={"strategy": "NO_SHARD", "no_sync": True}),
+        _make("fsdp1", "fwdprefetch_bwdpost", fsdp={"forward_prefetch": True, "backward_prefetch": "BACKWARD_POST"}),
+        _make("fsdp1", "fwdprefetch_nosync", ga=2, fsdp={"forward_prefetch": True, "no_sync": True}),
+        _make("fsdp1", "full_shard", model="gpt2"),
+        _make("fsdp1", "full_shard_tied", over=TIED),
+    ]
+
+
+def _zero(
+    tag: str,
+    stage: int,
+    world: int = 2,
+    ga: int = 1,
+    model: str = "llama",
+    zero: Config | None = None,
+    clip: float = 1.0,
+    precision: str = "bf16",
+    extra: Config | None = None,
+    **settings: Any,
+) -> Config:
+    ds: Config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": ga,
+        "gradient_clipping": clip,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+        "zero_optimization": {"stage": stage, **(zero or {})},
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 1 << 30,
+    }
+    if precision != "fp32":
+        ds[precision] = {"enabled": True} | ({"initial_scale_power": 8} if precision == "fp16" else {})
+    config = _make("ds", f"z{stage}_{tag}", world, ga, model, ds=ds | (extra or {}), **settings)
+    del config["ga"]  # DeepSpeed's own setting says it
+    return config
+
+
+def _deepspeed() -> list[Config]:
+    offload = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
+    found = [_zero("small", stage, zero=SMALL_ZERO) for stage in (0, 1, 2, 3)]
+    found += [_zero("small", stage, model="gpt2", zero=SMALL_ZERO) for stage in (2, 3)]
+    found += [_zero("small_overlap", stage, ga=2, zero=SMALL_ZERO | {"overlap_comm": True}) for stage in (1, 2, 3)]
+    found += [_zero("fp32", stage, zero=SMALL_ZERO, precision="fp32") for stage in (0, 2, 3)]
+    found += [_zero("offload", stage, ga=2, zero=SMALL_ZERO | offload) for stage in (2, 3)]
+    found += [_zero("tied", stage, zero=SMALL_ZERO, over=TIED) for stage in (2, 3)]
+    found += [_zero("frozen", stage, zero=SMALL_ZERO, freeze=["layers.0.", "layers.1."]) for stage in (2, 3)]
+    return [
+        *found,
+        _zero("multirank_rs", 2, 4, zero=SMALL_ZERO | {"use_multi_rank_bucket_allreduce": False}),
+        _zero("roundrobin", 2, 4, zero=SMALL_ZERO | {"round_robin_gradients": True}),
+        _zero("regather_ckpt", 3, zero=REGATHER, ckpt=True),
+        _zero("regather", 3, ga=2, zero=REGATHER),
+        _zero("persist0", 3, 4, zero=SMALL_ZERO | {"stage3_param_persistence_threshold": 0}),
+        _zero("hpz2_regather", 3, 4, zero=REGATHER | {"zero_hpz_partition_size": 2}),
+        _zero("leaf", 3, zero=SMALL_ZERO, leaf=True),
+        _zero("mixtral", 3, model="mixtral", zero=SMALL_ZERO),
+    ]

@@ -1,0 +1,216 @@
+"""One training loop per engine: `run` returns the rows that a rank recorded and additions to the header."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from validation.oracles import models
+from validation.oracles.recorder import Recorder
+
+SEQUENCE, MICRO_BATCH, STEPS = 32, 1, 3
+
+Config = dict[str, Any]
+Recorded = tuple[list[dict[str, Any]], dict[str, Any]]
+
+
+def run(config: Config, rank: int, world: int) -> Recorded:
+    engines: dict[str, Callable[[Config, int, int], Recorded]] = {
+        "ddp": run_ddp, "fsdp1": run_fsdp1, "fsdp2": run_fsdp2, "ds": run_deepspeed,
+    }  # fmt: skip
+    return engines[config["engine"]](config, rank, world)
+
+
+def _build(recorder: Recorder, config: Config) -> tuple[torch.nn.Module, dict[str, Any]]:
+    dtype = getattr(torch, config.get("dtype", "float32"))
+    model, settings = models.build(config["model"], dtype, **config.get("over", {}))
+    models.freeze(model, config.get("freeze", []))
+    recorder.watch(model, models.marked(model))
+    if config.get("ckpt"):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    header = {
+        "model": {"kind": config["model"], **settings},
+        "micro_batch": MICRO_BATCH,
+        "seq": SEQUENCE,
+        "params": [_describe(name, parameter) for name, parameter in model.named_parameters()],
+    }
+    return model, header
+
+
+def _describe(name: str, parameter: Any) -> dict[str, Any]:
+    # under deepspeed.zero.Init the tensor itself is a shard
+    shape = list(getattr(parameter, "ds_shape", parameter.shape))
+    found = {"name": name, "numel": getattr(parameter, "ds_numel", parameter.numel()), "shape": shape}
+    return found if parameter.requires_grad else found | {"trainable": False}
+
+
+def _tokens(header: dict[str, Any], rank: int, index: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * index + rank)
+    return torch.randint(0, header["model"]["vocab_size"], (MICRO_BATCH, SEQUENCE), generator=generator)
+
+
+Sync = Callable[[bool], AbstractContextManager[None]]
+
+
+def _train(
+    recorder: Recorder,
+    config: Config,
+    header: dict[str, Any],
+    model: torch.nn.Module,
+    rank: int,
+    sync: Sync = lambda last: contextlib.nullcontext(),
+    clip: Callable[[], Any] | None = None,
+) -> None:
+    """`sync(last)` is entered around each micro-step of an accumulation."""
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, foreach=False)
+    accumulation = config.get("ga", 1)
+    for step in range(1, config.get("steps", STEPS) + 1):
+        for micro in range(accumulation):
+            tokens = _tokens(header, rank, (step - 1) * accumulation + micro)
+            with sync(micro == accumulation - 1):
+                recorder.at("forward", step=step, micro=micro)
+                loss = model(input_ids=tokens, labels=tokens).loss / accumulation
+                recorder.at("backward")
+                loss.backward()
+        recorder.at("step")
+        if config.get("clip", True):
+            (clip or (lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))()
+        optimizer.step()
+        optimizer.zero_grad()
+    recorder.enabled = False
+
+
+def run_ddp(config: Config, rank: int, world: int) -> Recorded:
+    from torch.nn.parallel import DistributedDataParallel
+
+    with Recorder() as recorder:
+        model, header = _build(recorder, config)
+        wrapped = DistributedDataParallel(model, **config.get("ddp", {}))
+        recorder.watch_backward(wrapped)
+        no_sync: Sync = lambda last: contextlib.nullcontext() if last else wrapped.no_sync()  # noqa: E731
+        _train(recorder, config, header, wrapped, rank, **({"sync": no_sync} if config.get("no_sync") else {}))
+    return recorder.rows, header
+
+
+def run_fsdp2(config: Config, rank: int, world: int) -> Recorded:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+    settings = config.get("fsdp", {})
+    with Recorder() as recorder:
+        model, header = _build(recorder, config)
+        mesh = (
+            init_device_mesh("cpu", tuple(settings["mesh"]), mesh_dim_names=("replicate", "shard"))
+            if "mesh" in settings
+            else init_device_mesh("cpu", (world,))
+        )
+        arguments: dict[str, Any] = {"mesh": mesh}
+        if settings.get("mp", True):
+            arguments["mp_policy"] = MixedPrecisionPolicy(
+                param_dtype=getattr(torch, settings.get("param_dtype", "bfloat16")),
+                reduce_dtype=getattr(torch, settings.get("reduce_dtype", "float32")),
+            )
+        if settings.get("offload"):
+            arguments["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
+        reshard = settings.get("reshard_after_forward", True)
+        blocks = models.blocks(model)
+        if settings.get("titan"):
+            fully_shard(model.model.embed_tokens, reshard_after_forward=reshard, **arguments)
+        for block in blocks:
+            fully_shard(block, reshard_after_forward=reshard, **arguments)
+        if settings.get("titan"):
+            fully_shard([model.model.norm, model.lm_head], reshard_after_forward=False, **arguments)
+        root = {} if settings.get("root_reshard") == "default" else {"reshard_after_forward": reshard}
+        fully_shard(model, **root, **arguments)
+        if depth := settings.get("prefetch"):
+            for index, block in enumerate(blocks):
+                block.set_modules_to_forward_prefetch(blocks[index + 1 : index + 1 + depth])
+                block.set_modules_to_backward_prefetch(blocks[max(0, index - depth) : index][::-1])
+        recorder.watch_backward(model)
+
+        @contextlib.contextmanager
+        def sync(last: bool) -> Iterator[None]:
+            if settings.get("sync_only_last"):
+                model.set_requires_gradient_sync(last)
+            if settings.get("all_reduce_only_last"):
+                model.set_requires_all_reduce(last)
+            if settings.get("no_reshard_bwd_until_last"):
+                model.set_reshard_after_backward(last)
+            if settings.get("is_last_backward"):
+                model.set_is_last_backward(last)
+            yield
+
+        _train(recorder, config, header, model, rank, sync)
+    return recorder.rows, header
+
+
+def run_fsdp1(config: Config, rank: int, world: int) -> Recorded:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    settings = config.get("fsdp", {})
+    with Recorder() as recorder:
+        model, header = _build(recorder, config)
+        arguments: dict[str, Any] = {}
+        if "mesh" in settings:
+            arguments["device_mesh"] = init_device_mesh(
+                "cpu", tuple(settings["mesh"]), mesh_dim_names=("replicate", "shard")
+            )
+        prefetch = settings.get("backward_prefetch", "BACKWARD_PRE")
+        wrapped = FullyShardedDataParallel(
+            model,
+            sharding_strategy=ShardingStrategy[settings.get("strategy", "FULL_SHARD")],
+            auto_wrap_policy=ModuleWrapPolicy({type(models.blocks(model)[0])}),
+            mixed_precision=MixedPrecision(
+                param_dtype=torch.bfloat16, reduce_dtype=getattr(torch, settings.get("reduce_dtype", "bfloat16"))
+            ),
+            backward_prefetch=BackwardPrefetch[prefetch] if prefetch else None,
+            forward_prefetch=settings.get("forward_prefetch", False),
+            use_orig_params=settings.get("use_orig_params", True),
+            device_id=torch.device("cpu"),
+            **arguments,
+        )
+        recorder.watch_backward(wrapped)
+        no_sync: Sync = lambda last: contextlib.nullcontext() if last else wrapped.no_sync()  # noqa: E731
+        _train(
+            recorder, config, header, wrapped, rank, clip=lambda: wrapped.clip_grad_norm_(1.0),
+            **({"sync": no_sync} if settings.get("no_sync") else {}),
+        )  # fmt: skip
+    return recorder.rows, header
+
+
+def run_deepspeed(config: Config, rank: int, world: int) -> Recorded:
+    import deepspeed
+
+    settings = json.loads(json.dumps(config["ds"]))  # deepspeed changes it
+    accumulation = settings["gradient_accumulation_steps"]
+    # It has no CPU kernel; on GPUs it only defers the reuse of memory.
+    torch.Tensor.record_stream = lambda *arguments: None  # type: ignore[method-assign]
+    with Recorder() as recorder:
+        deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+        lazily: AbstractContextManager[Any] = contextlib.nullcontext()
+        if config.get("zero_init"):
+            lazily = deepspeed.zero.Init(config_dict_or_path=settings | {"train_batch_size": accumulation * world})
+        with lazily:
+            model, header = _build(recorder, config)
+        if config.get("leaf"):
+            deepspeed.utils.set_z3_leaf_modules(model, [type(models.blocks(model)[0])])
+        engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)
+        recorder.watch_backward(model)
+        for step in range(1, config.get("steps", STEPS) + 1):
+            for micro in range(accumulation):
+                tokens = _tokens(header, rank, (step - 1) * accumulation + micro)
+                recorder.at("forward", step=step, micro=micro)
+                loss = engine(input_ids=tokens, labels=tokens).loss
+                recorder.at("backward")
+                engine.backward(loss)
+                recorder.at("step")
+                engine.step()
+        recorder.enabled = False
+    return recorder.rows, header | {"ds_optimizer": type(engine.optimizer).__name__}

@@ -1,0 +1,113 @@
+"""Tiny models with random weights, of the families that zsim knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+TINY: dict[str, dict[str, Any]] = {
+    "llama": {
+        "hidden_size": 256,
+        "intermediate_size": 688,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 1000,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+    },
+    "qwen2": {
+        "hidden_size": 256,
+        "intermediate_size": 688,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 1000,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": True,
+    },
+    "qwen3": {
+        "hidden_size": 256,
+        "intermediate_size": 688,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
+        "vocab_size": 1000,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+    },
+    "mistral": {
+        "hidden_size": 256,
+        "intermediate_size": 688,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 1000,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+    },
+    "gemma2": {
+        "hidden_size": 256,
+        "intermediate_size": 688,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
+        "vocab_size": 1000,
+        "max_position_embeddings": 256,
+    },
+    "gpt2": {
+        "n_embd": 256,
+        "n_layer": 4,
+        "n_head": 8,
+        "vocab_size": 1000,
+        "n_positions": 256,
+        "attn_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+    },
+    "mixtral": {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 1000,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "max_position_embeddings": 256,
+    },
+}
+
+
+def build(kind: str, dtype: torch.dtype = torch.float32, **changes: Any) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """A causal language model in training mode, and the configuration it was made from."""
+    import transformers
+
+    torch.manual_seed(0)
+    settings = TINY[kind] | changes
+    config = transformers.AutoConfig.for_model(kind, **settings)
+    config.use_cache = False
+    config._attn_implementation = "sdpa"
+    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
+    return model.train(), settings
+
+
+def blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
+    return list(model.model.layers) if hasattr(model, "model") else list(model.transformer.h)
+
+
+def marked(model: torch.nn.Module) -> list[str]:
+    """Modules that recordings mark: embeddings, blocks, the final norm, the head."""
+    parts = {id(module) for module in blocks(model)}
+    named = ("model.embed_tokens", "model.norm", "lm_head", "transformer.wte", "transformer.wpe", "transformer.ln_f")
+    return [name for name, module in model.named_modules() if id(module) in parts or name in named]
+
+
+def freeze(model: torch.nn.Module, patterns: list[str]) -> None:
+    """Parameters whose name contains one of `patterns` are not trained."""
+    for name, parameter in model.named_parameters():
+        if any(pattern in name for pattern in patterns):
+            parameter.requires_grad_(False)
