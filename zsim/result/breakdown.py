@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from zsim.cluster.spec import Device
 from zsim.cost.price import kernel_seconds
 from zsim.cost.profile import Profile
-from zsim.engine.timeline import OpRecord
 from zsim.model.kernels import Attention, Gemm, Kernel
 from zsim.program.ops import COMPUTE, Collective, Compute, Copy, CpuWork
 from zsim.result.critical_path import RankView, Segment
@@ -38,12 +37,21 @@ def measure_time(view: RankView, device: Device, profile: Profile) -> Time:
     span = view.steady
     step_s = span.end_s - span.start_s
     by_phase: dict[str, float] = defaultdict(float)
+    by_kernels: dict[int, float] = defaultdict(float)  # equal blocks share their kernels
+    kernels: dict[int, tuple[Kernel, ...]] = {}
+    compute: list[tuple[float, float]] = []
+    for record in view.on(COMPUTE):
+        op = record.op
+        if isinstance(op.work, Compute):
+            start, end = max(record.start_s, span.start_s), min(record.end_s, span.end_s)
+            compute.append((start, end))
+            by_phase[op.phase] += end - start
+            by_kernels[id(op.work.kernels)] += end - start
+            kernels[id(op.work.kernels)] = op.work.kernels
     by_family: dict[str, float] = defaultdict(float)
-    compute = [record for record in view.on(COMPUTE) if isinstance(record.op.work, Compute)]
-    for record in compute:
-        seconds = min(record.end_s, span.end_s) - max(record.start_s, span.start_s)
-        by_phase[record.op.phase] += seconds
-        _split(record, seconds, device, profile, by_family)
+    for key, seconds in by_kernels.items():
+        for name, share in _shares(kernels[key], device, profile).items():
+            by_family[name] += seconds * share
     waiting: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for segment in waiting_segments(view):
         group, name = cause(segment)
@@ -51,7 +59,7 @@ def measure_time(view: RankView, device: Device, profile: Profile) -> Time:
     exposed, host = dict(waiting.pop("communication", {})), sum(waiting.pop(HOST_CAUSE, {}).values())
     idle = {name: seconds for names in waiting.values() for name, seconds in names.items()}
     communication = _communication(view)
-    covered = _intersection(communication, [(r.start_s, r.end_s) for r in compute])
+    covered = _intersection(communication, compute)
     first = view.spans[min(view.spans)]
     return Time(
         step_s=step_s,
@@ -79,8 +87,8 @@ def waiting_segments(view: RankView) -> Iterable[Segment]:
         if waiting is not None:
             yield from _clip(view.chain(waiting, start), start, end)
             continue
-        # The tail: the lane is done, the step is not. Whatever ends last is what it waits for.
-        yield from _clip(view.critical_path(), start, end)
+        # The lane is done, the step is not: whatever ends last is what it waits for.
+        yield from _clip(view.tail(start), start, end)
 
 
 def family(kernel: Kernel) -> str:
@@ -90,17 +98,13 @@ def family(kernel: Kernel) -> str:
     return "attention" if isinstance(kernel, Attention) else kernel.label
 
 
-def _split(record: OpRecord, seconds: float, device: Device, profile: Profile, into: dict[str, float]) -> None:
-    """An op is one or more kernels back to back: its time is shared out by what each takes alone."""
-    work = record.op.work
-    kernels = work.kernels if isinstance(work, Compute) else ()
-    if len(kernels) == 1:
-        into[family(kernels[0])] += seconds
-        return
+def _shares(kernels: tuple[Kernel, ...], device: Device, profile: Profile) -> dict[str, float]:
+    """An op is kernels back to back: its time is shared out by what each takes alone."""
     alone = [kernel_seconds(kernel, device, profile) for kernel in kernels]
-    total = sum(alone)
-    for kernel, weight in zip(kernels, alone, strict=True):
-        into[family(kernel)] += seconds * weight / total
+    shares: dict[str, float] = defaultdict(float)
+    for kernel, seconds in zip(kernels, alone, strict=True):
+        shares[family(kernel)] += seconds / sum(alone)
+    return shares
 
 
 def _clip(segments: Iterable[Segment], start: float, end: float) -> Iterable[Segment]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from zsim.engine.timeline import OpRecord, StepSpan, Timeline
-from zsim.program.ops import COMPUTE, HOST, LANES, HostWait, Launch, Program
+from zsim.engine.timeline import MemoryEvent, OpRecord, StepSpan, Timeline
+from zsim.program.ops import COMPUTE, HOST, LANES, HostWait, Instruction, Launch, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +34,47 @@ class HostBlock:
 
 
 class RankView:
-    """One simulated rank's records, indexed by op, by lane, and by time."""
+    """One simulated rank's records around the steady step, indexed by op, by lane, and by time."""
 
     def __init__(self, program: Program, timeline: Timeline, rank: int) -> None:
         self.program, self.timeline, self.rank = program, timeline, rank
-        self.records = [record for record in timeline.ops if record.rank == rank]
         self.spans = {span.step: span for span in timeline.steps if span.rank == rank}
         self.steady: StepSpan = self.spans[timeline.steps[timeline.steady_step].step]
+        step = self.steady.step
+        # What precedes the steady step by more than one cannot hold it up.
+        self.records = [r for r in timeline.ops if r.rank == rank and r.step >= step - 1]
         self.by_op = {(record.step, record.op.id): record for record in self.records}
         self.lanes: dict[str, list[OpRecord]] = {}
         self._before: dict[tuple[int, int], OpRecord] = {}
         self._last_of_step: dict[tuple[int, str], OpRecord] = {}
         for record in self.records:
-            lane = self.lanes.setdefault(record.op.lane, [])
+            op = record.op
+            lane = self.lanes.setdefault(op.lane, [])
             if lane:
-                self._before[record.step, record.op.id] = lane[-1]
+                self._before[record.step, op.id] = lane[-1]
             lane.append(record)
-            self._last_of_step[record.step, record.op.lane] = record
+            self._last_of_step[record.step, op.lane] = record
+        self._on: dict[str, list[OpRecord]] = {}
         self._waits = self._find_host_waits()
         self._wait_ends = [wait.end_s for wait in self._waits]
 
-    def on(self, lane: str, span: StepSpan | None = None) -> list[OpRecord]:
-        """Records on `lane` that overlap `span` (the steady step), in order."""
-        span = span or self.steady
-        return [r for r in self.lanes.get(lane, ()) if r.end_s > span.start_s and r.start_s < span.end_s]
+    @cached_property
+    def ledgers(self) -> dict[str, list[MemoryEvent]]:
+        """Memory events by device, in the order in which the host allocates and frees."""
+        ledgers: dict[str, list[MemoryEvent]] = {"gpu": [], "host": [], "nvme": []}
+        for event in self.timeline.memory:
+            if event.rank == self.rank:
+                ledgers[event.device].append(event)
+        return ledgers
+
+    def on(self, lane: str) -> list[OpRecord]:
+        """Records on `lane` that overlap the steady step, in order."""
+        known = self._on.get(lane)
+        if known is None:
+            start, end = self.steady.start_s, self.steady.end_s
+            known = [r for r in self.lanes.get(lane, ()) if r.end_s > start and r.start_s < end]
+            self._on[lane] = known
+        return known
 
     def gaps(self) -> Iterator[tuple[float, float, OpRecord | None]]:
         """Idle stretches of the compute lane in the steady step, each with the op that ended it (None: the end)."""
@@ -74,21 +92,26 @@ class RankView:
 
     def last_of_step(self) -> OpRecord | None:
         """The device op of the steady step that ends last."""
-        records = (r for r in self.records if r.step == self.steady.step and r.op.lane != HOST)
+        ends = (self._last_of_step.get((self.steady.step, lane)) for lane in LANES)
+        records = (record for record in ends if record is not None)
         return max(records, key=lambda r: r.end_s, default=None)
 
     def critical_path(self) -> list[Segment]:
         """From the end of the steady step back to its start, in time order."""
-        last = self.last_of_step()
-        if last is None:
-            return [Segment(None, self.steady.start_s, self.steady.end_s)]
-        path = list(self.chain(last, self.steady.start_s))
-        end = min(last.end_s, self.steady.end_s)
-        if end > max(last.start_s, self.steady.start_s):
-            path.insert(0, Segment(last, max(last.start_s, self.steady.start_s), end))
-        if end < self.steady.end_s:
-            path.insert(0, Segment(None, end, self.steady.end_s))
-        return path[::-1]
+        return list(self.tail(self.steady.start_s))[::-1]
+
+    def tail(self, floor: float) -> Iterator[Segment]:
+        """What the end of the step waited for, backwards from it to `floor`."""
+        last, end = self.last_of_step(), self.steady.end_s
+        if last is None or last.end_s < end:  # the host's own work ends the step
+            begin = floor if last is None else max(last.end_s, floor)
+            if begin < end:
+                yield Segment(None, begin, end)
+        if last is not None:
+            start, stop = max(last.start_s, floor), min(last.end_s, end)
+            if start < stop:
+                yield Segment(last, start, stop)
+            yield from self.chain(last, floor)
 
     def chain(self, record: OpRecord, floor: float) -> Iterator[Segment]:
         """What delayed `record`, backwards from its start to `floor`, without holes."""
@@ -132,22 +155,33 @@ class RankView:
     def _find_host_waits(self) -> list[HostBlock]:
         """Where the host blocked on the device. The timeline keeps only their sum; the program says where they are."""
         waits: list[HostBlock] = []
-        for step in sorted(self.spans):
-            now, latest = self.spans[step].start_s, None
-            for instruction in self.program.steps[min(step, len(self.program.steps)) - 1]:
-                if isinstance(instruction, Launch):
-                    record = self.by_op.get((step, instruction.op.id))
-                    if record is None:
-                        continue
-                    now = max(now, record.issued_s)
-                    if instruction.op.lane != HOST and (latest is None or record.end_s > latest.end_s):
-                        latest = record
-                elif isinstance(instruction, HostWait):
-                    awaited = latest if instruction.op is None else self._awaited(step, instruction.op)
-                    if awaited is not None and awaited.end_s > now:
-                        waits.append(HostBlock(now, awaited.end_s, awaited))
-                        now = awaited.end_s
+        scanned: dict[int, list[tuple[int | None, dict[str, int]]]] = {}  # equal steps are the same object
+        for step in sorted(step for step in self.spans if step >= self.steady.step - 1):
+            instructions = self.program.steps[min(step, len(self.program.steps)) - 1]
+            if id(instructions) not in scanned:
+                scanned[id(instructions)] = list(_host_waits(instructions))
+            now = self.spans[step].start_s
+            for awaited, issued in scanned[id(instructions)]:
+                records = {lane: self.by_op[step, op] for lane, op in issued.items()}
+                now = max([now, *(record.issued_s for record in records.values())])
+                record = self._awaited(step, awaited, records)
+                if record is not None and record.end_s > now:
+                    waits.append(HostBlock(now, record.end_s, record))
+                    now = record.end_s
         return waits
 
-    def _awaited(self, step: int, op: int) -> OpRecord | None:
+    def _awaited(self, step: int, op: int | None, issued: dict[str, OpRecord]) -> OpRecord | None:
+        """The op that a host wait waits for; None, for an idle device: the last to end of what is issued."""
+        if op is None:
+            return max((r for lane, r in issued.items() if lane != HOST), key=lambda r: r.end_s, default=None)
         return self.by_op.get((step, op)) if op >= 0 else self._last_before_step(step, LANES[-1 - op])
+
+
+def _host_waits(instructions: Sequence[Instruction]) -> Iterator[tuple[int | None, dict[str, int]]]:
+    """Each HostWait's target, with the last op issued on each lane before it."""
+    issued: dict[str, int] = {}
+    for instruction in instructions:
+        if isinstance(instruction, Launch):
+            issued[instruction.op.lane] = instruction.op.id
+        elif isinstance(instruction, HostWait):
+            yield instruction.op, dict(issued)

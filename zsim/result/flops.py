@@ -16,13 +16,21 @@ FORMULA = (
 def per_micro_batch(tree: Module) -> tuple[float, float]:
     """(model FLOPs, hardware FLOPs) of one micro-batch on one rank."""
     model = hardware = 0.0
+    known: dict[int, tuple[float, float]] = {}  # equal blocks share their computes
     for compute in _computes(tree):
-        forward, backward, recompute = (_flops(k) for k in (compute.forward, compute.backward, compute.recompute))
-        # A fused attention backward recomputes the scores: 2.5 times forward, of which the model owes 2.
-        rebuilt = 0.2 * sum(k.flops for k in compute.backward if isinstance(k, Attention))
-        model += forward + backward - rebuilt
-        hardware += forward + backward + recompute
+        both = known.get(id(compute))
+        if both is None:
+            both = known[id(compute)] = _one(compute)
+        model += both[0]
+        hardware += both[1]
     return model, hardware
+
+
+def _one(compute: Compute) -> tuple[float, float]:
+    passes = _flops(compute.forward) + _flops(compute.backward)
+    # A fused attention backward recomputes the scores: 2.5 times forward, of which the model owes 2.
+    rebuilt = 0.2 * sum(kernel.flops for kernel in compute.backward if isinstance(kernel, Attention))
+    return passes - rebuilt, passes + _flops(compute.recompute)
 
 
 def _flops(kernels: Iterable[Kernel]) -> float:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from zsim.cluster.spec import Cluster, Device
+from zsim.engine.ledger import TEMPORARY
 from zsim.engine.timeline import MemoryEvent
-from zsim.program.ops import COMPUTE, Op, Program
+from zsim.program.ops import COMPUTE, DELAYED_FREES, Launch, Op, Program
 from zsim.result.critical_path import RankView
 from zsim.result.spec import GpuMemory, HostMemory
 
 MIB = 1 << 20
-TEMPORARY = "temporary"  # the ledger's key for tensors inside an op that nothing saves
 
 # Outside PyTorch's allocator, per process. Context with lazily loaded kernels: 437 MiB (80 GB card, minimal process,
 # nvidia-smi) to 0.55 GiB (stas00/ml-engineering 744d01e18b79, first barrier test); 500 MiB taken.
@@ -40,22 +41,21 @@ class Moment:
         return sum(self.by_category.values())
 
 
-def events_of(view: RankView, device: str) -> list[MemoryEvent]:
-    """One rank's ledger of one device, in the order in which the host allocates and frees."""
-    return [event for event in view.timeline.memory if event.rank == view.rank and event.device == device]
+def peak(events: Sequence[MemoryEvent]) -> Moment:
+    """The moment of a ledger at which most is allocated, as `torch.cuda.max_memory_allocated` counts."""
+    totals = list(accumulate(0 if event.category == DELAYED_FREES else event.nbytes for event in events))
+    if not totals:
+        return Moment(None, {})
+    return at(events, totals.index(max(totals)))
 
 
-def peak(events: Sequence[MemoryEvent], first_step: int = 0) -> Moment:
-    """The fullest moment of a ledger, in the steps from `first_step` on."""
+def at(events: Sequence[MemoryEvent], index: int) -> Moment:
+    """What is allocated after event `index`."""
     held: dict[str, int] = defaultdict(int)
-    total, best = 0, -1
-    at, by_category = None, {}
-    for event in events:
+    for event in events[: index + 1]:
         held[event.category] += event.nbytes
-        total += event.nbytes
-        if total > best and event.step >= first_step:
-            best, at, by_category = total, event, dict(held)
-    return Moment(at, {category: nbytes for category, nbytes in by_category.items() if nbytes})
+    held.pop(DELAYED_FREES, None)
+    return Moment(events[index], {category: nbytes for category, nbytes in held.items() if nbytes})
 
 
 def framework_bytes(device: Device, program: Program) -> int:
@@ -77,7 +77,7 @@ def measure_gpu(views: Sequence[RankView], cluster: Cluster, program: Program) -
 
 
 def _gpu(view: RankView, cluster: Cluster, program: Program) -> GpuMemory:
-    events, device = events_of(view, "gpu"), cluster.devices[view.rank]
+    events, device = view.ledgers["gpu"], cluster.devices[view.rank]
     top = peak(events)
     outside = framework_bytes(device, program)
     return GpuMemory(
@@ -88,7 +88,6 @@ def _gpu(view: RankView, cluster: Cluster, program: Program) -> GpuMemory:
         by_category=top.by_category | {"framework": outside},
         peak_at=describe(view, top),
         peak_rank=view.rank,
-        steady_peak_allocated_bytes=peak(events, view.steady.step).total,
         reserved_source=f"{RESERVED_RATIO} x peak allocated (no allocator model)",
     )
 
@@ -106,18 +105,21 @@ def describe(view: RankView, moment: Moment) -> str:
 
 
 def _op_at(view: RankView, event: MemoryEvent) -> Op | None:
-    """The op that an event belongs to: a temporary to its own op, a tensor to the compute op issued next."""
-    if event.key == TEMPORARY and event.op is not None:
-        return view.by_op[event.step, event.op].op
-    issued = -1 if event.op is None else event.op
-    later = (r.op for r in view.lanes.get(COMPUTE, ()) if r.step == event.step and r.op.id > issued)
-    return min(later, key=lambda op: op.id, default=None)
+    """The op that an event belongs to: a temporary to its own op, a tensor to the kernels issued next."""
+    steps = view.program.steps
+    own = event.key == TEMPORARY
+    for instruction in steps[min(event.step, len(steps)) - 1]:
+        if isinstance(instruction, Launch) and instruction.op.lane == COMPUTE:
+            op = instruction.op
+            if op.id == event.op if own else op.id > (-1 if event.op is None else event.op):
+                return op
+    return None
 
 
 def measure_host(views: Sequence[RankView], cluster: Cluster) -> HostMemory:
     """The fullest node: each of its ranks holds what its class's representative holds."""
     node_ranks = min(cluster.gpus_per_node, cluster.world_size)
-    tops = [(peak(events_of(view, "host")), peak(events_of(view, "nvme"))) for view in views]
+    tops = [(peak(view.ledgers["host"]), peak(view.ledgers["nvme"])) for view in views]
     dram, nvme = max(tops, key=lambda top: top[0].total)
     return HostMemory(
         capacity_bytes=cluster.host.dram_bytes,

@@ -38,7 +38,6 @@ class GpuMemory:
     by_category: Mapping[str, int]
     peak_at: str
     peak_rank: int
-    steady_peak_allocated_bytes: int
     reserved_source: str
 
     @property

@@ -16,7 +16,6 @@ from typing import Any
 from zsim.engine.timeline import OpRecord
 from zsim.program.ops import ALL_GATHER, COMPUTE, CPU, D2H, H2D, HOST, NVME, REDUCE_SCATTER, Collective, Compute, Copy
 from zsim.result.critical_path import RankView
-from zsim.result.memory import events_of
 from zsim.result.spec import Result
 
 Event = dict[str, Any]
@@ -159,7 +158,7 @@ def _on_gpu(record: OpRecord, rank: int, correlation: int, result: Result) -> Ev
 def _memory(view: RankView) -> Iterator[Event]:
     """Counters that Perfetto draws: allocated bytes, and their parts."""
     held: dict[str, int] = {}
-    for event in events_of(view, "gpu"):
+    for event in view.ledgers["gpu"]:
         held[event.category] = held.get(event.category, 0) + event.nbytes
         if event.step >= view.steady.step:
             parts = {category: nbytes for category, nbytes in held.items() if nbytes}

@@ -15,7 +15,6 @@ from zsim.engine.timeline import MemoryEvent
 from zsim.program.ops import COMPUTE, HOST, LANES
 from zsim.result.breakdown import cause, waiting_segments
 from zsim.result.critical_path import RankView
-from zsim.result.memory import events_of
 from zsim.result.render import terminal
 from zsim.result.render.drawing import drawing
 from zsim.result.render.style import CATEGORY_COLORS, CATEGORY_LABELS, CAUSE_COLORS, PHASE_COLORS, cause_label
@@ -74,7 +73,7 @@ def _memory(result: Result, view: RankView) -> dict[str, Any]:
     """Bytes by category after every event of the steady step, in GiB, and the op that the host was issuing."""
     held = dict.fromkeys(CATEGORY_COLORS, 0) | {"framework": result.gpu.framework_bytes}
     rows: list[tuple[MemoryEvent, list[int]]] = []
-    for event in events_of(view, "gpu"):
+    for event in view.ledgers["gpu"]:
         held[event.category] += event.nbytes
         if event.step == view.steady.step:
             rows.append((event, list(held.values())))

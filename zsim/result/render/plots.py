@@ -10,7 +10,6 @@ import numpy as np
 from zsim.engine.timeline import OpRecord
 from zsim.program.ops import GPU_CATEGORIES, HOST, LANES
 from zsim.result.critical_path import RankView
-from zsim.result.memory import events_of
 from zsim.result.render.style import CATEGORY_COLORS, PHASE_COLORS
 from zsim.result.spec import Result
 
@@ -64,7 +63,7 @@ def _memory(axes: Axes, result: Result, view: RankView) -> None:
 def curve(view: RankView) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Bytes by category over the steady step, on the host's clock in seconds from its start."""
     span = view.steady
-    events = events_of(view, "gpu")
+    events = view.ledgers["gpu"]
     held = dict.fromkeys((event.category for event in events), 0)
     times: list[float] = []
     rows: list[dict[str, int]] = []

@@ -1,0 +1,50 @@
+"""zsim explain: why a step takes what it takes, and what would help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zsim.cli.options import Json, Set, new_app
+
+app = new_app()
+
+
+@app.command()
+def explain(
+    scenario: Annotated[Path, typer.Argument(help="A scenario file.", show_default=False)],
+    set_: Set = [],  # noqa: B006 (typer wants the list itself)
+    json: Json = False,
+) -> int:
+    """The critical path of a step, where every second goes, and what faster parts or other settings would gain.
+
+    Each change is simulated again, alone.
+    """
+    from rich.console import Console
+    from rich.progress import track
+
+    from zsim.api import simulate
+    from zsim.result import sensitivity
+    from zsim.result.render import explanation
+
+    result = simulate(scenario, set_)
+    variants = [*sensitivity.settings(result), *sensitivity.hardware(result)]
+    progress = Console(stderr=True)
+    seen = track(
+        sensitivity.changes(result, variants),
+        "simulating changes",
+        total=len(variants),
+        console=progress,
+        transient=True,
+        disable=not progress.is_terminal,
+    )
+    changes = list(seen)
+    if json:
+        from json import dumps
+
+        print(dumps(explanation.to_dict(result, changes)))
+    else:
+        explanation.render(result, changes, Console(highlight=False))
+    return 0 if result.fits else 3

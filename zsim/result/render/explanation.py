@@ -1,0 +1,109 @@
+"""What `zsim explain` prints: the critical path, every second of the step, and what would help."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from zsim.program.ops import Compute
+from zsim.result.breakdown import cause
+from zsim.result.compare import causes
+from zsim.result.critical_path import RankView, Segment
+from zsim.result.render.style import cause_label
+from zsim.result.render.terminal import verdict
+from zsim.result.sensitivity import Change
+from zsim.result.spec import Result
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+GIB = 2**30
+LONGEST = 8
+
+
+def render(result: Result, changes: Sequence[Change], console: Console) -> None:
+    def section(title: str, lines: Iterable[str]) -> None:
+        console.print(title, style="bold", highlight=False)
+        for line in lines:
+            console.print("  " + line, highlight=False, markup=False, soft_wrap=True)
+        console.print()
+
+    console.print(verdict(result), style="bold green" if result.fits else "bold red", highlight=False)
+    console.print()
+    said = to_dict(result, changes)
+    section("Every second of the step", (_share(line) for line in said["attribution"]))
+    section("Critical path of the step, by what it runs through", (_share(line) for line in said["critical_path"]))
+    section("Its longest stretches", (_stretch(line) for line in said["longest_stretches"]))
+    for kind, title in (("setting", "What would help: settings"), ("hardware", "What would help: hardware")):
+        section(title, _changes(change for change in changes if change.kind == kind))
+
+
+def to_dict(result: Result, changes: Sequence[Change]) -> dict[str, Any]:
+    """The same as JSON types; seconds and shares of the step."""
+    step = result.time.step_s
+    path = _view(result).critical_path()
+    by_name: dict[str, float] = defaultdict(float)
+    for segment in path:
+        by_name[_name(segment)] += segment.seconds
+    stretches = sorted(_stretches(path), key=lambda stretch: -stretch["seconds"])[:LONGEST]
+
+    def line(name: str, seconds: float) -> dict[str, Any]:
+        return {"name": name, "seconds": seconds, "share": seconds / step if step else 0.0}
+
+    return {
+        "attribution": [line(name, seconds) for name, seconds in causes(result).items() if seconds],
+        "critical_path": [line(*item) for item in sorted(by_name.items(), key=lambda item: -item[1])],
+        "longest_stretches": sorted(stretches, key=lambda stretch: stretch["start_s"]),
+        "changes": [
+            {field: getattr(change, field) for field in Change.__slots__}
+            for change in sorted(changes, key=lambda change: -change.gain)
+        ],
+    }
+
+
+def _view(result: Result) -> RankView:
+    views = [RankView(result.program, result.timeline, ranks[0]) for ranks in result.timeline.rank_classes]
+    return max(views, key=lambda view: view.steady.end_s - view.steady.start_s)
+
+
+def _name(segment: Segment) -> str:
+    if segment.record is not None and isinstance(segment.record.op.work, Compute):
+        return f"compute, {segment.record.op.phase}"
+    return cause_label(cause(segment)[1])
+
+
+def _stretches(path: Sequence[Segment]) -> Iterator[dict[str, Any]]:
+    """Neighbours of the same name, joined."""
+    start, current = 0, None
+    for index, name in enumerate([*(_name(segment) for segment in path), None]):
+        if name == current:
+            continue
+        if current is not None:
+            first, last = path[start], path[index - 1]
+            ops = [s.record.op for s in (first, last) if s.record is not None]
+            between = " to ".join(dict.fromkeys(op.module or op.label for op in ops))
+            origin = path[0].start_s
+            yield {
+                "name": current,
+                "ops": between,
+                "start_s": first.start_s - origin,
+                "seconds": last.end_s - first.start_s,
+            }
+        start, current = index, name
+
+
+def _share(line: dict[str, Any]) -> str:
+    return f"{cause_label(line['name'])[:38]:<38} {line['seconds']:>10.4g} s {line['share']:>7.1%}"
+
+
+def _stretch(line: dict[str, Any]) -> str:
+    return f"{line['start_s']:>9.4f} s  {line['seconds']:>9.4g} s  {line['name']}" + (
+        f" ({line['ops']})" if line["ops"] else ""
+    )
+
+
+def _changes(changes: Iterable[Change]) -> Iterator[str]:
+    for change in sorted(changes, key=lambda change: (not change.fits, -change.gain)):
+        memory = f"{change.needed_bytes / GIB:6.1f} GiB" + ("" if change.fits else ", does not fit")
+        yield f"{change.gain:>+7.1%} tokens/s  {change.name:<42} {memory}"

@@ -1,0 +1,82 @@
+"""A Comparison in a terminal: four setups to a block, 80 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from zsim.result.compare import Comparison, Line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+GIB = 2**30
+PER_BLOCK = 4
+LABEL, CELL = 28, 12
+
+
+def render(comparison: Comparison, console: Console) -> None:
+    """Prints the setups, what differs between them, what came out, and why."""
+    width = min(console.width, 100)
+
+    def say(text: str = "", style: str = "") -> None:
+        console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    columns = range(len(comparison.names))
+    for block in (columns[at : at + PER_BLOCK] for at in range(0, len(columns), PER_BLOCK)):
+        for index in block:
+            say(f"({_letter(index)}) {comparison.names[index]}", "bold")
+        say()
+        for title, lines in (
+            ("Inputs that differ", comparison.inputs),
+            ("Outcome", comparison.outcome),
+            ("Step by cause", comparison.time),
+            ("Memory at the peak", comparison.memory),
+            ("Communication per step", comparison.programs),
+        ):
+            if lines:
+                say(f"{title:<{LABEL}}" + "".join(f"{_letter(index):>{CELL}}" for index in block), "bold")
+                for row in _rows(lines, block):
+                    say(row)
+                say()
+    if comparison.reasons:
+        say("Why", "bold")
+    for reason in comparison.reasons:
+        for part in textwrap.wrap(reason, width - 2, subsequent_indent="  "):
+            say("  " + part)
+
+
+def _rows(lines: Iterable[Line], block: Sequence[int]) -> Iterator[str]:
+    for line in lines:
+        cells = [show(line.values[index], line.unit) for index in block]
+        name = line.name.replace("_", " ") if line.unit else line.name
+        if all(len(cell) < CELL for cell in cells):
+            yield f"  {_short(name):<{LABEL - 2}}" + "".join(f"{cell:>{CELL}}" for cell in cells)
+        else:
+            yield f"  {name}"
+            for index, cell in zip(block, cells, strict=True):
+                yield f"    {_letter(index)}: {cell}"
+
+
+def show(value: Any, unit: str) -> str:
+    """A value as people read it."""
+    if value is None:
+        return "-"
+    if unit == "bytes":
+        return f"{value / GIB:.2f} GiB"
+    if unit == "s":
+        return f"{value:.4g} s"
+    if unit == "share":
+        return f"{value:.1%}"
+    if unit in ("1/s", "count"):
+        return f"{value:,.0f}"
+    return str(value)
+
+
+def _short(name: str) -> str:
+    return name if len(name) < LABEL - 2 else name[: LABEL - 4] + "…"
+
+
+def _letter(index: int) -> str:
+    return chr(ord("A") + index) if index < 26 else str(index + 1)
