@@ -23,7 +23,7 @@ def positions(net: Net, s: int) -> Tensor:
     """`torch.arange(s) + 0`, [1, s] int64."""
     ids = F.pointwise(net.tape.empty((1, s), "int64"))
     if net.checkpointing != "none":  # an argument of every block
-        net.tape.keep(net.tape.open(), ids)
+        net.tape.share(ids)
     return ids
 
 
@@ -35,7 +35,7 @@ def causal_mask(net: Net, b: int, s: int) -> Tensor | None:
     net.tape.memory(0, allowed.nbytes)
     mask = F.pointwise(allowed, shape=(b, 1, s, s), dtype=net.dtype)
     if net.checkpointing != "none":
-        net.tape.keep(net.tape.open(), mask)
+        net.tape.share(mask)
     return mask
 
 
@@ -67,7 +67,6 @@ def causal_loss(logits: Tensor, labels: Tensor) -> Tensor:
     padded = labels.tape.empty((b, s + 1), labels.dtype)
     labels.tape.memory(labels.nbytes, padded.nbytes)
     shifted = F.contiguous(F.narrow(padded, 1, s))
-    del padded
     logits = F.reshape(logits, -1, logits.shape[-1])
     shifted = F.reshape(shifted, -1)
     return P.cross_entropy(logits, shifted)

@@ -225,7 +225,7 @@ class Rotary(Module):
         sin = F.pointwise(F.pointwise(table))
         tables = F.to(cos, x.dtype), F.to(sin, x.dtype)
         if x.needs_grad:
-            tape.keep(tape.open(), *tables)
+            tape.share(*tables)
         return tables
 
 

@@ -132,7 +132,7 @@ class Segment:
 
     __slots__ = (
         "backward", "backward_live", "backward_peak", "forward", "forward_live", "forward_peak", "frame", "grads",
-        "label", "logits", "order", "recompute", "recompute_live", "recompute_peak", "resaved", "saved", "saved_bytes",
+        "held", "label", "logits", "order", "recompute", "recompute_live", "recompute_peak", "resaved", "saved", "saved_bytes",
     )  # fmt: skip
 
     def __init__(self, order: int, label: str, logits: bool, frame: Frame | None) -> None:
@@ -143,6 +143,7 @@ class Segment:
         self.saved: list[Saved] = []
         self.resaved: list[Saved] = []
         self.saved_bytes = 0  # of both
+        self.held: list[Tensor] = []  # tensors that all blocks share
         self.grads: list[int] = []
         self.forward_peak = self.forward_live = self.backward_peak = self.backward_live = 0
         self.recompute_peak = self.recompute_live = 0
@@ -233,6 +234,7 @@ class Tape:
             segment.backward_live = self.live - self.base
 
     def _release(self, segment: Segment) -> None:
+        segment.held.clear()
         self.base -= segment.saved_bytes
         self._released -= 1
 
@@ -294,6 +296,12 @@ class Tape:
                 segment.saved_bytes += storage.nbytes
                 self.base += storage.nbytes
 
+    def share(self, *tensors: Tensor) -> None:
+        """Keep what every block uses (rotary tables, masks) once, until the backward of the segment that made it."""
+        segment = self.open()
+        self.keep(segment, *tensors)
+        segment.held += [tensor.detach() for tensor in tensors]
+
     def gradient(self, of: Tensor, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None) -> Tensor:
         """A new gradient of `of`. The last one of a parameter is not counted: strategies account for it."""
         param = of.param
@@ -312,7 +320,8 @@ class Tape:
         nodes = self._reachable(loss)
         for param in [edge[0] for node in nodes for edge in node.edges if isinstance(edge[0], Param)]:
             param.pending += 1
-        loss.node.grads[loss.index] = self._seed(loss)  # type: ignore[union-attr]
+        seed = self._seed(loss)  # the caller's, so it outlives the first node
+        loss.node.grads[loss.index] = seed  # type: ignore[union-attr]
         while nodes:
             node = nodes.pop()
             if node.segment is not self._current:

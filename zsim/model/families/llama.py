@@ -96,7 +96,7 @@ class Model(Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         net = self.net
-        x = self.embed_tokens(ids)
+        x = embeds = self.embed_tokens(ids)  # noqa: F841  the name outlives the blocks
         position_ids = positions(net, ids.shape[1])
         mask = causal_mask(net, *ids.shape)
         cos, sin = self.rotary_emb(x, position_ids)
