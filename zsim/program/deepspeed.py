@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from zsim.errors import InputError, NotModeled
 from zsim.model.kernels import DTYPE_BYTES, Memory
 from zsim.model.spec import ModelSpec, Module
 from zsim.plan.spec import DeepSpeedPlan
@@ -31,6 +31,35 @@ def accum_dtype(plan: DeepSpeedPlan) -> str:
 def overlaps(plan: DeepSpeedPlan) -> bool:
     """zero/config.py overlap_comm_valid: on by default in stage 3 only."""
     return plan.stage == 3 if plan.overlap_comm is None else plan.overlap_comm
+
+
+def check(plan: DeepSpeedPlan) -> None:
+    """Raises InputError for what DeepSpeed asserts against when it builds the optimizer, NotModeled for the rest."""
+    if plan.stage == 0 and accum_dtype(plan) != plan.dtype:  # engine.py _do_optimizer_sanity_check
+        raise InputError(
+            f"stage 0 cannot accumulate {plan.dtype} gradients in {accum_dtype(plan)}",
+            field="data_types.grad_accum_dtype",
+            accepted=plan.dtype,
+        )
+    if plan.stage >= 2 and plan.reduce_scatter and plan.prescale_gradients:
+        raise InputError("stages 2 and 3 reduce-scatter only post-scaled gradients", field="prescale_gradients")
+    if plan.stage == 0 and plan.offload_optimizer:
+        raise InputError("offloading needs ZeRO", field="zero_optimization.offload_optimizer", accepted="stage 1 to 3")
+    if "nvme" in (plan.offload_optimizer, plan.offload_param):
+        raise NotModeled("offload to NVMe", field="zero_optimization", accepted="cpu")
+
+
+def whole_world(plan: DeepSpeedPlan) -> dict[str, tuple[tuple[int, ...], ...]]:
+    return {"world": (tuple(range(plan.world_size)),)}
+
+
+def frozen_bytes(model: ModelSpec, dtype: str) -> int:
+    """Parameters that no optimizer holds keep their own storage."""
+    return sum(
+        round(parameter.numel * DTYPE_BYTES[parameter.dtype or dtype])
+        for parameter in model.parameters
+        if not parameter.trainable
+    )
 
 
 def trainable(model: ModelSpec) -> list[int]:
@@ -99,19 +128,3 @@ def elementwise(
 @lru_cache(maxsize=4096)
 def _kernel(label: str, read_bytes: float, write_bytes: float, launches: int) -> Compute:
     return Compute((Memory(label, read_bytes, write_bytes, launches),))
-
-
-def fill_buckets(order: Iterable[int], numel: Sequence[int], size: int) -> list[list[int]]:
-    """Splits parameters into reduce buckets: one is full when the next parameter would exceed `size` elements."""
-    buckets: list[list[int]] = []
-    bucket: list[int] = []
-    elements = 0
-    for param in order:
-        if bucket and elements + numel[param] > size:
-            buckets.append(bucket)
-            bucket, elements = [], 0
-        bucket.append(param)
-        elements += numel[param]
-    if bucket:
-        buckets.append(bucket)
-    return buckets

@@ -15,6 +15,7 @@ from zsim.program.optimizer import update
 
 if TYPE_CHECKING:
     from zsim.program.zero3_gradients import Gradients
+    from zsim.program.zero12 import Zero12
 
 
 def on_host(builder: Builder, label: str, numel: int, nbytes: float) -> None:
@@ -113,3 +114,115 @@ class Zero3OnCpu:
         if not plan.offload_param:
             event = copy(builder, H2D, "upload parameters", "optimizer", size * numel, pinned=False)
             builder.stream_wait(COMPUTE, event)
+
+
+class Zero12OnCpu:
+    """offload_optimizer in stages 1 and 2 (stage_1_and_2.py, the branches on `self.cpu_offload`)."""
+
+    def __init__(self, rank: Zero12) -> None:
+        self.rank, self.builder, self.plan = rank, rank.builder, rank.plan
+        self.partitions = rank.partitions
+        self.pinned = self.plan.offload_optimizer_pin_memory
+        self.size = dtype_bytes(self.plan.dtype)
+        # _use_compact_grad_partition_buffer: float32 accumulation stays on the GPU until the boundary
+        self.compact = accum_dtype(self.plan) == "float32" and self.plan.dtype != "float32"
+        self.compact_held = False
+        self.accumulated: set[int] = set()  # parameters with a buffer in accumulated_grads_in_cpu
+        self.pending: list[int] = []  # _pending_offload_events
+
+    def allocate(self) -> None:
+        builder, part = self.builder, self.partitions.size
+        builder.alloc("master weights", "master_weights", 4 * part, "host")
+        builder.alloc("updated parameters", "buffers", self.size * part, "host")
+        builder.alloc("fp32 gradients", "gradients", 4 * part, "host")
+        largest = max(self.rank.numel[param] for param in self.partitions.order) * self.size
+        builder.alloc("staged gradient", "buffers", largest, "host")
+        builder.alloc("staged gradient on the GPU", "reduce_buffers", largest)
+
+    def keep(self, param: int) -> None:
+        """copy_grads_in_partition: sums over micro-steps are kept on the host, whole parameters at a time."""
+        rank = self.rank
+        if self.compact:
+            self._keep_compact(param)
+            return
+        if self.plan.stage == 2 and self.plan.grad_accum > 1:  # stage 1 reduces, and counts, one micro-step
+            self._accumulate(param)
+        if rank.boundary:
+            self._offload(param, self.partitions.fullest[param], rank.grad_size)
+        rank.drop(param)
+
+    def _keep_compact(self, param: int) -> None:
+        rank, elements = self.rank, self.partitions.fullest[param]
+        if not self.compact_held:
+            self.compact_held = True
+            self.builder.alloc("kept gradients", "gradients", 4 * self.partitions.size)
+        elementwise(
+            self.builder, rank.lane, "accumulate", "backward", (rank.comm_size + 4) * elements, 4 * elements,
+            micro=rank.micro,
+        )  # fmt: skip
+        if rank.boundary:
+            self._offload(param, elements, 4)
+        rank.drop(param)
+
+    def _accumulate(self, param: int) -> None:
+        """async_accumulate_grad_in_cpu_via_gpu: the host's sum comes to the GPU, is added there and goes back."""
+        rank, builder = self.rank, self.builder
+        self._wait_for_copies()
+        nbytes = rank.numel[param] * self.size
+        if param not in self.accumulated:
+            self.accumulated.add(param)
+            builder.alloc(f"summed:{param}", "gradients", nbytes, "host")
+        if rank.micro:
+            self._move(H2D, nbytes)
+            elementwise(builder, rank.lane, "accumulate", "backward", 2 * nbytes, nbytes, micro=rank.micro)
+        self.pending.append(self._move(D2H, nbytes))
+
+    def _offload(self, param: int, elements: int, size: int) -> None:
+        """At the boundary: norm and overflow on the GPU (the host asks for each), then float32 to the host."""
+        rank, builder = self.rank, self.builder
+        elementwise(
+            builder, rank.lane, "grad_norm", "backward", (3 * size + 8) * elements, 8 * elements, launches=6,
+            micro=rank.micro, temp_peak=8 * elements,
+        )  # fmt: skip
+        builder.host_wait(builder.last(rank.lane))  # update_offload_overflow_tracker
+        if size != 4:
+            builder.alloc("cast gradient", "gradients", 4 * elements)
+            elementwise(builder, rank.lane, "cast", "backward", size * elements, 4 * elements, micro=rank.micro)
+        self.pending.append(self._move(D2H, 4 * elements))
+        if size != 4:
+            builder.free("cast gradient")
+
+    def _move(self, lane: str, nbytes: float) -> int:
+        stream = self.rank.lane
+        self.builder.wait_stream(lane, stream)
+        label = "offload gradient" if lane == D2H else "fetch gradient"
+        event = copy(self.builder, lane, label, "backward", nbytes, self.pinned, self.rank.micro)
+        self.builder.stream_wait(stream, event)
+        return event
+
+    def _wait_for_copies(self) -> None:
+        for event in self.pending[-1:]:  # one copy engine: the last one done means all done
+            self.builder.host_wait(event)
+        self.pending.clear()
+
+    def end_backward(self) -> None:
+        """The kept gradients are on the host already."""
+
+    def step(self, first: bool) -> None:
+        """Everything on the host, then the partition goes back before the all-gather."""
+        builder, plan, part = self.builder, self.plan, self.partitions.size
+        self._wait_for_copies()
+        if self.compact_held:
+            self.compact_held = False
+            builder.free("kept gradients")
+        if plan.dtype == "float16" or (plan.dtype == "bfloat16" and plan.check_grad_overflow):
+            builder.host_wait(collective(builder, COMPUTE, "all_reduce", "uint8", 1, 1, "optimizer", "overflow"))
+        # complete_grad_norm_calculation_for_cpu_offload: .item() of one norm after another
+        builder.host_wait(collective(builder, COMPUTE, "all_reduce", "float32", 1, 1, "optimizer", "grad norm"))
+        if plan.grad_clip or plan.dtype == "float16":
+            on_host(builder, "scale", part, 8 * part)
+        update(builder, plan.optimizer, [part], "float32", first=first, device="host")
+        builder.host_wait(builder.last(CPU))
+        on_host(builder, "cast", part, (4 + self.size) * part)
+        event = copy(builder, H2D, "upload parameters", "optimizer", self.size * part, self.pinned)
+        builder.stream_wait(COMPUTE, event)

@@ -1,9 +1,13 @@
-"""ZeRO stages 0, 1 and 2 of DeepSpeed 0.19.8: full parameters, sharded optimizer states (1) and gradients (2)."""
+"""ZeRO-1 and ZeRO-2 of DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py): full parameters in one flat buffer, of which
+each rank updates one partition. Stage 1 reduces gradients at the accumulation boundary, stage 2 in every micro-step.
+
+Gradients are copied into a contiguous bucket and all-reduced with it. With overlap_comm that runs on the
+`reduce_scatter` lane (`reduction_stream`) out of two buckets in turn, else on the compute stream.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import ceil
+from collections.abc import Iterator, Sequence
 
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import DeepSpeedPlan
@@ -12,200 +16,372 @@ from zsim.program.deepspeed import (
     MIXED,
     accum_dtype,
     broadcast_model,
+    check,
     collective,
     comm_dtype,
     dtype_bytes,
     elementwise,
+    frozen_bytes,
     overlaps,
     trainable,
+    whole_world,
 )
 from zsim.program.execute import Execution, Hooks
+from zsim.program.offload import Zero12OnCpu
 from zsim.program.ops import COMPUTE, REDUCE_SCATTER, Program
-
-DDP_BUCKET = 500_000_000  # engine.py MEMORY_OPT_ALLREDUCE_SIZE: elements per all-reduce without ZeRO
+from zsim.program.optimizer import update
+from zsim.program.partitions import partition
+from zsim.program.zero0 import lower_zero0
 
 
 def lower_zero12(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: Workload, steps: int) -> Program:
-    """Step 1 differs from the later ones only in allocating the optimizer's states."""
-    bf16_optimizer = plan.stage == 1 and plan.dtype == "bfloat16" and accum_dtype(plan) == "float32"
-    rank = Replicated(model, plan) if plan.stage == 0 or bf16_optimizer else Zero12(model, plan)
+    """Stages 0, 1 and 2. Step 1 creates the optimizer's states; all later steps are the same."""
+    check(plan)
+    # engine.py _do_optimizer_sanity_check: bf16 with float32 accumulation is BF16_Optimizer's, not this file's
+    bf16_optimizer = plan.dtype == "bfloat16" and accum_dtype(plan) == "float32" and not plan.offload_optimizer
+    if plan.stage == 0 or (plan.stage == 1 and bf16_optimizer):
+        return lower_zero0(model, tree, plan, steps)
+    builder = Builder()
+    rank = Zero12(builder, model, plan)
     rank.allocate()
-    init = rank.builder.instructions
+    init = builder.finish()
     built = []
     for index in range(min(steps, 2)):
-        rank.builder = Builder()
         rank.step(tree, first=index == 0)
-        built.append(tuple(rank.builder.instructions))
+        built.append(builder.finish())
     built += built[-1:] * (steps - len(built))
-    groups = {"world": (tuple(range(plan.world_size)),)}
-    return Program(plan.world_size, groups, tuple(init), tuple(built))
+    return Program(plan.world_size, whole_world(plan), init, tuple(built))
 
 
-class Rank(Hooks):
-    """Full bf16 parameters and gradients; what the stages have in common."""
-
-    def __init__(self, model: ModelSpec, plan: DeepSpeedPlan) -> None:
-        self.model, self.plan = model, plan
-        self.builder = Builder()
-        self.world = plan.world_size
+class Zero12(Hooks):
+    def __init__(self, builder: Builder, model: ModelSpec, plan: DeepSpeedPlan) -> None:
+        self.builder, self.model, self.plan = builder, model, plan
         self.numel = [parameter.numel for parameter in model.parameters]
         self.trainable = trainable(model)
+        self.partitions = partition(self.trainable, self.numel, plan)
+        self.lane = REDUCE_SCATTER if overlaps(plan) else COMPUTE
+        self.contiguous = plan.contiguous_gradients or bool(plan.offload_optimizer)
         self.size = dtype_bytes(plan.dtype)
+        self.comm_size = dtype_bytes(comm_dtype(plan))
+        # use_grad_accum_attribute: stage 1 accumulates in another dtype than the model's, and reduces that
+        self.separate = plan.stage == 1 and accum_dtype(plan) != plan.dtype
+        self.grad_size = dtype_bytes(accum_dtype(plan)) if self.separate else self.size
+        self.owner = Zero12OnCpu(self) if plan.offload_optimizer else Zero12OnGpu(self)
         self.micro = 0
-        self.held: set[int] = set()  # parameters whose .grad exists
+        self.boundary = False
+        self.held: set[int] = set()  # parameters whose gradient exists as a tensor of its own
+        self.summed: set[int] = set()  # the same for .grad_accum
+        self.buckets_allocated = False
+        self.bucket: list[int] = []
+        self.elements = 0
+        self.reduced_before: list[int] = []  # previous_reduced_grads
 
-    def micro_step(self, tree: Module, micro: int) -> None:
-        self.micro = micro
-        execution = Execution(self.builder, self, micro)
-        execution.forward(tree)
-        execution.backward(tree)
+    def allocate(self) -> None:
+        builder, plan = self.builder, self.plan
+        broadcast_model(builder, self.model, plan.dtype)
+        nbytes = self.partitions.size * plan.world_size * self.size + frozen_bytes(self.model, plan.dtype)
+        builder.alloc("parameters", "parameters", nbytes)
+        self.owner.allocate()
 
+    def step(self, tree: Module, first: bool) -> None:
+        plan = self.plan
+        for micro in range(plan.grad_accum):
+            self.micro, self.boundary = micro, micro == plan.grad_accum - 1
+            execution = Execution(self.builder, self, micro)
+            execution.forward(tree)
+            execution.backward(tree)
+            if plan.stage == 2 or self.boundary:
+                self._end_backward()
+        self.owner.step(first)
+        if plan.world_size > 1:  # all_gather_into_tensor_dp_groups: allgather_bucket_size has no say
+            part = self.partitions.size
+            collective(
+                self.builder, COMPUTE, "all_gather", plan.dtype, part, part * plan.world_size, "optimizer",
+                "gather parameters",
+            )  # fmt: skip
+
+    # ---- gradients ---------------------------------------------------------------------------------------------------
     def alloc_grads(self, params: Sequence[int]) -> None:
         for param in params:
             if param not in self.held:
                 self.held.add(param)
                 self.builder.alloc(f"grad:{param}", "gradients", self.numel[param] * self.size)
 
-    def free_grad(self, param: int) -> None:
-        self.held.remove(param)
-        self.builder.free(f"grad:{param}")
-
-
-class Replicated(Rank):
-    """Stage 0, and BF16_Optimizer (stage 1 with float32 accumulation): all-reduce after the last backward."""
-
-    def allocate(self) -> None:
-        builder = self.builder
-        broadcast_model(builder, self.model, self.plan.dtype)
-        total = sum(self.numel)
-        builder.alloc("parameters", "parameters", total * self.size)
-        if self.plan.dtype in MIXED:
-            builder.alloc("master", "master_weights", 4 * total)
-
-    def step(self, tree: Module, first: bool) -> None:
-        for micro in range(self.plan.grad_accum):
-            self.micro_step(tree, micro)
-        builder, plan = self.builder, self.plan
-        pending = 0
-        for param in self.trainable:
-            pending += self.numel[param]
-            if pending > DDP_BUCKET:
-                self._all_reduce(pending)
-                pending = 0
-        if pending:
-            self._all_reduce(pending)
-        owned = sum(self.numel[param] for param in self.trainable)
-        if plan.stage == 1:
-            owned = ceil(owned / (2 * self.world)) * 2
-        if plan.dtype == "float32" and plan.grad_clip:
-            collective(builder, COMPUTE, "all_reduce", "float32", 1, 1, "optimizer", "grad norm")
-        if first:
-            builder.alloc("adam", "optimizer_states", 8 * owned)
-        elementwise(builder, COMPUTE, "optimizer", "optimizer", 16 * owned, 12 * owned)
-        if plan.stage == 1:
-            collective(
-                builder, COMPUTE, "all_gather", plan.dtype, owned, owned * self.world, "optimizer", "gather parameters"
-            )
-        for param in self.trainable:
-            self.free_grad(param)
-
-    def _all_reduce(self, numel: int) -> None:
-        collective(
-            self.builder, COMPUTE, "all_reduce", comm_dtype(self.plan), numel, numel, "backward", "reduce gradients",
-            micro=self.micro,
-        )  # fmt: skip
-
-
-class Zero12(Rank):
-    def __init__(self, model: ModelSpec, plan: DeepSpeedPlan) -> None:
-        super().__init__(model, plan)
-        self.lane = REDUCE_SCATTER if overlaps(plan) else COMPUTE
-        order = self.trainable
-        if plan.round_robin_gradients:
-            order = [param for start in range(self.world) for param in order[start :: self.world]]
-        self.offset: dict[int, int] = {}
-        total = 0
-        for param in order:
-            self.offset[param] = total
-            total += self.numel[param]
-        # stage_1_and_2.py nccl_start_alignment_factor: the flat buffer is padded to 2 x world
-        self.partition = ceil(total / (2 * self.world)) * 2
-        self.bucket: list[int] = []
-        self.elements = 0
-
-    def allocate(self) -> None:
-        builder = self.builder
-        broadcast_model(builder, self.model, self.plan.dtype)
-        builder.alloc("parameters", "parameters", self.partition * self.world * self.size)
-        builder.alloc("master", "master_weights", 4 * self.partition)
-
-    def step(self, tree: Module, first: bool) -> None:
-        plan = self.plan
-        for micro in range(plan.grad_accum):
-            self.boundary = micro == plan.grad_accum - 1
-            self.micro_step(tree, micro)
-            if plan.stage == 1 and self.boundary and not overlaps(plan):
-                for param in self.trainable:
-                    self._add(param)
-            if plan.stage == 2 or self.boundary:
-                self._flush()
-                if overlaps(plan):
-                    self.builder.host_wait(None)
-        self._optimizer_step(first)
-
     def grad_ready(self, param: int) -> None:
+        """process_gradients"""
+        self._allocate_buckets()
+        if self.separate:
+            self._accumulate(param)
         if self.plan.stage == 2 or (overlaps(self.plan) and self.boundary):
             self._add(param)
 
+    def _allocate_buckets(self) -> None:
+        """setup_buckets, at the first gradient; kept until the reduction is over."""
+        if self.contiguous and not self.buckets_allocated:
+            nbytes = self.plan.reduce_bucket_size * self.grad_size
+            for key in self._bucket_keys():
+                self.builder.alloc(key, "reduce_buffers", nbytes)
+        self.buckets_allocated = True
+
+    def _bucket_keys(self) -> tuple[str, ...]:
+        return ("bucket 0", "bucket 1") if overlaps(self.plan) else ("bucket 0",)
+
+    def _accumulate(self, param: int) -> None:
+        """_fill_param_grad_accum_attribute: .grad is added to .grad_accum and dropped."""
+        elements, key = self.numel[param], f"accum:{param}"
+        if param in self.summed:
+            reads = self.size + self.grad_size
+        else:
+            self.summed.add(param)
+            self.builder.alloc(key, "gradients", elements * self.grad_size)
+            reads = self.size
+        elementwise(
+            self.builder, COMPUTE, "accumulate", "backward", elements * reads, elements * self.grad_size,
+            micro=self.micro,
+        )  # fmt: skip
+        self._free_grad(param)
+
+    def _free_grad(self, param: int) -> None:
+        self.held.discard(param)
+        self.builder.free(f"grad:{param}")
+
+    def drop(self, param: int) -> None:
+        """clear_grad_attribute, unless it already lives in a bucket."""
+        if self.separate and param in self.summed:
+            self.summed.remove(param)
+            self.builder.free(f"accum:{param}")
+        elif param in self.held:
+            self._free_grad(param)
+
+    # ---- buckets -----------------------------------------------------------------------------------------------------
     def _add(self, param: int) -> None:
         """reduce_independent_p_g_buckets_and_remove_grads"""
-        if self.elements + self.numel[param] > self.plan.reduce_bucket_size:
+        elements = self.numel[param]
+        if self.elements + elements > self.plan.reduce_bucket_size:
             self._flush()
+        if self.contiguous and elements <= self.plan.reduce_bucket_size:  # an oversize gradient stays where it is
+            nbytes = elements * self.grad_size
+            elementwise(self.builder, COMPUTE, "copy", "backward", nbytes, nbytes, micro=self.micro)
+            self.drop(param)
         self.bucket.append(param)
-        self.elements += self.numel[param]
+        self.elements += elements
 
     def _flush(self) -> None:
+        """reduce_ipg_grads"""
         if not self.bucket:
             return
-        builder, plan = self.builder, self.plan
-        if self.lane != COMPUTE:
-            # average_tensor: the reduction waits for the gradients, and compute for the reduction before
-            before = builder.last(self.lane)
-            builder.wait_stream(self.lane, COMPUTE)
-            builder.stream_wait(COMPUTE, before)
-        for root, numel in self._destinations():
-            kind = "all_reduce" if root is None else "reduce"
-            collective(
-                builder, self.lane, kind, comm_dtype(plan), numel, numel, "backward", "reduce gradients",
-                micro=self.micro, root=root,
-            )  # fmt: skip
+        if self.contiguous:
+            if self.lane != COMPUTE:  # average_tensor: compute goes on once the reduction before this one is over
+                before = self.builder.last(self.lane)
+                self.builder.wait_stream(self.lane, COMPUTE)
+                self.builder.stream_wait(COMPUTE, before)
+            self._average()
+        else:
+            self._synchronize()
+            self._call("all_reduce", self.elements, None, flattened=len(self.bucket) > 1)
+            self._kernel("copy", self.elements * self.grad_size, self.elements * self.grad_size)
         for param in self.bucket:
-            self.free_grad(param)
+            if param in self.partitions.fullest:
+                self.owner.keep(param)
+            elif self.lane != COMPUTE and not self.contiguous:
+                self.reduced_before.append(param)
+            elif self.plan.stage == 2:
+                self.drop(param)
         self.bucket, self.elements = [], 0
 
-    def _destinations(self) -> list[tuple[int | None, int]]:
-        """average_tensor: one all-reduce, or one reduce per owning rank in order of appearance."""
-        if self.plan.use_multi_rank_bucket_allreduce or not self.plan.reduce_scatter:
-            return [(None, self.elements)]
-        owners: dict[int | None, int] = {}
-        for param in self.bucket:
-            start, end = self.offset[param], self.offset[param] + self.numel[param]
-            while start < end:
-                owner = start // self.partition
-                stop = min(end, (owner + 1) * self.partition)
-                owners[owner] = owners.get(owner, 0) + stop - start
-                start = stop
-        return list(owners.items())
+    def _average(self) -> None:
+        """average_tensor: the bucket as one all-reduce, or as a reduce to each rank that owns a part of it."""
+        plan = self.plan
+        if not plan.reduce_scatter:  # gradient_reduction_w_predivide
+            self._call("all_reduce", self.elements, None, flattened=False)
+            self._kernel("scale", self.elements * self.comm_size, self.elements * self.comm_size)
+            return
+        self._kernel("scale", self.elements * self.grad_size, self.elements * self.grad_size)
+        calls: dict[int | None, list[int]] = {}
+        for owner, elements in self._slices():
+            calls.setdefault(None if plan.use_multi_rank_bucket_allreduce else owner, []).append(elements)
+        for root, slices in calls.items():
+            for call in _split(slices, plan.reduce_bucket_size):
+                if root is not None:
+                    self._synchronize()  # allreduce_and_copy
+                self._call("all_reduce" if root is None else "reduce", sum(call), root, flattened=len(call) > 1)
+        kept = sum(self.partitions.fullest.get(param, 0) for param in self.bucket) * self.grad_size
+        if kept:
+            self._kernel("copy", kept, kept)
 
-    def _optimizer_step(self, first: bool) -> None:
-        builder, plan = self.builder, self.plan
-        if plan.dtype == "float16" or (plan.dtype == "bfloat16" and plan.check_grad_overflow):
-            builder.host_wait(collective(builder, COMPUTE, "all_reduce", "uint8", 1, 1, "optimizer", "overflow"))
-        collective(builder, COMPUTE, "all_reduce", "float32", 1, 1, "optimizer", "grad norm")
-        if first:
-            builder.alloc("adam", "optimizer_states", 8 * self.partition)
-        elementwise(builder, COMPUTE, "optimizer", "optimizer", 16 * self.partition, 12 * self.partition)
+    def _slices(self) -> list[tuple[int, int]]:
+        """Runs of the bucket that belong to one rank."""
+        runs: list[tuple[int, int]] = []
+        for param in self.bucket:
+            for owner, elements in self.partitions.slices(param):
+                if runs and runs[-1][0] == owner:
+                    runs[-1] = (owner, runs[-1][1] + elements)
+                else:
+                    runs.append((owner, elements))
+        return runs
+
+    def _call(self, kind: str, elements: int, root: int | None, flattened: bool) -> None:
+        """allreduce_bucket: slices are flattened into a temporary, and cast into another to communicate."""
+        builder, temporaries = self.builder, []
+        if flattened:
+            temporaries.append("flat gradients")
+            builder.alloc("flat gradients", "reduce_buffers", elements * self.grad_size)
+            self._kernel("copy", elements * self.grad_size, elements * self.grad_size)
+        cast = self.comm_size != self.grad_size
+        if cast:
+            temporaries.append("cast gradients")
+            builder.alloc("cast gradients", "reduce_buffers", elements * self.comm_size)
+            self._kernel("cast", elements * self.grad_size, elements * self.comm_size)
         collective(
-            builder, COMPUTE, "all_gather", plan.dtype, self.partition, self.partition * self.world, "optimizer",
-            "gather parameters",
+            builder, self.lane, kind, comm_dtype(self.plan), elements, elements, "backward", "reduce gradients",
+            micro=self.micro, root=root,
         )  # fmt: skip
+        if cast:
+            self._kernel("cast", elements * self.comm_size, elements * self.grad_size)
+        for key in temporaries:
+            builder.free(key)
+
+    def _kernel(self, label: str, read_bytes: float, write_bytes: float) -> None:
+        elementwise(self.builder, self.lane, label, "backward", read_bytes, write_bytes, micro=self.micro)
+
+    def _synchronize(self) -> None:
+        if self.lane != COMPUTE:
+            self.builder.host_wait(None)
+            for param in self.reduced_before:
+                self.drop(param)
+            self.reduced_before = []
+
+    def _end_backward(self) -> None:
+        """reduce_gradients (stage 1: all of them only now, in parameter order), then the epilogue."""
+        if self.plan.stage == 1 and not overlaps(self.plan):
+            for param in self.trainable:
+                self._add(param)
+        self._flush()
+        self._synchronize()
+        self.owner.end_backward()
+        if self.contiguous and self.buckets_allocated:
+            for key in self._bucket_keys():
+                self.builder.free(key)
+        self.buckets_allocated = False
+        for param in sorted(self.held | self.summed):
+            self.drop(param)
+
+
+def _split(slices: list[int], limit: int) -> Iterator[list[int]]:
+    """allreduce_and_scatter, allreduce_no_retain: a call goes out as soon as it exceeds the bucket size."""
+    call: list[int] = []
+    for elements in slices:
+        call.append(elements)
+        if sum(call) > limit:
+            yield call
+            call = []
+    if call:
+        yield call
+
+
+class Zero12OnGpu:
+    """Master weights, Adam's states and the kept gradients of the rank's partition on the GPU."""
+
+    def __init__(self, rank: Zero12) -> None:
+        self.rank, self.builder, self.plan = rank, rank.builder, rank.plan
+        self.partitions = rank.partitions
+        self.accum_size = dtype_bytes(accum_dtype(self.plan))
+        # _use_compact_grad_partition_buffer: accumulation in float32 goes straight into the flat partition
+        self.compact = accum_dtype(self.plan) == "float32" and self.plan.dtype in MIXED
+        self.kept: str | None = None  # key of the accumulated gradients
+        self.fresh: str | None = None  # key of this micro-step's
+
+    def allocate(self) -> None:
+        self.builder.alloc("master weights", "master_weights", 4 * self.partitions.size)
+
+    def keep(self, param: int) -> None:
+        """copy_grads_in_partition: the bucket will be overwritten. Without contiguous gradients they stay put."""
+        rank, builder = self.rank, self.builder
+        if self.compact:
+            if self.kept is None:
+                self.kept = "kept gradients"
+                builder.alloc(self.kept, "gradients", 4 * self.partitions.size)
+                elementwise(builder, rank.lane, "fill", "backward", 0, 4 * self.partitions.size, micro=rank.micro)
+            elements = self.partitions.fullest[param]
+            elementwise(
+                builder, rank.lane, "accumulate", "backward", (rank.comm_size + 4) * elements, 4 * elements,
+                micro=rank.micro,
+            )  # fmt: skip
+            rank.drop(param)
+            return
+        if not rank.contiguous:
+            return
+        self._allocate_fresh()
+        nbytes = rank.numel[param] * rank.grad_size
+        elementwise(builder, rank.lane, "copy", "backward", nbytes, nbytes, micro=rank.micro)
+        rank.drop(param)
+
+    def _allocate_fresh(self) -> None:
+        if self.fresh is None:
+            self.fresh = "kept gradients" if self.kept is None else "fresh gradients"
+            self.builder.alloc(self.fresh, "gradients", self._touched() * self.rank.grad_size)
+
+    def _touched(self) -> int:
+        return sum(self.rank.numel[param] for param in self.partitions.fullest)
+
+    def end_backward(self) -> None:
+        """independent_gradient_partition_epilogue: keep what was reduced, or add it to what is kept."""
+        rank, builder = self.rank, self.builder
+        if self.compact:
+            return
+        if not rank.contiguous:  # the same tensors, known to the optimizer instead of the model
+            for param in self.partitions.fullest:
+                rank.drop(param)
+            self._allocate_fresh()
+        if self.kept is None:
+            self.kept, self.fresh = self.fresh, None
+        elif self.fresh is not None:
+            nbytes = self._touched() * rank.grad_size
+            elementwise(
+                builder, COMPUTE, "accumulate", "backward", 2 * nbytes, nbytes,
+                launches=len(self.partitions.fullest), micro=rank.micro,
+            )  # fmt: skip
+            builder.free(self.fresh)
+            self.fresh = None
+
+    def step(self, first: bool) -> None:
+        builder, plan, numel = self.builder, self.plan, self.partitions.size
+        assert self.kept is not None
+        kept_bytes = numel * self.accum_size
+        count = len(self.partitions.fullest)
+        if plan.dtype == "float16" or (plan.dtype == "bfloat16" and plan.check_grad_overflow):
+            # has_inf_or_nan: a maximum and a minimum of every gradient
+            elementwise(builder, COMPUTE, "grad_norm", "optimizer", 2 * kept_bytes, 0, launches=4 * count)
+            builder.host_wait(collective(builder, COMPUTE, "all_reduce", "uint8", 1, 1, "optimizer", "overflow"))
+        # get_grad_norm_direct: every gradient in float64
+        elementwise(
+            builder, COMPUTE, "grad_norm", "optimizer", kept_bytes + 8 * numel, 8 * numel, launches=2 * count,
+            temp_peak=8 * max(self.partitions.fullest.values()),
+        )  # fmt: skip
+        event = collective(builder, COMPUTE, "all_reduce", "float32", 1, 1, "optimizer", "grad norm")
+        if plan.dtype != "bfloat16" or plan.check_grad_overflow:  # is_invalid_grad_norm
+            builder.host_wait(event)
+        gradients = self._flat_fp32_gradients()
+        if plan.grad_clip or plan.dtype == "float16":  # unscale_and_clip_grads
+            elementwise(builder, COMPUTE, "scale", "optimizer", 4 * numel, 4 * numel)
+        update(builder, plan.optimizer, [numel], "float32", first=first)
+        builder.free(gradients)
+        elementwise(builder, COMPUTE, "cast", "optimizer", 4 * numel, dtype_bytes(plan.dtype) * numel)
+
+    def _flat_fp32_gradients(self) -> str:
+        """Flattened in the accumulation's dtype (a copy), cast to float32 (another), then the kept ones go."""
+        builder, numel = self.builder, self.partitions.size
+        kept, self.kept = self.kept, None
+        assert kept is not None
+        if self.compact:
+            return kept
+        builder.alloc("flat gradients", "gradients", numel * self.accum_size)
+        elementwise(builder, COMPUTE, "copy", "optimizer", numel * self.accum_size, numel * self.accum_size)
+        key = "flat gradients"
+        if self.accum_size != 4:
+            key = "fp32 gradients"
+            builder.alloc(key, "gradients", 4 * numel)
+            elementwise(builder, COMPUTE, "cast", "optimizer", numel * self.accum_size, 4 * numel)
+            builder.free("flat gradients")
+        builder.free(kept)
+        return key

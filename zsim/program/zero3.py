@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
-from zsim.program.deepspeed import broadcast_model, collective, has_backward
+from zsim.program.deepspeed import broadcast_model, check, collective, has_backward, whole_world
 from zsim.program.execute import Execution, Hooks
 from zsim.program.ops import COMPUTE, Instruction, Program
 from zsim.program.zero3_coordinator import Coordinator, Params
@@ -24,6 +24,7 @@ Instructions = tuple[Instruction, ...]
 
 def lower_zero3(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: Workload, steps: int) -> Program:
     """Step 1 records the trace, which the next forward compares between ranks; after that all steps are the same."""
+    check(plan)
     builder = Builder()
     rank = Zero3(builder, model, tree, plan)
     rank.allocate()
@@ -65,7 +66,7 @@ class Zero3(Hooks):
 
     def process_groups(self) -> dict[str, tuple[tuple[int, ...], ...]]:
         world, hpz = self.plan.world_size, self.parameters.hpz
-        groups: dict[str, tuple[tuple[int, ...], ...]] = {"world": (tuple(range(world)),)}
+        groups = whole_world(self.plan)
         if hpz:  # groups.py _create_zero_param_parallel_group: neighbours
             groups["hpz"] = tuple(tuple(range(start, start + hpz)) for start in range(0, world, hpz))
         return groups
