@@ -1,4 +1,4 @@
-"""The flat parameter buffer of DeepSpeed's stages 1 and 2 and who updates which part of it (0.19.8, stage_1_and_2.py)."""
+"""The flat parameter buffer of DeepSpeed stages 1 and 2 and its partitions (0.19.8, stage_1_and_2.py)."""
 
 from __future__ import annotations
 
