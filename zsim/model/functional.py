@@ -356,19 +356,40 @@ def cat(parts: Sequence[Tensor], dim: int = -1) -> Tensor:
     return out
 
 
-def expand_heads(x: Tensor, repeats: int) -> Tensor:
-    """Key or value heads [b, h, s, d] repeated for grouped queries: a copy; backward sums."""
+def repeat_heads(x: Tensor, repeats: int, dim: int = 1) -> Tensor:
+    """Key or value heads (dimension `dim`) repeated for grouped queries: expand and copy; backward sums."""
     if repeats == 1:
         return x
-    b, h, s, d = x.shape
-    out = x.tape.empty((b, h * repeats, s, d), x.dtype)
+    source = x.shape
+    shape = (*source[:dim], source[dim] * repeats, *source[dim + 1 :])
+    out = x.tape.empty(shape, x.dtype)
     x.tape.memory(out.nbytes, out.nbytes, "copy")
     if x.needs_grad:
 
         def backward(g: Tensor) -> tuple[Tensor]:
-            summed = g.tape.empty((b, h, 1, s, d), g.dtype)
+            summed = g.tape.empty(source, g.dtype)
             g.tape.memory(g.nbytes, summed.nbytes, "copy")
-            return (_view(summed, (b, h, s, d), row_major((b, h, s, d))),)
+            return (summed,)
 
         x.tape.link((x,), backward, out)
     return out
+
+
+def complex_rotate(x: Tensor, table: Tensor) -> Tensor:
+    """Rotary embedding of [b, s, h, d] by complex multiplication (torchtitan): in float32 and back. Saves `table`."""
+    tape, dtype, shape = x.tape, x.dtype, x.shape
+    wide = to(x, "float32")
+    pairs = reshape(wide, *shape[:-1], shape[-1] // 2, 2)
+    if not x.needs_grad:
+        return to(pointwise(pairs), dtype)
+    saved = tape.save(table)
+    out = pointwise(pairs)
+
+    def backward(g: Tensor) -> tuple[Tensor]:
+        (table,) = saved()
+        conjugate = _clone(table)  # noqa: F841
+        return (pointwise(g),)
+
+    tape.link((pairs,), backward, out)
+    del wide, pairs
+    return to(reshape(out, *shape), dtype)

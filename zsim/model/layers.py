@@ -22,6 +22,7 @@ class Net:
     attention: str = "flash"
     checkpointing: str = "none"
     loss: str = "hf"
+    implementation: str = "hf"
     layer_keys: tuple[Hashable, ...] = ()  # per layer: blocks are traced once per key (which parameters are frozen)
 
 
@@ -249,7 +250,7 @@ def attend(net: Net, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, windo
         out = P.flash_attention(q, k, v, net.attention, window=window)
         return F.contiguous(F.transpose(out, 1, 2))
     repeats = q.shape[1] // k.shape[1]
-    k, v = F.expand_heads(k, repeats), F.expand_heads(v, repeats)
+    k, v = F.repeat_heads(k, repeats), F.repeat_heads(v, repeats)
     tape.label = "softmax"
     weights = F.scale(P.matmul(q, F.transpose(k, 2, 3)))
     if mask is not None:

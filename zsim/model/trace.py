@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from zsim.errors import InputError
 from zsim.model import families
+from zsim.model.families.torchtitan import transformers_name
 from zsim.model.kernels import Kernel, Memory
 from zsim.model.layers import Blocks, Net
 from zsim.model.layers import Module as Layer
@@ -41,13 +42,21 @@ class _Tracer:
     def __init__(self, spec: ModelSpec, workload: Workload) -> None:
         self.spec, self.workload = spec, workload
         self.tape = Tape(cuda=workload.device == "cuda")
-        net = Net(spec.arch, self.tape, workload.dtype, workload.attention, workload.checkpointing, workload.loss)
+        net = Net(
+            spec.arch,
+            self.tape,
+            workload.dtype,
+            workload.attention,
+            workload.checkpointing,
+            workload.loss,
+            workload.implementation,
+            _layer_keys(spec),
+        )
         index = {parameter.name: i for i, parameter in enumerate(spec.parameters)}
-        net.layer_keys = _layer_keys(spec)
         self.model = families.build(net)
         self.first: dict[int, int] = {}  # layer -> index of its first parameter
         for name, layer, _, weight in self.model.named_weights():
-            position = index.get(name)
+            position = index.get(transformers_name(name) if workload.implementation == "torchtitan" else name)
             if layer >= 0:
                 self.first[layer] = min(self.first.get(layer, position), position)
             if position is not None and weight.param.index < 0:

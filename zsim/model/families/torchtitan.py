@@ -1,0 +1,128 @@
+"""Llama in the manner of torchtitan at the end of 2024: what differs from transformers is what autograd saves.
+
+Norms multiply by their weight last, rotary embedding is a complex product in float32, keys and values are repeated
+before attention, and the loss is `cross_entropy(pred.flatten(0, 1).float(), labels.flatten(0, 1))`.
+"""
+
+from __future__ import annotations
+
+from zsim.model import functional as F
+from zsim.model import products as P
+from zsim.model.decoder import CausalLM, head, run_block
+from zsim.model.layers import Blocks, Embedding, Linear, Module, Net
+from zsim.model.layers import RMSNorm as HFNorm
+from zsim.model.tape import Tensor
+
+_NAMES = {
+    "tok_embeddings": "model.embed_tokens",
+    "layers": "model.layers",
+    "norm": "model.norm",
+    "output": "lm_head",
+    "wq": "q_proj",
+    "wk": "k_proj",
+    "wv": "v_proj",
+    "wo": "o_proj",
+    "attention": "self_attn",
+    "feed_forward": "mlp",
+    "w1": "gate_proj",
+    "w2": "down_proj",
+    "w3": "up_proj",
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+
+
+def transformers_name(name: str) -> str:
+    """The parameter's name in a transformers checkpoint, which is what a ModelSpec lists."""
+    return ".".join(_NAMES.get(part, part) for part in name.split("."))
+
+
+class RMSNorm(HFNorm):
+    def __init__(self, net: Net) -> None:
+        super().__init__(net, net.arch.hidden, "RMSNorm")
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = F.to(x, "float32")
+        normed = F.to(F.mul(wide, F.rsqrt(F.shift(F.mean_last(F.power(wide))))), x.dtype)
+        return F.mul(normed, self.weight)
+
+
+class Attention(Module):
+    kind = "rotary"
+
+    def __init__(self, net: Net) -> None:
+        super().__init__(net)
+        arch = net.arch
+        self.wq = Linear(net, arch.hidden, arch.heads * arch.head_dim, arch.attention_bias)
+        self.wk = Linear(net, arch.hidden, arch.kv_heads * arch.head_dim, arch.attention_bias)
+        self.wv = Linear(net, arch.hidden, arch.kv_heads * arch.head_dim, arch.attention_bias)
+        self.wo = Linear(net, arch.heads * arch.head_dim, arch.hidden, arch.output_bias)
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        arch = self.net.arch
+        b, s, _ = x.shape
+        q, k, v = (F.reshape(w(x), b, s, -1, arch.head_dim) for w in (self.wq, self.wk, self.wv))
+        q, k = F.complex_rotate(q, table), F.complex_rotate(k, table)
+        repeats = arch.heads // arch.kv_heads
+        k, v = F.repeat_heads(k, repeats, 2), F.repeat_heads(v, repeats, 2)
+        q, k, v = F.transpose(q, 1, 2), F.transpose(k, 1, 2), F.transpose(v, 1, 2)
+        out = P.flash_attention(q, k, v, self.net.attention)
+        return self.wo(F.reshape(F.contiguous(F.transpose(out, 1, 2)), b, s, -1))
+
+
+class FeedForward(Module):
+    kind = "activation"
+
+    def __init__(self, net: Net) -> None:
+        super().__init__(net)
+        arch = net.arch
+        self.w1 = Linear(net, arch.hidden, arch.intermediate, arch.mlp_bias)
+        self.w2 = Linear(net, arch.intermediate, arch.hidden, arch.mlp_bias)
+        self.w3 = Linear(net, arch.hidden, arch.intermediate, arch.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(F.mul(F.activation(self.w1(x)), self.w3(x)))
+
+
+class TransformerBlock(Module):
+    kind = "residual"
+
+    def __init__(self, net: Net) -> None:
+        super().__init__(net)
+        self.attention = Attention(net)
+        self.feed_forward = FeedForward(net)
+        self.attention_norm = RMSNorm(net)
+        self.ffn_norm = RMSNorm(net)
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        h = F.add(x, self.attention(self.attention_norm(x), table))
+        return F.add(h, self.feed_forward(self.ffn_norm(h)))
+
+
+class Transformer(CausalLM):
+    def __init__(self, net: Net) -> None:
+        super().__init__(net)
+        arch = net.arch
+        self.tok_embeddings = Embedding(net, arch.vocab, arch.hidden)
+        self.layers = Blocks(net, arch.kinds, lambda index: TransformerBlock(net))
+        self.norm = RMSNorm(net)
+        self.norm.role = "norm"
+        self.output = head(net, self.tok_embeddings)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        tape, arch = self.net.tape, self.net.arch
+        table = self._table(ids.shape[1], arch.head_dim // 2)
+        h = self.tok_embeddings(ids)
+        for block in self.layers:
+            h = run_block(self.net, block, h, table)
+        tape.label = self.kind
+        pred = self.output(self.norm(h))
+        return P.cross_entropy(F.to(F.reshape(pred, -1, arch.vocab), "float32"), F.reshape(labels, -1))
+
+    def _table(self, s: int, half: int) -> Tensor:
+        tape = self.net.tape
+        tape.label = "rotary"
+        magnitude, angle = tape.empty((s, half), "float32"), tape.empty((s, half), "float32")
+        table = F.pointwise(magnitude, angle, dtype="complex64")
+        tape.share(table)
+        return table
