@@ -63,8 +63,8 @@ def test_hta_agrees(result, tmp_path):
     chrome_trace.write(result, path)
     analysis = hta.TraceAnalysis(trace_files={0: str(path)}, trace_dir=str(tmp_path))
     row = analysis.get_temporal_breakdown(visualize=False).iloc[0]
-    time, rounding = result.time, 50  # HTA rounds each kernel to whole microseconds
-    assert row["compute_time(us)"] == pytest.approx(time.compute_s * 1e6, abs=rounding)
-    assert row["non_compute_time(us)"] == pytest.approx((time.comm_s - time.overlapped_comm_s) * 1e6, abs=rounding)
+    said, rounding = result.temporal, 50e-6  # HTA rounds each kernel to whole microseconds
+    for name in ("compute", "non_compute", "idle", "kernel"):
+        assert row[f"{name}_time(us)"] / 1e6 == pytest.approx(getattr(said, f"{name}_s"), abs=rounding)
     overlap = analysis.get_comm_comp_overlap(visualize=False).iloc[0]["comp_comm_overlap_pctg"]
-    assert overlap == pytest.approx(100 * time.overlapped_comm_s / time.comm_s, abs=0.01)
+    assert overlap == pytest.approx(100 * said.comm_comp_overlap, abs=0.01)

@@ -9,9 +9,9 @@ from zsim.cluster.spec import Device
 from zsim.cost.price import kernel_seconds
 from zsim.cost.profile import Profile
 from zsim.model.kernels import Attention, Gemm, Kernel
-from zsim.program.ops import COMPUTE, Collective, Compute, Copy, CpuWork
+from zsim.program.ops import COMPUTE, CPU, HOST, NVME, Collective, Compute, Copy, CpuWork
 from zsim.result.critical_path import RankView, Segment
-from zsim.result.spec import Time
+from zsim.result.spec import Temporal, Time
 
 HOST_CAUSE = "host"
 
@@ -28,7 +28,7 @@ def cause(segment: Segment) -> tuple[str, str]:
     if isinstance(op.work, CpuWork):
         return "cpu optimizer", f"cpu_optimizer/{op.phase}"
     if isinstance(op.work, Compute):
-        return "compute", f"compute/{op.phase}"
+        return "compute", f"kernels on the {op.lane} stream/{op.phase}"
     return HOST_CAUSE, HOST_CAUSE
 
 
@@ -71,7 +71,7 @@ def measure_time(view: RankView, device: Device, profile: Profile) -> Time:
         compute_by_family=_largest_first(by_family),
         exposed_by=_largest_first(exposed),
         idle_by=_largest_first(idle),
-        comm_s=sum(end - start for start, end in communication),
+        comm_s=_length(communication),
         overlapped_comm_s=covered,
         first_step_s=first.end_s - first.start_s,
     )
@@ -114,21 +114,52 @@ def _clip(segments: Iterable[Segment], start: float, end: float) -> Iterable[Seg
             yield Segment(segment.record, left, right)
 
 
+def temporal(view: RankView) -> Temporal:
+    """What runs on the GPU during the kernels of the steady step, whatever the stream."""
+    kernels: list[tuple[float, float]] = []
+    collectives: list[tuple[float, float]] = []
+    copies: list[tuple[float, float]] = []
+    for record in view.records:
+        if record.step == view.steady.step and record.op.lane not in (HOST, CPU, NVME):
+            work = record.op.work
+            kind = collectives if isinstance(work, Collective) else copies if isinstance(work, Copy) else kernels
+            kind.append((record.start_s, record.end_s))
+    compute, communication = _merged(kernels), _merged(collectives)
+    busy = _merged(kernels + collectives + copies)
+    span = busy[-1][1] - busy[0][0] if busy else 0.0
+    overlap, comm_s, compute_s = _intersection(communication, compute), _length(communication), _length(compute)
+    return Temporal(
+        kernel_s=span,
+        compute_s=compute_s,
+        non_compute_s=_length(busy) - compute_s,
+        idle_s=span - _length(busy),
+        comm_comp_overlap=overlap / comm_s if comm_s else 0.0,
+    )
+
+
 def _communication(view: RankView) -> list[tuple[float, float]]:
     """When at least one collective runs in the steady step, as disjoint intervals."""
     span = view.steady
-    spans = sorted(
+    return _merged(
         (max(r.start_s, span.start_s), min(r.end_s, span.end_s))
         for r in view.records
         if isinstance(r.op.work, Collective) and r.end_s > span.start_s and r.start_s < span.end_s
     )
+
+
+def _merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The union of intervals as disjoint ones, in order."""
     merged: list[tuple[float, float]] = []
-    for start, end in spans:
+    for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
             merged.append((start, end))
     return merged
+
+
+def _length(spans: Iterable[tuple[float, float]]) -> float:
+    return sum(end - start for start, end in spans)
 
 
 def _intersection(a: list[tuple[float, float]], b: list[tuple[float, float]]) -> float:

@@ -88,7 +88,7 @@ def _outcome(results: Sequence[Result]) -> Iterator[Line]:
         return Line(name, tuple(values), unit)
 
     yield line("fits", "", ("yes" if r.fits else "no" for r in results))
-    yield line("memory needed", "bytes", (r.gpu.needed_bytes for r in results))
+    yield line("memory needed", "bytes", (r.gpu.nvidia_smi_bytes for r in results))
     yield line("headroom", "bytes", (r.gpu.headroom_bytes for r in results))
     if any(r.host.peak_bytes for r in results):
         yield line("host memory per node", "bytes", (r.host.peak_bytes for r in results))
@@ -137,8 +137,8 @@ def _reasons(
         word = "slower" if slower > 0 else "faster"
         if abs(slower) > 1e-3 * first.time.step_s:
             yield f"{name} is {abs(slower):.3g} s per step {word} than {names[0]}: {_largest(time, index, _seconds)}"
-        more = result.gpu.needed_bytes - first.gpu.needed_bytes
-        if abs(more) > 1e-3 * first.gpu.needed_bytes:
+        more = result.gpu.nvidia_smi_bytes - first.gpu.nvidia_smi_bytes
+        if abs(more) > 1e-3 * first.gpu.nvidia_smi_bytes:
             word = "more" if more > 0 else "less"
             text = _largest(memory, index, _gib)
             yield f"{name} needs {abs(more) / GIB:.2f} GiB {word} per GPU than {names[0]}: at the peak, {text}"

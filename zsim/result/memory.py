@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from zsim.cluster.spec import Cluster, Device
+from zsim.engine.allocator import replay
 from zsim.engine.ledger import TEMPORARY
 from zsim.engine.timeline import MemoryEvent
 from zsim.program.ops import COMPUTE, DELAYED_FREES, Launch, Op, Program
@@ -25,8 +26,6 @@ NCCL_FIRST_BYTES = 717 * MIB
 NCCL_FURTHER_BYTES = 512 * MIB
 NVLS_BYTES = 256 * MIB
 NVLS_ARCHITECTURES = ("hopper", "blackwell", "sm_90", "sm_100")
-# Reserved over peak allocated when no allocator model ran: 16726/15006 and 19354/17402 MiB (pytorch issue 40989).
-RESERVED_RATIO = 1.11
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +76,33 @@ def measure_gpu(views: Sequence[RankView], cluster: Cluster, program: Program) -
 
 
 def _gpu(view: RankView, cluster: Cluster, program: Program) -> GpuMemory:
-    events, device = view.ledgers["gpu"], cluster.devices[view.rank]
-    top = peak(events)
+    """The allocator runs against what the device has left; where that fails, once more without a limit."""
+    # A step after the steady one repeats it.
+    events = [event for event in view.ledgers["gpu"] if event.step <= view.steady.step]
+    device = cluster.devices[view.rank]
     outside = framework_bytes(device, program)
+    limit = device.usable_bytes - outside
+    top, reserved = peak(events), replay(events, limit)
+    failed, short = reserved.out_of_memory, 0
+    if failed is not None:
+        short = max(reserved.peak_bytes + failed.nbytes - limit, top.total - limit)
+        reserved = replay(events)
     return GpuMemory(
         capacity_bytes=device.usable_bytes,
         peak_allocated_bytes=top.total,
-        peak_reserved_bytes=round(top.total * RESERVED_RATIO),
+        peak_reserved_bytes=reserved.peak_bytes,
         framework_bytes=outside,
         by_category=top.by_category | {"framework": outside},
-        peak_at=describe(view, top),
+        peak_at=describe(view, top.event),
         peak_rank=view.rank,
-        reserved_source=f"{RESERVED_RATIO} x peak allocated (no allocator model)",
+        headroom_bytes=-short if failed else limit - reserved.peak_bytes,
+        out_of_memory_at=describe(view, failed) if failed else None,
+        allocator_retries=reserved.retries,
     )
 
 
-def describe(view: RankView, moment: Moment) -> str:
-    """Where a moment lies: "step 2, backward of model.layers.63.mlp, down_proj, micro-batch 2"."""
-    event = moment.event
+def describe(view: RankView, event: MemoryEvent | None) -> str:
+    """Where an event lies: "step 2, backward of model.layers.63.mlp, down_proj, micro-batch 2"."""
     if event is None or event.step == 0:
         return "initialization"
     op = _op_at(view, event)

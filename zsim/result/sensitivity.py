@@ -58,7 +58,13 @@ def changes(result: Result, variants: list[Variant]) -> Iterator[Change]:
             continue
         speed = other.throughput.tokens_per_s_per_gpu
         yield Change(
-            variant.name, variant.kind, speed / base - 1, other.time.step_s, speed, other.gpu.needed_bytes, other.fits
+            variant.name,
+            variant.kind,
+            speed / base - 1,
+            other.time.step_s,
+            speed,
+            other.gpu.nvidia_smi_bytes,
+            other.fits,
         )
 
 

@@ -10,6 +10,7 @@ from zsim.cost.profile import Profile
 from zsim.engine.timeline import Timeline
 from zsim.program.ops import Program
 from zsim.result import tables
+from zsim.result.critical_path import RankView
 from zsim.result.textbook import Textbook
 
 if TYPE_CHECKING:
@@ -25,10 +26,14 @@ if TYPE_CHECKING:
 class GpuMemory:
     """Memory of the fullest GPU.
 
-    `peak_allocated_bytes` and `peak_reserved_bytes` are `torch.cuda.max_memory_allocated` and `max_memory_reserved`.
-    `framework_bytes` (CUDA context, NCCL) lies outside the allocator; `nvidia_smi_bytes` = reserved + framework.
-    `by_category` is the moment of the allocated peak plus the category "framework", so that it sums to
-    peak_allocated_bytes + framework_bytes. The run fits when reserved + framework <= capacity.
+    `peak_allocated_bytes` and `peak_reserved_bytes` are `torch.cuda.max_memory_allocated` and `max_memory_reserved`;
+    `framework_bytes` (CUDA context, NCCL) lies outside the allocator. `by_category` is the moment of the allocated
+    peak plus the category "framework", so that it sums to peak_allocated_bytes + framework_bytes.
+
+    The run fits when PyTorch's caching allocator gets through all simulated steps with capacity - framework bytes,
+    giving cached blocks back where it must (`allocator_retries`). If so, `headroom_bytes` is what is never reserved;
+    if not, it is negative, at least this much is missing, `out_of_memory_at` says where it fails first, and the
+    reserved peak is that of a device without a limit.
     """
 
     capacity_bytes: int
@@ -38,25 +43,18 @@ class GpuMemory:
     by_category: Mapping[str, int]
     peak_at: str
     peak_rank: int
-    reserved_source: str
+    headroom_bytes: int
+    out_of_memory_at: str | None
+    allocator_retries: int
 
     @property
-    def needed_bytes(self) -> int:
+    def nvidia_smi_bytes(self) -> int:
+        """What the driver sees this process hold: the allocator's segments and what lies outside it."""
         return self.peak_reserved_bytes + self.framework_bytes
 
     @property
-    def headroom_bytes(self) -> int:
-        """Negative: this much is missing."""
-        return self.capacity_bytes - self.needed_bytes
-
-    @property
     def fits(self) -> bool:
-        return self.headroom_bytes >= 0
-
-    @property
-    def fits_without_cache(self) -> bool:
-        """Would the tensors fit if the allocator cached nothing?"""
-        return self.peak_allocated_bytes + self.framework_bytes <= self.capacity_bytes
+        return self.out_of_memory_at is None and self.headroom_bytes >= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +96,22 @@ class Time:
     comm_s: float
     overlapped_comm_s: float
     first_step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Temporal:
+    """HolisticTraceAnalysis' temporal breakdown of the steady step's kernels, all streams together.
+
+    From the start of the first kernel to the end of the last, `kernel_s`: some compute kernel runs (`compute_s`), only
+    collectives or copies run (`non_compute_s`), nothing runs (`idle_s`). `comm_comp_overlap`: the share of the
+    collectives' time under compute.
+    """
+
+    kernel_s: float
+    compute_s: float
+    non_compute_s: float
+    idle_s: float
+    comm_comp_overlap: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +202,18 @@ class Result:
         return self.gpu.fits and self.host.fits
 
     @property
+    def slowest(self) -> RankView:
+        """The records of the rank whose steady step takes longest."""
+        views = (RankView(self.program, self.timeline, ranks[0]) for ranks in self.timeline.rank_classes)
+        return max(views, key=lambda view: view.steady.end_s - view.steady.start_s)
+
+    @property
+    def temporal(self) -> Temporal:
+        from zsim.result.breakdown import temporal
+
+        return temporal(self.slowest)
+
+    @property
     def ops(self) -> pd.DataFrame:
         """Every op of each simulated rank and step (see `tables.op_rows`)."""
         return _frame(tables.op_rows(self))
@@ -215,17 +241,11 @@ class Result:
             "fits": self.fits,
             "setup": asdict(self.headline),
             "memory": {
-                "gpu": asdict(gpu)
-                | {
-                    "nvidia_smi_bytes": gpu.needed_bytes,
-                    "headroom_bytes": gpu.headroom_bytes,
-                    "fits": gpu.fits,
-                    "fits_without_cache": gpu.fits_without_cache,
-                },
+                "gpu": asdict(gpu) | {"nvidia_smi_bytes": gpu.nvidia_smi_bytes, "fits": gpu.fits},
                 "host": asdict(host) | {"fits": host.fits},
                 "textbook": asdict(self.textbook),
             },
-            "time": asdict(self.time) | {"valid": self.fits},
+            "time": asdict(self.time) | {"valid": self.fits, "temporal": asdict(self.temporal)},
             "throughput": asdict(self.throughput),
             "bottleneck": asdict(bottleneck),
             "model": {"params": self.params, "trainable_params": self.trainable_params},

@@ -39,8 +39,7 @@ _TORCH_NAMES = {"all_gather": "_allgather_base", "reduce_scatter": "_reduce_scat
 def write(result: Result, path: Path) -> list[Path]:
     """`path` holds the slowest rank; where ranks differ, each simulated one also gets its own file beside it."""
     views = [RankView(result.program, result.timeline, ranks[0]) for ranks in result.timeline.rank_classes]
-    slowest = max(views, key=lambda view: view.steady.end_s - view.steady.start_s)
-    targets = [(path, slowest)]
+    targets = [(path, result.slowest)]
     if len(views) > 1:
         targets += [(path.with_name(f"{path.stem}_rank{view.rank}{path.suffix}"), view) for view in views]
     for target, view in targets:

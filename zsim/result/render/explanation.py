@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from zsim.program.ops import Compute
 from zsim.result.breakdown import cause
 from zsim.result.compare import causes
-from zsim.result.critical_path import RankView, Segment
+from zsim.result.critical_path import Segment
 from zsim.result.render.style import cause_label
 from zsim.result.render.terminal import verdict
 from zsim.result.sensitivity import Change
@@ -42,7 +42,7 @@ def render(result: Result, changes: Sequence[Change], console: Console) -> None:
 def to_dict(result: Result, changes: Sequence[Change]) -> dict[str, Any]:
     """The same as JSON types; seconds and shares of the step."""
     step = result.time.step_s
-    path = _view(result).critical_path()
+    path = result.slowest.critical_path()
     by_name: dict[str, float] = defaultdict(float)
     for segment in path:
         by_name[_name(segment)] += segment.seconds
@@ -60,11 +60,6 @@ def to_dict(result: Result, changes: Sequence[Change]) -> dict[str, Any]:
             for change in sorted(changes, key=lambda change: -change.gain)
         ],
     }
-
-
-def _view(result: Result) -> RankView:
-    views = [RankView(result.program, result.timeline, ranks[0]) for ranks in result.timeline.rank_classes]
-    return max(views, key=lambda view: view.steady.end_s - view.steady.start_s)
 
 
 def _name(segment: Segment) -> str:

@@ -14,7 +14,9 @@ GIB = 2**30
 def summary(result: Result) -> str:
     gpu, time = result.gpu, result.time
     memory = [(name.replace("_", " "), f"{nbytes / GIB:.2f} GiB") for name, nbytes in gpu.by_category.items()]
-    memory.append((f"reserved + framework, of {gpu.capacity_bytes / GIB:.1f} GiB", f"{gpu.needed_bytes / GIB:.2f} GiB"))
+    memory.append(
+        (f"reserved + framework, of {gpu.capacity_bytes / GIB:.1f} GiB", f"{gpu.nvidia_smi_bytes / GIB:.2f} GiB")
+    )
     step = [
         (name, f"{seconds:.4g} s", f"{seconds / time.step_s:.1%}")
         for name, seconds in (

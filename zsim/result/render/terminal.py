@@ -3,144 +3,203 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from zsim.result.render.style import CATEGORY_LABELS
-from zsim.result.spec import Result
+from zsim.result.render.style import CATEGORY_LABELS, cause_label
+from zsim.result.spec import Headline, Result
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 GB, GIB = 1e9, 2**30
-BAR = 24
+WIDEST = 100
+STATES = ("parameters", "gradients", "optimizer_states", "master_weights")
+_EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def render(result: Result, console: Console, *, quiet: bool = False) -> None:
-    """Prints the whole report to a rich console; `quiet`: the verdict alone."""
-    width = min(console.width, 100)
-    console.print(verdict(result), style="bold green" if result.fits else "bold red", highlight=False)
+    """Prints the whole report to a rich console; `quiet`: the verdict alone, on one line."""
+    style = "bold green" if result.fits else "bold red"
     if quiet:
+        console.print(verdict(result), style=style, highlight=False, markup=False, soft_wrap=True)
         return
-    console.print()
+    width = min(console.width, WIDEST)
+    blocks = "utf" in console.encoding.lower()
+
+    def say(text: str, style: str = "", indent: int = 0) -> None:
+        for line in _wrap(text, width - indent):
+            console.print(" " * indent + line, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    say(verdict(result), style)
+    say(headline(result.headline))
     for title, lines in (
-        (_memory_title(result), _memory(result)),
-        (_time_title(result), _time(result)),
-        ("Throughput", _throughput(result)),
+        ("Memory per GPU", _memory(result, width - 2, blocks)),
+        (_time_title(result), _time(result, width - 2, blocks)),
         ("Bottleneck", _bottleneck(result)),
-        ("Textbook", _textbook(result)),
+        ("Against the textbook", _textbook(result)),
+        ("Expected error", _accuracy(result)),
         ("Assumed", _bullets(result.assumptions)),
         ("Not modeled", _bullets(result.not_modeled)),
-        ("Expected error", _expected_error(result)),
     ):
-        if not (lines := list(lines)):
-            continue
-        console.print(title, style="bold", highlight=False)
-        for line in lines:
-            for part in _wrap(line, width - 2):
-                console.print("  " + part, highlight=False, markup=False, soft_wrap=True)
-        console.print()
+        said = list(lines)
+        if said:
+            say("")
+            say(title, "bold")
+            for line in said:
+                say(line, indent=2)
 
 
 def verdict(result: Result) -> str:
-    """One line: does it fit, with what headroom; all that `--quiet` prints."""
+    """One line: does it fit, with what headroom, how fast."""
     gpu, host = result.gpu, result.host
-    speed = f"{result.time.step_s:.3g} s/step, {result.throughput.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
+    speed = f"{result.time.step_s:.3g} s/step, {result.throughput.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"
     if result.fits:
-        spare = f"{gpu.headroom_bytes / GIB:.1f} GiB free of {gpu.capacity_bytes / GIB:.1f} GiB per GPU"
-        return f"FITS: {result.name}: {spare}; {speed}"
+        tight = ", tight" if gpu.allocator_retries else ""
+        free = f"{gpu.headroom_bytes / GIB:.1f} of {gpu.capacity_bytes / GIB:.1f} GiB free per GPU"
+        return f"FITS{tight}: {result.name}: {free}; {speed}"
     missing = []
     if not gpu.fits:
-        missing.append(f"{-gpu.headroom_bytes / GIB:.1f} GiB missing on each GPU of {gpu.capacity_bytes / GIB:.1f} GiB")
-    if not host.fits:
-        missing.append(f"host needs {host.peak_bytes / GIB:.0f} GiB of {host.capacity_bytes / GIB:.0f} GiB per node")
-    return f"DOES NOT FIT: {result.name}: {' and '.join(missing)} (if it fitted: {speed})"
+        missing.append(
+            f"at least {-gpu.headroom_bytes / GIB:.1f} GiB missing per GPU of {gpu.capacity_bytes / GIB:.1f} GiB"
+        )
+    if host.peak_bytes > host.capacity_bytes > 0:
+        missing.append(f"host RAM {host.peak_bytes / GIB:.0f} of {host.capacity_bytes / GIB:.0f} GiB per node")
+    if host.nvme_peak_bytes > host.nvme_capacity_bytes:
+        missing.append(f"NVMe {host.nvme_peak_bytes / GIB:.0f} of {host.nvme_capacity_bytes / GIB:.0f} GiB per node")
+    return f"DOES NOT FIT: {result.name}: {', '.join(missing)} (if it fitted: {speed})"
 
 
-def _memory_title(result: Result) -> str:
-    return f"Memory per GPU, at the peak ({result.gpu.peak_at})"
-
-
-def _memory(result: Result) -> Iterable[str]:
-    gpu = result.gpu
-    scale = max(gpu.capacity_bytes, gpu.needed_bytes)
-    for category, nbytes in sorted(gpu.by_category.items(), key=lambda item: -item[1]):
-        if category != "framework":
-            yield _row(CATEGORY_LABELS.get(category, category), nbytes, scale)
-    yield _row("= allocated", gpu.peak_allocated_bytes, scale, "torch max_memory_allocated")
-    yield _row("reserved", gpu.peak_reserved_bytes, scale, "torch max_memory_reserved")
-    yield _row("+ " + CATEGORY_LABELS["framework"], gpu.framework_bytes, scale, "outside the allocator")
-    yield _row("= nvidia-smi shows", gpu.needed_bytes, scale, "decides about out-of-memory")
-    yield _row("capacity", gpu.capacity_bytes, scale)
-    if gpu.fits_without_cache and not gpu.fits:
-        yield "The tensors alone would fit: the allocator would have to give cached blocks back."
-    if result.host.peak_bytes:
-        host = result.host
-        yield f"host, per node: {host.peak_bytes / GIB:.1f} GiB pinned of {host.capacity_bytes / GIB:.0f} GiB"
-
-
-def _row(label: str, nbytes: float, scale: float, note: str = "") -> str:
-    filled = round(BAR * nbytes / scale)
-    return f"{label:<20} {nbytes / GIB:>8.2f} GiB  {'█' * filled:<{BAR}} {note}".rstrip()
-
-
-def _time_title(result: Result) -> str:
-    return f"Step: {result.time.step_s:.4g} s" + ("" if result.fits else " (as if it fitted)")
-
-
-def _time(result: Result) -> Iterable[str]:
-    time = result.time
-    yield _share("compute", time.compute_s, time.step_s)
-    for phase, seconds in time.compute_by_phase.items():
-        yield _share("  " + phase, seconds, time.step_s)
-    yield _share("exposed communication", time.exposed_comm_s, time.step_s)
-    for name, seconds in _significant(time.exposed_by, time.step_s):
-        yield _share("  " + name, seconds, time.step_s)
-    yield _share("waiting for host", time.host_s, time.step_s)
-    yield _share("other idle", time.idle_s, time.step_s)
-    for name, seconds in _significant(time.idle_by, time.step_s):
-        yield _share("  " + name, seconds, time.step_s)
-
-
-def _significant(seconds: Mapping[str, float], step_s: float) -> Iterable[tuple[str, float]]:
-    return ((name, value) for name, value in seconds.items() if value >= 0.001 * step_s)
-
-
-def _share(label: str, seconds: float, step_s: float) -> str:
-    share = seconds / step_s if step_s else 0.0
-    return f"{label:<28} {seconds:>9.4g} s {share:>6.1%}  {'█' * round(BAR * share)}".rstrip()
-
-
-def _throughput(result: Result) -> Iterable[str]:
-    speed = result.throughput
-    yield f"{speed.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, {speed.tokens_per_s:,.0f} in all"
-    if speed.mfu is not None and speed.hfu is not None:
-        yield f"MFU {speed.mfu:.1%}, with recomputation (HFU) {speed.hfu:.1%}"
-
-
-def _bottleneck(result: Result) -> Iterable[str]:
-    worst = result.bottleneck
-    yield f"{worst.name}: {worst.share:.0%} of the step ({worst.group} in all {worst.group_share:.0%})"
-
-
-def _textbook(result: Result) -> Iterable[str]:
-    book, gpu = result.textbook, result.gpu
-    gpus = result.headline.world_size
-    yield (
-        f"{book.formula} = {book.per_gpu_bytes / GB:.1f} GB ({book.per_gpu_bytes / GIB:.1f} GiB) of states per GPU; "
-        f"P = {result.params / 1e9:.2f}e9, N = {gpus}; here {gpu.needed_bytes / GB:.1f} GB"
+def headline(of: Headline) -> str:
+    """What was simulated, in a sentence."""
+    stage = "" if of.stage is None else f" stage {of.stage}"
+    work = of.workload
+    accumulation = of.plan["grad_accum"]
+    return (
+        f"{of.model} on {of.world_size}x {', '.join(of.devices)} ({of.cluster}); {of.framework}{stage}; "
+        f"micro-batch {work['micro_batch']} x {work['seq_len']:,} tokens"
+        + (f" x {accumulation} accumulation steps" if accumulation > 1 else "")
+        + f"; checkpointing {work['checkpointing']}"
     )
 
 
-def _expected_error(result: Result) -> Iterable[str]:
+def _memory(result: Result, width: int, blocks: bool) -> Iterator[str]:
+    gpu = result.gpu
+    scale = max(gpu.capacity_bytes, gpu.nvidia_smi_bytes)
+
+    def row(label: str, nbytes: float, mark: str = "") -> str:
+        room = width - 38
+        drawn = bar(nbytes / scale, room, blocks, gpu.capacity_bytes / scale)
+        return f"{label:<23}{nbytes / GIB:>8.2f} GiB  {drawn}{mark}".rstrip()
+
+    for category, nbytes in sorted(gpu.by_category.items(), key=lambda item: -item[1]):
+        if category != "framework":
+            yield row(CATEGORY_LABELS.get(category, category), nbytes)
+    yield row("= allocated", gpu.peak_allocated_bytes)
+    yield row("  reserved", gpu.peak_reserved_bytes)
+    yield row("+ " + CATEGORY_LABELS["framework"], gpu.framework_bytes)
+    yield row("= shown by nvidia-smi", gpu.nvidia_smi_bytes)
+    yield row("  capacity", gpu.capacity_bytes)
+    yield (
+        f"Allocated and reserved are torch's max_memory_allocated (at {gpu.peak_at}) and max_memory_reserved; what "
+        "nvidia-smi shows decides about out-of-memory."
+    )
+    if gpu.out_of_memory_at:
+        yield f"Runs out at {gpu.out_of_memory_at}. The reserved peak is that of a device without a limit."
+    if gpu.allocator_retries and gpu.fits:
+        yield f"To get through, the allocator gives cached memory back {gpu.allocator_retries} times, which is slow."
+    host = result.host
+    if host.peak_bytes:
+        parts = ", ".join(f"{name.replace('_', ' ')} {n / GIB:.1f}" for name, n in host.by_category.items())
+        of = f" of {host.capacity_bytes / GIB:.0f}" if host.capacity_bytes else ""
+        yield f"Host RAM per node: {host.peak_bytes / GIB:.1f}{of} GiB ({parts})."
+    if host.nvme_peak_bytes:
+        yield f"NVMe per node: {host.nvme_peak_bytes / GIB:.1f} of {host.nvme_capacity_bytes / GIB:.0f} GiB."
+
+
+def _time_title(result: Result) -> str:
+    return f"Step: {_seconds(result.time.step_s)}" + ("" if result.fits else ", as if it fitted")
+
+
+def _time(result: Result, width: int, blocks: bool) -> Iterator[str]:
+    time = result.time
+
+    def row(label: str, seconds: float) -> str:
+        share = seconds / time.step_s if time.step_s else 0.0
+        return f"{label:<31}{_seconds(seconds):>9}{share:>7.1%}  {bar(share, width - 49, blocks)}".rstrip()
+
+    def parts(seconds: Mapping[str, float]) -> Iterator[str]:
+        for name, value in seconds.items():
+            if value >= 0.001 * time.step_s:
+                yield row("  " + cause_label(name), value)
+
+    yield row("compute", time.compute_s)
+    yield from parts(time.compute_by_phase)
+    yield row("exposed communication", time.exposed_comm_s)
+    yield from parts(time.exposed_by)
+    yield row("waiting for the host", time.host_s)
+    yield row("other idle", time.idle_s)
+    yield from parts(time.idle_by)
+    if time.comm_s:
+        hidden = time.overlapped_comm_s / time.comm_s
+        yield f"Collectives run for {_seconds(time.comm_s)}, {hidden:.0%} of it under compute."
+    if abs(time.first_step_s - time.step_s) > 0.05 * time.step_s:
+        yield f"The first step takes {_seconds(time.first_step_s)}."
+    speed = result.throughput
+    text = f"{speed.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, {speed.tokens_per_s:,.0f} in all"
+    if speed.mfu is not None and speed.hfu is not None:
+        text += f"; MFU {speed.mfu:.1%}, with recomputation (HFU) {speed.hfu:.1%}"
+    yield text + "."
+
+
+def _bottleneck(result: Result) -> Iterator[str]:
+    worst = result.bottleneck
+    whole = f" ({worst.group} in all: {worst.group_share:.0%})" if worst.group_share > worst.share + 0.005 else ""
+    yield f"{worst.name}: {worst.share:.0%} of the step{whole}."
+
+
+def _textbook(result: Result) -> Iterator[str]:
+    """The textbook's figure, and what lies between it and reality."""
+    book, gpu = result.textbook, result.gpu
+    held = dict(gpu.by_category)
+    states = sum(held.pop(name, 0) for name in STATES)
+    outside = held.pop("framework")
+    parts = [f"{CATEGORY_LABELS.get(name, name)} {n / GIB:.1f}" for name, n in held.items() if n >= 0.05 * GIB]
+    cached = gpu.peak_reserved_bytes - gpu.peak_allocated_bytes
+    parts += [f"cached or not reusable yet {cached / GIB:.1f}", f"CUDA and NCCL {outside / GIB:.1f}"]
+    yield (
+        f"{book.formula} = {book.per_gpu_bytes / GB:.1f} GB = {book.per_gpu_bytes / GIB:.1f} GiB of states "
+        f"(P = {result.params / 1e9:.2f}e9, N = {result.headline.world_size})."
+    )
+    yield f"Here: states {states / GIB:.1f}, {', '.join(parts)}: {gpu.nvidia_smi_bytes / GIB:.1f} GiB."
+
+
+def _accuracy(result: Result) -> Iterator[str]:
     accuracy = result.accuracy
     if accuracy.step_time_error is None:
         yield f"unknown: {accuracy.evidence}"
     else:
-        yield f"step time {accuracy.step_time_error:.0%} on average: {accuracy.evidence}"
+        yield f"step time {accuracy.step_time_error:.0%} on average ({accuracy.evidence})"
 
 
-def _bullets(texts: Iterable[str]) -> Iterable[str]:
+def bar(share: float, room: int, blocks: bool, mark: float | None = None) -> str:
+    """A bar of `share` of `room` columns, to the eighth of a column; `mark` draws a line at that share."""
+    eighths = round(8 * room * share)
+    text = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip() if blocks else "#" * round(room * share)
+    if mark is not None:
+        at = min(round(room * mark), room)
+        line = "│" if blocks else "|"
+        text = text.ljust(at) + line if len(text) <= at else text[:at] + line + text[at:]
+    return text
+
+
+def _seconds(value: float) -> str:
+    if value >= 1:
+        return f"{value:.3f} s"
+    return f"{1e3 * value:.2f} ms" if value >= 1e-3 else f"{1e6 * value:.1f} us"
+
+
+def _bullets(texts: Iterable[str]) -> Iterator[str]:
     return (f"- {text}" for text in texts)
 
 

@@ -129,7 +129,9 @@ function memory() {
   const held = data.memory;
   $("memory-words").textContent = `The allocated peak is at ${gpu.peak_at}. Allocated is what tensors hold, reserved what ` +
     "PyTorch's allocator has taken from the device, and nvidia-smi shows reserved plus what lies outside the allocator. " +
-    "The last decides about out-of-memory. " + `Reserved comes from: ${gpu.reserved_source}.`;
+    "The last decides about out-of-memory." +
+    (gpu.out_of_memory_at ? ` It runs out at ${gpu.out_of_memory_at}.` : "") +
+    (gpu.allocator_retries ? ` To get through, the allocator gives cached memory back ${gpu.allocator_retries} times, which is slow.` : "");
   chart("memory-time", () => {
     const traces = Object.entries(held.categories).map(([name, values]) => ({
       x: held.t, y: values, name: words(name), type: "scatter", mode: "lines", line: { width: 0, shape: "hv" },
