@@ -106,7 +106,6 @@ def test_unknown_implementation_falls_back_to_flash():
 def test_memory_kernel_moves_bytes_at_its_kinds_share():
     copy = Memory("copy", 1e9, 1e9)
     assert seconds(copy) == pytest.approx(2e9 / (A100.memory_bandwidth * GENERIC.memory_efficiency["default"]), rel=0.01)
-    assert seconds(Memory("norm", 1e9, 1e9)) > seconds(copy)
 
 
 @given(st.floats(0, 1e10), st.floats(0, 1e10), st.integers(1, 100))

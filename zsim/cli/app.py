@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("zsim.cli.compare", "Several scenarios, or one under several ZeRO stages, side by side."),
     "explain": ("zsim.cli.explain", "The critical path of a step, where every second goes, and what would help."),
     "memory": ("zsim.cli.memory", "The textbook's bytes per GPU for DDP, ZeRO-1, 2, 3 and CPU offload."),
+    "validate": ("zsim.cli.validate", "Predictions against published, measured and recorded runs."),
     "schema": ("zsim.cli.schema", "Print the JSON Schema of scenario files, for editors."),
 }
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from zsim.cluster.classes import rank_classes
@@ -64,9 +65,10 @@ def own_profile(setup: Setup) -> Profile:
 
 def simulate_setup(setup: Setup, profile: Profile) -> Result:
     """The path of `zsim.api.simulate`, under any profile."""
+    begun = time.perf_counter()
     program = lower(setup.model, setup.tree, setup.plan, setup.workload)
     timeline = run(program, rank_classes(setup.cluster), Price(setup.cluster, profile))
-    return measure(setup=setup, program=program, timeline=timeline, profile=profile)
+    return measure(setup=setup, program=program, timeline=timeline, profile=profile, begun=begun)
 
 
 def predict(row: Row, profile_of: ProfileOf = own_profile) -> Prediction:
@@ -78,14 +80,14 @@ def predict(row: Row, profile_of: ProfileOf = own_profile) -> Prediction:
         result = simulate_setup(setup, profile_of(setup))
     except InputError as error:
         return replace(blank, refused=f"{error.field}: {error.message}" if error.field else error.message)
-    time = result.time
+    parts = result.time
     return replace(
         blank,
-        step_s=time.step_s,
-        compute_s=time.compute_s,
-        exposed_s=time.exposed_comm_s,
-        host_s=time.host_s,
-        idle_s=time.idle_s,
+        step_s=parts.step_s,
+        compute_s=parts.compute_s,
+        exposed_s=parts.exposed_comm_s,
+        host_s=parts.host_s,
+        idle_s=parts.idle_s,
         allocated=result.gpu.peak_allocated_bytes,
         reserved=result.gpu.peak_reserved_bytes,
         fits=result.gpu.fits,
@@ -137,15 +139,60 @@ def baseline_seconds(setup: Setup) -> float:
     return hardware * setup.plan.grad_accum / peak
 
 
+def text(predictions: Sequence[Prediction]) -> str:
+    """The report of `zsim validate published`."""
+    lines = [f"{'row':<42}{'GPU':<22}{'GPUs':>5}{'measured':>11}{'predicted':>11}{'error':>8}  memory"]
+    lines += [_line(prediction) for prediction in predictions if not prediction.refused]
+    lines.append("")
+    lines.append(f"{'step time':<44}{'rows':>5}{'MAPE':>8}{'median':>8}{'worst':>8}{'bias':>8}{'> 10 %':>8}")
+    groups = {"all": scores(predictions, lambda p: "all")}
+    for name, key in (("source", lambda p: p.row.source), ("GPU", lambda p: p.gpu), ("split", lambda p: p.split)):
+        groups[name] = scores(predictions, key)
+    for group, found in groups.items():
+        lines += [_score_line(name if group == "all" else f"{group} {name}", score) for name, score in found.items()]
+    for kind in ("allocated", "reserved"):
+        memory = Score.of(prediction.memory_error(kind) for prediction in predictions)
+        if memory:
+            lines.append(_score_line(f"peak memory {kind}", memory))
+    refused = [prediction for prediction in predictions if prediction.refused]
+    lines += ["", f"predicted {len(predictions) - len(refused)} of {len(predictions)} rows"]
+    lines += [f"  refused {prediction.row.get('id'):<42} {prediction.refused}" for prediction in refused]
+    wrong = [prediction.row.id for prediction in predictions if not prediction.refused and not prediction.fits]
+    if wrong:
+        lines.append(f"called out of memory, though they ran: {', '.join(wrong)}")
+    return "\n".join(lines)
+
+
+def _line(prediction: Prediction) -> str:
+    row, error = prediction.row, prediction.error
+    step = f"{prediction.measured_s:>10.3f}s" if prediction.measured_s else f"{'-':>11}"
+    memory = [
+        f"{kind} {getattr(prediction, kind) / GIB:.1f} GiB {found:+.1f} %"
+        for kind in ("allocated", "reserved")
+        if (found := prediction.memory_error(kind)) is not None
+    ]
+    return (
+        f"{row.id:<42}{prediction.gpu:<22}{row.get('n_gpus'):>5}{step}{prediction.step_s:>10.3f}s"
+        f"{f'{error:+.1f} %' if error is not None else '-':>8}  {', '.join(memory)}"
+    ).rstrip()
+
+
+def _score_line(name: str, score: Score) -> str:
+    return (
+        f"{name:<44}{score.rows:>5}{score.mape:>7.2f}%{score.median:>7.2f}%{score.worst:>+7.1f}%{score.bias:>+7.2f}%"
+        f"{score.beyond_10:>8}"
+    )
+
+
 def to_dict(predictions: Sequence[Prediction]) -> dict[str, Any]:
     """Plain data for --json."""
 
     def score(errors: Iterable[float | None]) -> dict[str, Any] | None:
         found = Score.of(errors)
-        return found and {field: getattr(found, field) for field in Score.__slots__} if found else None
+        return asdict(found) if found else None
 
     def by(key: Callable[[Prediction], str]) -> dict[str, Any]:
-        return {name: vars(found) for name, found in scores(predictions, key).items()}
+        return {name: asdict(found) for name, found in scores(predictions, key).items()}
 
     return {
         "rows": [
