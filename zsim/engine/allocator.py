@@ -14,8 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from zsim.engine.ledger import TEMPORARY
-from zsim.engine.timeline import MemoryEvent
+from zsim.engine.timeline import TEMPORARY, MemoryEvent
 from zsim.program.ops import COMPUTE, DELAYED_FREES
 
 MIB = 1 << 20

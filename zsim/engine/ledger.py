@@ -12,50 +12,53 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from zsim.engine.lanes import Rank
-from zsim.engine.stepcode import ALLOC, FREE
-from zsim.engine.timeline import MemoryEvent
-from zsim.program.ops import DELAYED_FREES
-
-TEMPORARY = "temporary"  # key of the level of unsaved tensors inside and after an op
+from zsim.engine.timeline import TEMPORARY, MemoryEvent
+from zsim.program.ops import COMPUTE, DELAYED_FREES, Alloc, Free
 
 
 def memory_events(rank: Rank) -> Iterator[list[MemoryEvent]]:
     """Events of each step in turn. Raises ValueError for a key freed or allocated twice (a bug of the strategy)."""
-    live: dict[str, tuple[str, str, int]] = {}  # key -> device, category, bytes
+    live: dict[str, Alloc] = {}
     waiting: dict[str, list[tuple[float, str, int]]] = {"gpu": [], "host": [], "nvme": []}  # heaps: until, key, bytes
-    level, level_category = 0, ""
+    level, level_category = 0, ""  # temporaries that the last op left
     number, end = rank.number, rank.end
     for step, code in enumerate(rank.codes):
         clocks = rank.clocks[step]
-        events: list[MemoryEvent] = []
-        for what, segment, offset, op, key, category, nbytes, device, after, after_it, lane in code.memory:
+        rows: list[tuple[object, ...]] = []
+        append = rows.append
+        for segment, offset, op, item, after in code.memory:
             time = clocks[segment] + offset
-            if what == FREE:
-                if key not in live:
-                    raise ValueError(f"step {step} frees {key}, which is not allocated")
-                device, category, nbytes = live.pop(key)
-                events.append(MemoryEvent(step, number, time, device, category, -nbytes, key, op))
+            if isinstance(item, Free):
+                tensor = live.pop(item.key, None)
+                if tensor is None:
+                    raise ValueError(f"step {step} frees {item.key}, which is not allocated")
+                key, category, nbytes, device, lane = tensor
+                append((step, number, time, device, category, -nbytes, key, op, lane))
                 until = None if after is None else rank.resolve(after, step)
                 if until is not None:
-                    events.append(MemoryEvent(step, number, time, device, DELAYED_FREES, nbytes, key, op))
+                    append((step, number, time, device, DELAYED_FREES, nbytes, key, op, lane))
                     heappush(waiting[device], (end[until], key, nbytes))
                 continue
+            if isinstance(item, Alloc):
+                key, category, nbytes, device, lane = item
+            else:
+                key, category, nbytes, device, lane = TEMPORARY, item.temp_category, item.temp_peak, "gpu", COMPUTE
             # The allocator polls when asked for memory: an Alloc, or an op with temporaries.
             while nbytes and waiting[device] and waiting[device][0][0] <= time:
                 _, freed, size = heappop(waiting[device])
-                events.append(MemoryEvent(step, number, time, device, DELAYED_FREES, -size, freed, op))
-            if what == ALLOC:
+                append((step, number, time, device, DELAYED_FREES, -size, freed, op, lane))
+            if isinstance(item, Alloc):
                 if key in live:
                     raise ValueError(f"step {step} allocates {key}, which is allocated already")
-                live[key] = device, category, nbytes
-                events.append(MemoryEvent(step, number, time, device, category, nbytes, key, op, lane))
+                live[key] = item
+                append((step, number, time, device, category, nbytes, key, op, lane))
                 continue
             if level and category != level_category:
-                events.append(MemoryEvent(step, number, time, device, level_category, -level, TEMPORARY, op))
+                append((step, number, time, device, level_category, -level, key, op, lane))
                 level = 0
             if nbytes != level:
-                events.append(MemoryEvent(step, number, time, device, category, nbytes - level, TEMPORARY, op))
-            if after_it != nbytes:
-                events.append(MemoryEvent(step, number, time, device, category, after_it - nbytes, TEMPORARY, op))
-            level, level_category = after_it, category
-        yield events
+                append((step, number, time, device, category, nbytes - level, key, op, lane))
+            level, level_category = item.temp_live, category
+            if level != nbytes:
+                append((step, number, time, device, category, level - nbytes, key, op, lane))
+        yield list(map(MemoryEvent._make, rows))

@@ -26,13 +26,13 @@ def timeline(sim: Simulation) -> Timeline:
             memory.extend(next(ledger))
             if step > 0:
                 begin, end = sim.step_ends[rank.index][step - 1 : step + 1]
-                host = sim.host_steps[rank.index][step]
                 busy = sum(segment.seconds for segment in rank.codes[step].segments)
-                steps.append(StepSpan(step, rank.number, begin, end, busy, host.waited))
+                waited = sim.host_steps[rank.index][step].waited
+                steps.append(StepSpan(step, rank.number, begin, end, busy, waited))
     notes = []
     if sim.steady is None:
         notes.append(f"no two steps in a row agree within {done - 1} steps; the last one is reported")
-    steady = (sim.steady if sim.steady is not None else done - 1) - 1
+    steady = sim.steady if sim.steady is not None else done - 1
     return Timeline(
         ops=ops,
         memory=memory,
@@ -40,7 +40,7 @@ def timeline(sim: Simulation) -> Timeline:
         steps=steps,
         link_capacity=sim.price.link_capacity,
         rank_classes=sim.classes,
-        steady_step=steady * len(sim.ranks),
+        steady_step=(steady - 1) * len(sim.ranks),
         events=sim.events,
         notes=notes,
     )
@@ -67,38 +67,41 @@ class _Writer:
         self.alone: dict[int, tuple[float, str]] = {}  # work -> seconds alone, algorithm
 
     def step(self, step: int) -> list[OpRecord]:
-        rank = self.rank
+        rank, free = self.rank, self.free
         code, base = rank.codes[step], rank.bases[step]
-        records = []
-        for segment, clock in zip(code.segments, rank.clocks[step], strict=True):
-            for index in range(segment.first, segment.stop):
-                op, timing, number = code.ops[index], code.timing[index], base + index
-                before, clock = clock, rank.issued[number]
-                if timing == ON_HOST:
-                    records.append(OpRecord(step, rank.number, op, before, before, clock, "host"))
-                    continue
-                start, end, alone, algorithm = rank.start[number], rank.end[number], rank.alone[number], ""
-                if timing == FLOW:
-                    alone, algorithm = self._transfer_alone(int(alone))
-                stretch = max(0.0, end - start - alone) if timing != FIXED else 0.0
-                blocker = self._blocker(op.lane, number, step)
-                self.free[op.lane] = end
-                records.append(OpRecord(step, rank.number, op, clock, start, end, blocker, stretch, algorithm))
-        return records
-
-    def _blocker(self, lane: str, number: int, step: int) -> int | str:
-        """What decided the start of op `number`; the lane before the host, either before an op that ended no later."""
-        rank = self.rank
-        blocker: int | str = "host"
-        time, free = rank.issued[number], self.free.get(lane)
-        if free is not None and free >= time:
-            blocker, time = "lane", free
-        for target in rank.waits[number] or ():
-            if rank.end[target] > time:
-                time = rank.end[target]
-                earlier = target < rank.bases[step]
-                blocker = -1 - LANES.index(rank.lane_of[target]) if earlier else rank.locate(target)[1].id
-        return blocker
+        here = slice(base, base + len(code.ops))
+        columns = (rank.issued[here], rank.start[here], rank.end[here], rank.alone[here], rank.waits[here])
+        number, before = rank.number, 0.0
+        rows: list[tuple[object, ...]] = []
+        for op, timing, issued, start, end, alone, waits in zip(code.ops, code.timing, *columns, strict=True):
+            if timing == ON_HOST:
+                begin = max(before, issued - alone)
+                rows.append((step, number, op, begin, begin, issued, "host", 0.0, ""))
+                before = issued
+                continue
+            before = issued
+            # What decided the start: the lane before the host, either before an op that ended no later.
+            blocker: int | str = "host"
+            time = issued
+            lane = op.lane
+            ready = free.get(lane)
+            if ready is not None and ready >= time:
+                blocker, time = "lane", ready
+            if waits:
+                for target in waits:
+                    if rank.end[target] > time:
+                        time = rank.end[target]
+                        earlier = target < base
+                        blocker = -1 - LANES.index(rank.lane_of[target]) if earlier else code.ops[target - base].id
+            free[lane] = end
+            algorithm = ""
+            if timing == FLOW:
+                alone, algorithm = self._transfer_alone(int(alone))
+            stretch = end - start - alone
+            if stretch < 0.0 or timing == FIXED:
+                stretch = 0.0
+            rows.append((step, number, op, issued, start, end, blocker, stretch, algorithm))
+        return list(map(OpRecord._make, rows))
 
     def _transfer_alone(self, number: int) -> tuple[float, str]:
         """Seconds that work `number` takes when nobody else, not even a peer group, uses the links; its algorithm."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import simpy
 
@@ -13,7 +14,7 @@ from zsim.engine.lanes import INFINITY, Lane, Rank, advance, rerate
 from zsim.engine.network import Flow, Network
 from zsim.engine.prices import Prices
 from zsim.engine.records import timeline
-from zsim.engine.stepcode import FIXED, FLOW, IDLE, KERNELS, StepCode, prepare
+from zsim.engine.stepcode import FLOW, IDLE, KERNELS, ON_HOST, StepCode, prepare
 from zsim.engine.timeline import Timeline
 from zsim.program.ops import Collective, Compute, Copy, CpuWork, Instruction, Program
 
@@ -101,22 +102,20 @@ class Simulation:
         known = self._alone.get((id(code), rank.index))
         if known is None:
             known = []
-            for op, timing in zip(code.ops, code.timing, strict=True):
+            for index, (op, timing) in enumerate(zip(code.ops, code.timing, strict=True)):
                 work = op.work
-                if timing == KERNELS:
-                    assert isinstance(work, Compute)
+                if isinstance(work, Compute):
                     known.append(self.price.compute_seconds(rank.number, work))
-                elif timing == FIXED:
-                    assert isinstance(work, CpuWork)
+                elif isinstance(work, CpuWork):
                     known.append(self.price.cpu_seconds(rank.number, work))
-                elif timing == FLOW:
+                elif timing == ON_HOST:
+                    known.append(code.host_seconds[index])
+                else:
                     assert isinstance(work, Collective | Copy)
                     if work not in self._work_numbers:
                         self._work_numbers[work] = len(self.works)
                         self.works.append(work)
                     known.append(self._work_numbers[work])
-                else:
-                    known.append(0.0)
             self._alone[id(code), rank.index] = known
         return known
 
@@ -141,11 +140,10 @@ class Simulation:
     # Clock.
 
     def at(self, time: float, action: Callable[..., None], *arguments: object) -> None:
-        event = self.env.timeout(max(0.0, time - self.env.now), (time, action, arguments))
-        assert event.callbacks is not None
+        event: Any = self.env.timeout(max(0.0, time - self.env.now), (time, action, arguments))
         event.callbacks.append(self._fire)
 
-    def _fire(self, event: simpy.Event) -> None:
+    def _fire(self, event: Any) -> None:
         time, action, arguments = event.value
         self.events += 1
         if time > self.now:

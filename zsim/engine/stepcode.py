@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from zsim.engine.prices import Prices
 from zsim.program.ops import (
-    COMPUTE,
     HOST,
     LANES,
     Alloc,
@@ -30,7 +29,6 @@ from zsim.program.ops import (
 
 KERNELS, FIXED, FLOW, ON_HOST = range(4)  # how an op takes its time
 _TIMING = {Compute: KERNELS, CpuWork: FIXED, Collective: FLOW, Copy: FLOW, HostWork: ON_HOST}
-ALLOC, FREE, TEMPORARIES = range(3)
 IDLE = "idle"  # the target of a host wait for the whole device
 
 
@@ -45,19 +43,13 @@ class Segment(NamedTuple):
 
 
 class MemoryEntry(NamedTuple):
-    """An Alloc, a Free, or an op's temporaries (`nbytes` inside it, `live` after it) in the host's order."""
+    """An Alloc, a Free, or an op with its temporaries, where it stands in the host's order."""
 
-    what: int
     segment: int
     offset: float  # seconds since the segment's start
-    op: int | None  # id of the last op issued before; of the op itself for temporaries
-    key: str = ""
-    category: str = ""
-    nbytes: int = 0
-    device: str = "gpu"
-    after: int | None = None  # the op that a Free waits for, numbered as in `StepCode.waits`
-    live: int = 0
-    lane: str = COMPUTE
+    op: int | None  # id of the last op issued; an op counts itself
+    item: Alloc | Free | Op
+    after: int | None  # the op that a Free waits for, numbered as in `StepCode.waits`
 
 
 @dataclass(slots=True)
@@ -67,6 +59,7 @@ class StepCode:
     ops: list[Op] = field(default_factory=list)
     timing: list[int] = field(default_factory=list)
     offset: list[float] = field(default_factory=list)  # end of the launch since the segment's start
+    host_seconds: dict[int, float] = field(default_factory=dict)  # of ops on the host
     waits: dict[int, tuple[int, ...]] = field(default_factory=dict)
     segments: list[Segment] = field(default_factory=list)
     memory: list[MemoryEntry] = field(default_factory=list)
@@ -77,10 +70,10 @@ def prepare(instructions: Sequence[Instruction], prices: Prices) -> StepCode:
     """Raises ValueError where something waits for an op that was not issued before it (a bug of the strategy)."""
     code = StepCode()
     ops, memory, segments = code.ops, code.memory, code.segments
+    issue_seconds = prices.issue_seconds
     number: dict[int, int] = {}
     lanes: dict[str, list[int]] = {}
-    clock, first = 0.0, 0
-    last_id: int | None = None
+    clock, first, last_id = 0.0, 0, None
 
     def resolve(event: int, what: str) -> int:
         if -len(LANES) <= event < 0:
@@ -93,51 +86,39 @@ def prepare(instructions: Sequence[Instruction], prices: Prices) -> StepCode:
         if isinstance(instruction, Launch):
             op = instruction.op
             work, lane = op.work, op.lane
-            index = len(ops)
+            index, last_id = len(ops), op.id
             timing = _TIMING[type(work)]
             if (timing == ON_HOST) != (lane == HOST):
                 raise ValueError(f"op {op.id} ({op.label}): {type(work).__name__} cannot run on lane {lane}")
             if isinstance(work, HostWork):
-                clock += prices.host_seconds(work)
+                seconds = code.host_seconds[index] = prices.host_seconds(work)
+                clock += seconds
             else:
-                clock += prices.issue_seconds(op)
+                clock += issue_seconds(op)
                 if lane in lanes:
                     lanes[lane].append(index)
                 else:
                     lanes[lane] = [index]
                 code.last[lane] = index
+                if timing == KERNELS:
+                    memory.append(MemoryEntry(len(segments), clock, last_id, op, None))
             if op.waits:
                 waits = [resolve(event, f"op {op.id} ({op.label})") for event in op.waits]
                 # An op on the own lane is over anyway, one on the host ended before this was issued.
                 foreign = tuple(w for w in waits if (LANES[-1 - w] if w < 0 else ops[w].lane) not in (lane, HOST))
                 if foreign:
                     code.waits[index] = foreign
+            number[last_id] = index
             ops.append(op)
             code.timing.append(timing)
             code.offset.append(clock)
-            last_id = op.id
-            number[last_id] = index
-            if timing == KERNELS:
-                memory.append(
-                    MemoryEntry(
-                        TEMPORARIES,
-                        len(segments),
-                        clock,
-                        last_id,
-                        "",
-                        op.temp_category,
-                        op.temp_peak,
-                        live=op.temp_live,
-                    )
-                )
         elif isinstance(instruction, Alloc):
-            key, category, nbytes, device, lane = instruction
-            memory.append(MemoryEntry(ALLOC, len(segments), clock, last_id, key, category, nbytes, device, lane=lane))
+            memory.append(MemoryEntry(len(segments), clock, last_id, instruction, None))
         elif isinstance(instruction, Free):
             after = instruction.after
             if after is not None:
                 after = resolve(after, f"the free of {instruction.key}")
-            memory.append(MemoryEntry(FREE, len(segments), clock, last_id, instruction.key, after=after))
+            memory.append(MemoryEntry(len(segments), clock, last_id, instruction, after))
         else:
             target = IDLE if instruction.op is None else resolve(instruction.op, "the host")
             segments.append(Segment(first, len(ops), lanes, clock, target))

@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 from zsim.cost.transfer import Transfer
 from zsim.program.ops import COMPUTE, Op
 
+TEMPORARY = "temporary"
 
-@dataclass(slots=True)
-class OpRecord:
+
+class OpRecord(NamedTuple):
     """One op on one simulated rank. Times are absolute seconds; step 0 is the init program.
 
     `issued_s` when the host had launched it, `start_s` / `end_s` on its lane. `blocker` tells what decided its
@@ -32,9 +34,11 @@ class OpRecord:
     algorithm: str = ""
 
 
-@dataclass(slots=True)
-class MemoryEvent:
-    """At `time_s` of the host's clock, `category` on `device` (gpu, host, nvme) changed by `nbytes`."""
+class MemoryEvent(NamedTuple):
+    """At `time_s` of the host's clock, `category` on `device` (gpu, host, nvme) changed by `nbytes`.
+
+    `key` names the tensor; for the unsaved tensors of an op, whose sum goes up and down, it is `TEMPORARY`.
+    """
 
     step: int
     rank: int
