@@ -89,6 +89,7 @@ class Fsdp2Plan(Plan):
     sync_only_last: bool = False  # set_requires_gradient_sync(False) in all but the last micro-step
     all_reduce_only_last: bool = False
     reshard_backward_only_last: bool = False  # set_reshard_after_backward(False) until the last micro-step
+    last_backward_only_last: bool = False  # set_is_last_backward(False) until the last micro-step
     grouping: str = "hf"  # hf: the root holds everything outside blocks | titan: embedding, blocks, norm+head
     cpu_offload: bool = False
 

@@ -20,17 +20,42 @@ DEFAULT_CAP_MB, FIRST_BUCKET_BYTES = 25, MIB  # distributed.py: bucket_cap_mb No
 BROADCAST_BYTES = 250 * MIB  # broadcast_bucket_size
 
 
+def assign(order: Iterable[int], sizes: Sequence[int], dtypes: Sequence[str], limits: Sequence[int]) -> list[list[int]]:
+    """compute_bucket_assignment_by_size: a bucket closes once its bytes reach its limit; each has one dtype.
+
+    `limits` are those of the first, second, ... bucket of a dtype; the last one holds for the rest.
+    """
+    closed: list[list[int]] = []
+    filling: dict[str, tuple[list[int], int]] = {}
+    count: dict[str, int] = {}
+    for index in order:
+        dtype = dtypes[index]
+        bucket, size = filling.pop(dtype, ([], 0))
+        bucket.append(index)
+        size += sizes[index]
+        if size >= limits[min(count.get(dtype, 0), len(limits) - 1)]:
+            closed.append(bucket)
+            count[dtype] = count.get(dtype, 0) + 1
+        else:
+            filling[dtype] = (bucket, size)
+    return closed + [bucket for bucket, _ in filling.values()]
+
+
 class Ddp(Hooks):
     """One rank's replica and its Reducer, which lives across steps: its buckets change once."""
 
     def __init__(self, model: ModelSpec, tree: Module, plan: DdpPlan) -> None:
         self.model, self.tree, self.plan = model, tree, plan
         self.params = [index for index, p in enumerate(model.parameters) if p.trainable]
-        self.dtypes = [p.dtype or plan.dtype for p in model.parameters]
+        # the last entry stands for the buffers, which .to(dtype) casts as well
+        self.numels = [p.numel for p in model.parameters] + [model.buffers_bytes // 4]
+        self.dtypes = [p.dtype or plan.dtype for p in model.parameters] + [plan.dtype]
+        self.sizes = [n * int(DTYPE_BYTES[dtype]) for n, dtype in zip(self.numels, self.dtypes, strict=True)]
+        self.buffers = self.numels[-1]
         self.limits = self._limits()
         self.builder = Builder()
         if plan.find_unused_parameters and not plan.static_graph:
-            self.buckets = self.assign(self.params, self.limits)[::-1]  # last parameters first
+            self.buckets = self._assign(self.params)[::-1]  # last parameters first
         else:
             self.buckets = [list(self.params)]
         self.rebuilt = False
@@ -46,23 +71,8 @@ class Ddp(Hooks):
         cap = int(self.plan.bucket_cap_mb * MIB)
         return cap, cap
 
-    def nbytes(self, param: int) -> int:
-        return self.model.parameters[param].numel * int(DTYPE_BYTES[self.dtypes[param]])
-
-    def assign(self, order: Iterable[int], limits: Sequence[int]) -> list[list[int]]:
-        """compute_bucket_assignment_by_size: a bucket is closed once it has reached its limit; one dtype each."""
-        closed: list[list[int]] = []
-        open_: dict[str, list[int]] = {}
-        done: dict[str, int] = {}
-        for param in order:
-            dtype = self.dtypes[param]
-            bucket = open_.setdefault(dtype, [])
-            bucket.append(param)
-            limit = limits[min(done.get(dtype, 0), len(limits) - 1)]
-            if sum(map(self.nbytes, bucket)) >= limit:
-                closed.append(open_.pop(dtype))
-                done[dtype] = done.get(dtype, 0) + 1
-        return closed + list(open_.values())
+    def _assign(self, order: Iterable[int]) -> list[list[int]]:
+        return assign(order, self.sizes, self.dtypes, self.limits)
 
     # Start.
 
@@ -72,24 +82,22 @@ class Ddp(Hooks):
         # _verify_param_shape_across_processes: the number of parameters, then sizes and strides
         self._collective("all_gather", "int64", 1, "init", out=world)
         self._collective("broadcast", "int64", sum(2 * len(shape) for shape in shapes), "init")
-        everything = list(range(len(self.model.parameters)))
-        builder.alloc("parameters", "parameters", sum(map(self.nbytes, everything)))
-        if self.model.buffers_bytes:
-            builder.alloc("buffers", "parameters", self.model.buffers_bytes)
-        buffers = self.model.buffers_bytes
-        for bucket in sorted(self.assign(everything, [BROADCAST_BYTES])):
-            numel = sum(self.model.parameters[param].numel for param in bucket)
-            if self.dtypes[bucket[0]] == "float32":
-                numel, buffers = numel + buffers // 4, 0
-            self._collective("broadcast", self.dtypes[bucket[0]], numel, "init")
-        if buffers:
-            self._collective("broadcast", "float32", buffers // 4, "init")
+        builder.alloc("parameters", "parameters", sum(self.sizes[:-1]))
+        if self.buffers:
+            builder.alloc("buffers", "parameters", self.sizes[-1])
+        # _sync_module_states: parameters and buffers from rank 0, coalesced
+        everything = range(len(self.sizes) if self.buffers else len(self.sizes) - 1)
+        for bucket in sorted(assign(everything, self.sizes, self.dtypes, [BROADCAST_BYTES])):
+            self._collective("broadcast", self.dtypes[bucket[0]], self._numel(bucket), "init")
         self._alloc_buckets()
 
     def _alloc_buckets(self) -> None:
         for index, bucket in enumerate(self.buckets):
             key = f"bucket:{self.generation}:{index}"
-            self.builder.alloc(key, "reduce_buffers", sum(map(self.nbytes, bucket)))
+            self.builder.alloc(key, "reduce_buffers", sum(self.sizes[param] for param in bucket))
+
+    def _numel(self, bucket: Iterable[int]) -> int:
+        return sum(self.numels[param] for param in bucket)
 
     def _collective(
         self, kind: str, dtype: str, numel: int, phase: str, *, out: int | None = None, lane: str = COMPUTE
@@ -117,15 +125,15 @@ class Ddp(Hooks):
         """_pre_forward"""
         if self.ready_order and not self.rebuilt:
             self._rebuild_buckets()
-        if self.broadcast_buffers and self.model.buffers_bytes:
-            self._collective("broadcast", "float32", self.model.buffers_bytes // 4, "forward")
+        if self.broadcast_buffers and self.buffers:
+            self._collective("broadcast", self.dtypes[-1], self.buffers, "forward")
         self.broadcast_buffers = self.sync  # _post_forward: require_forward_param_sync
 
     def _rebuild_buckets(self) -> None:
         """Buckets in the order in which gradients became ready; rank 0's order is everybody's."""
         for index in range(len(self.buckets)):
             self.builder.free(f"bucket:{self.generation}:{index}")
-        self.buckets = self.assign(self.ready_order, self.limits)
+        self.buckets = self._assign(self.ready_order)
         self._collective("broadcast", "int32", len(self.params) + 1, "forward")
         self._collective("broadcast", "int32", len(self.buckets), "forward")
         self.generation += 1
@@ -145,7 +153,7 @@ class Ddp(Hooks):
         for param in params:
             if param not in self.held:
                 self.held.add(param)
-                self.builder.alloc(f"grad:{param}", "gradients", self.nbytes(param))
+                self.builder.alloc(f"grad:{param}", "gradients", self.sizes[param])
 
     def grad_ready(self, param: int) -> None:
         """Reducer::autograd_hook, mark_variable_ready"""
@@ -154,7 +162,7 @@ class Ddp(Hooks):
         delay = self.plan.static_graph and self.iterations == 1
         if not (self.rebuilt or delay or (self.plan.find_unused_parameters and not self.plan.static_graph)):
             self.ready_order.append(param)
-        nbytes = self.nbytes(param)
+        nbytes = self.sizes[param]
         copy = Memory("copy", nbytes, nbytes)  # divided by the world size on its way into the bucket
         self.builder.launch(COMPUTE, "gradient to bucket", "backward", Compute((copy,)), micro=self.micro)
         if self.plan.gradient_as_bucket_view:
@@ -177,10 +185,8 @@ class Ddp(Hooks):
         while self.next_bucket < len(self.buckets) and not self.pending[self.next_bucket]:
             bucket = self.buckets[self.next_bucket]
             self.builder.wait_stream(ALL_REDUCE, COMPUTE)
-            numel = sum(self.model.parameters[param].numel for param in bucket)
-            self.reduced.append(
-                self._collective("all_reduce", self.dtypes[bucket[0]], numel, "backward", lane=ALL_REDUCE)
-            )
+            dtype, numel = self.dtypes[bucket[0]], self._numel(bucket)
+            self.reduced.append(self._collective("all_reduce", dtype, numel, "backward", lane=ALL_REDUCE))
             self.next_bucket += 1
 
     def _finalize(self) -> None:
@@ -188,14 +194,13 @@ class Ddp(Hooks):
         for bucket, event in zip(self.buckets, self.reduced, strict=True):
             self.builder.stream_wait(COMPUTE, event)
             if not self.plan.gradient_as_bucket_view:
-                numels = [self.model.parameters[param].numel for param in bucket]
-                size = DTYPE_BYTES[self.dtypes[bucket[0]]]
-                copies = Memory("copy", size * sum(numels), size * sum(numels), len(bucket))
+                nbytes = sum(self.sizes[param] for param in bucket)
+                copies = Memory("copy", nbytes, nbytes, len(bucket))
                 self.builder.launch(COMPUTE, "bucket to gradients", "backward", Compute((copies,)), micro=self.micro)
 
     def _optimizer(self, first: bool) -> None:
         builder, plan = self.builder, self.plan
-        numels = [self.model.parameters[param].numel for param in self.params]
+        numels = [self.numels[param] for param in self.params]
         if plan.grad_clip:
             grad_norm(builder, numels, plan.dtype)
             clip(builder, numels, plan.dtype)

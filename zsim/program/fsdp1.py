@@ -30,7 +30,7 @@ from zsim.program.ops import (
     Program,
 )
 from zsim.program.optimizer import clip, grad_norm, update
-from zsim.program.units import Group, consecutive, groups_of, mesh_of, strided
+from zsim.program.units import Group, consecutive, divide_factors, groups_of, mesh_of, strided
 
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 RESHARD_AFTER_FORWARD = ("FULL_SHARD", "HYBRID_SHARD")
@@ -403,14 +403,6 @@ class Fsdp1(Hooks):
                     found.append(part)
                 start += numel
         return found
-
-
-def divide_factors(world: int) -> tuple[int, float]:
-    """algorithms/_comm_hooks/default_hooks.py DefaultState: gradients are divided about half before, half after."""
-    factor = 1
-    while world % factor == 0 and world / factor > factor:
-        factor *= 2
-    return factor, world / factor
 
 
 def lower_fsdp1(model: ModelSpec, tree: Module, plan: Fsdp1Plan, workload: Workload, steps: int) -> Program:

@@ -31,7 +31,7 @@ from zsim.program.ops import (
     Program,
 )
 from zsim.program.optimizer import clip, grad_norm, update
-from zsim.program.units import Group, consecutive, groups_of, mesh_of, strided
+from zsim.program.units import Group, consecutive, divide_factors, groups_of, mesh_of, strided
 
 
 class Training(Enum):
@@ -79,6 +79,7 @@ class Fsdp2(Hooks):
         self.hsdp = plan.mesh is not None
         self.units = self._units()
         self.by_module = {name: unit for unit in self.units for name in unit.modules}
+        self.owner = {param: unit for unit in self.units for param in unit.params}
         self.compute_size = int(DTYPE_BYTES[plan.param_dtype])
         self.store_size = int(DTYPE_BYTES[plan.storage_dtype])
         self.reduce_size = int(DTYPE_BYTES[plan.reduce_dtype])
@@ -306,16 +307,12 @@ class Fsdp2(Hooks):
 
     def alloc_grads(self, params: Sequence[int]) -> None:
         for param in params:
-            unit = self._unit_of(param)
+            unit = self.owner[param]
             if param not in unit.grads:
                 unit.grads[param] = self.plan.param_dtype
-                self.builder.alloc(f"grad:{param}", "gradients", self._padded(param) * self.compute_size)
-
-    def _unit_of(self, param: int) -> Unit:
-        return next(unit for unit in self.units if param in unit.params)
-
-    def _padded(self, param: int) -> int:
-        return self.model.parameters[param].numel
+                self.builder.alloc(
+                    f"grad:{unit.name}:{param}", "gradients", self.model.parameters[param].numel * self.compute_size
+                )
 
     def _post_backward(self, unit: Unit) -> None:
         builder, plan = self.builder, self.plan
@@ -350,18 +347,27 @@ class Fsdp2(Hooks):
         shard_numels = [unit.shard_numels[place] for place in with_grad]
         shard = sum(shard_numels)
         full = shard * self.shards
-        key, output = f"reduce-scatter input:{unit.name}", f"reduce output:{unit.name}"
+        key = f"reduce-scatter input:{unit.name}"
         builder.alloc(key, "reduce_buffers", full * self.reduce_size)
         kernel = foreach("copy", [numel * self.shards for numel in shard_numels], self.compute_size, self.reduce_size)
         builder.launch(COMPUTE, "reduce-scatter copy-in", "backward", Compute((kernel,)), **arguments)
         for param in unit.grads:
-            builder.free(f"grad:{param}")
+            builder.free(f"grad:{unit.name}:{param}")
         unit.grads.clear()
         builder.wait_stream(REDUCE_SCATTER, COMPUTE)
-        builder.alloc(output, "reduce_buffers", shard * self.reduce_size)
+        sharded = f"sharded grad:{unit.name}"
+        # Without a cast, what the reduce-scatter writes is the sharded gradient.
+        in_place = not unit.sharded_grads and plan.reduce_dtype == plan.storage_dtype and not plan.cpu_offload
+        output = sharded if in_place else f"reduce output:{unit.name}"
+        builder.alloc(output, "gradients" if in_place else "reduce_buffers", shard * self.reduce_size)
         lane = REDUCE_SCATTER
+        # fp16 could overflow: a sum with divisions around it instead of an average
+        before, after = divide_factors(plan.world_size) if plan.reduce_dtype == "float16" else (1, 1)
+        mean = "SUM" if plan.reduce_dtype == "float16" or plan.world_size == 1 else "AVG"
+        if before > 1:
+            self._divide(lane, full, unit)
         if self.shards > 1:
-            work = Collective("reduce_scatter", plan.reduce_dtype, full, shard, self._shard_group(self.shards), "AVG")
+            work = Collective("reduce_scatter", plan.reduce_dtype, full, shard, self._shard_group(self.shards), mean)
             event = builder.launch(REDUCE_SCATTER, "reduce-scatter", "backward", work, **arguments)
         else:
             kernel = Memory("copy", shard * self.reduce_size, shard * self.reduce_size)
@@ -369,38 +375,48 @@ class Fsdp2(Hooks):
         if self.hsdp and not (plan.all_reduce_only_last and not self.last):
             lane = ALL_REDUCE
             builder.wait_stream(ALL_REDUCE, REDUCE_SCATTER)
-            work = Collective("all_reduce", plan.reduce_dtype, shard, shard, "replicate", "AVG")
+            work = Collective("all_reduce", plan.reduce_dtype, shard, shard, "replicate", mean)
             builder.launch(ALL_REDUCE, "all-reduce", "backward", work, **arguments)
-        sharded = f"sharded grad:{unit.name}"
-        if not unit.sharded_grads:
-            builder.alloc(sharded, "gradients", shard * self.store_size, self.device)
-        kernel = Memory("copy", shard * self.reduce_size, shard * self.store_size, len(with_grad))
-        if plan.cpu_offload:
-            builder.stream_wait(D2H, builder.last(lane))
-            copy = builder.launch(
-                D2H, "gradient to host", "backward", Copy("d2h", shard * self.store_size), **arguments
-            )
-            builder.stream_wait(lane, copy)
-            self.post_reduce[D2H] = copy
-        elif unit.sharded_grads or plan.reduce_dtype != plan.storage_dtype:
-            builder.launch(lane, "accumulate gradient", "backward", Compute((kernel,)), **arguments)
-        builder.free(output)
+        if after > 1:
+            self._divide(lane, shard, unit)
+        if not in_place:
+            if not unit.sharded_grads:
+                builder.alloc(sharded, "gradients", shard * self.store_size, self.device)
+            kernel = Memory("copy", shard * self.reduce_size, shard * self.store_size, len(with_grad))
+            if plan.cpu_offload:
+                builder.stream_wait(D2H, builder.last(lane))
+                copy = Copy("d2h", shard * self.store_size)
+                self.post_reduce[D2H] = builder.launch(D2H, "gradient to host", "backward", copy, **arguments)
+                builder.stream_wait(lane, self.post_reduce[D2H])
+            else:
+                builder.launch(lane, "accumulate gradient", "backward", Compute((kernel,)), **arguments)
+            builder.free(output)
         unit.sharded_grads = True
         unit.reduce_event = self.post_reduce[lane] = builder.last(lane)
         self.scatter_input = (key, event)
 
+    def _divide(self, lane: str, numel: int, unit: Unit) -> None:
+        kernel = Memory("copy", numel * self.reduce_size, numel * self.reduce_size)
+        work = Compute((kernel,))
+        self.builder.launch(lane, "divide gradient", "backward", work, module=unit.name, micro=self.micro)
+
     def _finish_backward(self) -> None:
         """_root_post_backward_final_callback: units whose inputs have no gradient reduce here, the root among them."""
         builder = self.builder
+        finalize = self.last or not self.plan.last_backward_only_last  # is_last_backward
         for unit in self.units:
             if unit.training is not Training.POST_BACKWARD:
                 self._post_backward(unit)
             unit.training = Training.IDLE
+            if not finalize:
+                continue
             unit.indices.clear()
             if unit.gathered is not None:  # a prefetch that nobody used
                 builder.stream_wait(COMPUTE, unit.gathered)
                 builder.free(self._gather_key(unit))
                 unit.gathered = None
+        if not finalize:
+            return
         for event in self.post_reduce.values():
             if self.plan.cpu_offload:
                 builder.host_wait(event)

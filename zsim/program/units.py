@@ -87,3 +87,14 @@ def mesh_of(mesh: tuple[int, int] | None, world: int) -> tuple[int, int]:
     if replicas * shards != world:
         raise InputError(f"{replicas} x {shards} is not {world} ranks", field="mesh", accepted="replicate x shard")
     return replicas, shards
+
+
+def divide_factors(ranks: int) -> tuple[int, float]:
+    """(before, after): a reduction that could overflow is divided by about the square root of `ranks` on each side.
+
+    torch 2.13 _fsdp_collectives.py _get_gradient_divide_factors, default_hooks.py DefaultState.
+    """
+    factor = 1
+    while ranks % factor == 0 and ranks / factor > factor:
+        factor *= 2
+    return factor, ranks / factor

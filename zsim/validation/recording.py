@@ -9,11 +9,12 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from zsim.errors import InputError, NotModeled
+from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 
 STEPS = 3  # recorded after initialization, which is step 0
@@ -22,6 +23,7 @@ STEPS = 3  # recorded after initialization, which is step 0
 KINDS = {
     "all_gather_into_tensor": "all_gather", "all_gather": "all_gather", "reduce_scatter_tensor": "reduce_scatter",
     "reduce_scatter": "reduce_scatter", "all_reduce": "all_reduce", "broadcast": "broadcast", "reduce": "reduce",
+    "barrier": "barrier",
 }  # fmt: skip
 PHASES = {"init": "init", "forward": "forward", "recompute": "backward", "backward": "backward", "optimizer": "step"}
 
@@ -88,8 +90,8 @@ def read(path: Path) -> Recording:
     count = max([STEPS, *(row.get("step", 0) for row in rows[1:])]) + 1
     steps: list[list[Call]] = [[] for _ in range(count)]
     for number, row in enumerate(rows[1:], 2):
-        if row.get("kind") != "coll" or row.get("rank", 0) != 0 or row.get("op") == "barrier":
-            continue  # a barrier moves no data
+        if row.get("kind") != "coll" or row.get("rank", 0) != 0:
+            continue
         try:
             steps[row["step"]].append(_call(row))
         except (KeyError, TypeError) as error:
@@ -154,7 +156,8 @@ def _ddp(config: Mapping[str, Any], world: int) -> DdpPlan:
 _FSDP2 = {
     "mesh": "mesh", "reshard_after_forward": "reshard_after_forward", "prefetch": "prefetch",
     "sync_only_last": "sync_only_last", "all_reduce_only_last": "all_reduce_only_last",
-    "no_reshard_bwd_until_last": "reshard_backward_only_last", "offload": "cpu_offload",
+    "no_reshard_bwd_until_last": "reshard_backward_only_last", "is_last_backward": "last_backward_only_last",
+    "offload": "cpu_offload",
     "param_dtype": "param_dtype", "reduce_dtype": "reduce_dtype", "mp": "", "titan": "", "root_reshard": "",
 }  # fmt: skip
 
@@ -226,6 +229,31 @@ def _deepspeed(config: Mapping[str, Any], world: int) -> DeepSpeedPlan:
 
 
 _PLANS = {"ddp": _ddp, "ds": _deepspeed, "fsdp1": _fsdp1, "fsdp2": _fsdp2}
+
+
+def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
+    """The recorded model as zsim builds it from its configuration. Raises InputError where the parameters differ."""
+    from zsim.model.huggingface import from_config
+    from zsim.model.trace import trace
+
+    config = {**header["model"], "model_type": header["model"]["kind"]}
+    model = from_config(config, header["name"])
+    recorded = [(parameter["name"], tuple(parameter["shape"])) for parameter in header["params"]]
+    ours = [(parameter.name, parameter.shape) for parameter in model.parameters]
+    if ours != recorded:
+        odd = next(((a, b) for a, b in zip(ours, recorded, strict=False) if a != b), (len(ours), len(recorded)))
+        raise InputError(f"parameters differ: predicted {odd[0]}, recorded {odd[1]}", field="params")
+    trained = [parameter.get("trainable", True) for parameter in header["params"]]
+    if not all(trained):
+        parameters = zip(model.parameters, trained, strict=True)
+        model = replace(model, parameters=tuple(replace(p, trainable=flag) for p, flag in parameters), _cache={})
+    workload = Workload(
+        header.get("micro_batch", 1),
+        header.get("seq", 32),
+        attention="sdpa",
+        checkpointing="full" if header["config"].get("ckpt") else "none",
+    )
+    return model, trace(model, workload), workload
 
 
 def differences(predicted: Sequence[Call], recorded: Sequence[Call]) -> int | None:
