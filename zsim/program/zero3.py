@@ -19,6 +19,9 @@ from zsim.program.zero3_coordinator import Coordinator, Params
 from zsim.program.zero3_gradients import Gradients
 from zsim.program.zero3_parameters import Parameters
 
+# runtime/zero/leaf_module_config.py DEFAULT_LEAF_MODULE_CLASSES, all of transformers
+LEAF_CLASSES = ("MixtralSparseMoeBlock", "Qwen2MoeSparseMoeBlock", "Qwen3MoeSparseMoeBlock")
+
 Instructions = tuple[Instruction, ...]
 
 
@@ -214,7 +217,12 @@ def _inside(module: Module) -> Params:
 
 
 def _leaves(modules: dict[str, Module], plan: DeepSpeedPlan) -> frozenset[str]:
-    return frozenset(name for name, module in modules.items() if plan.leaf_blocks and module.role == "block")
+    """Modules treated as a whole: the user's choice, and mixture-of-experts layers without being asked."""
+    return frozenset(
+        name
+        for name, module in modules.items()
+        if (plan.leaf_blocks and module.role == "block") or module.module_class in LEAF_CLASSES
+    )
 
 
 def _hooked(module: Module, leaves: frozenset[str]) -> Iterator[str]:
