@@ -61,6 +61,7 @@ class _Reader:
     def read(self) -> None:
         self.walk("", (), self.document.data)
         self.zero()
+        self.zero_init()
         self.precision()
         self.optimizer()
         self.batch()
@@ -219,6 +220,12 @@ class _Reader:
         for side in ("offload_optimizer", "offload_param"):
             self.offload(side, stage)
 
+    def zero_init(self) -> None:
+        """Only the Trainer and accelerate resolve "auto", and in stage 3 they build the model under zero.Init."""
+        if self.reading.fields["zero", "stage"] == 3 and AUTO in _leaves(self.document.data):
+            self.reading.fields["zero", "zero_init"] = True
+            self.reading.notes.append("auto is resolved by the Trainer, which builds a stage 3 model under zero.Init")
+
     def auto_zero(self, name: str, stage: int) -> None:
         full = f"zero_optimization.{name}"
         if name in AUTO_FROM_HIDDEN_SIZE and (name == "reduce_bucket_size" or stage == 3):
@@ -275,7 +282,7 @@ class _Reader:
             self.set(("precision",), "fp16", "fp16.enabled")
         elif AUTO in (bf16, fp16):
             arguments = " and ".join(name for name, value in (("bf16", bf16), ("fp16", fp16)) if value == AUTO)
-            self.reading.lacks("precision", f"auto: the Trainer's {arguments}")
+            self.reading.lacks("precision", f"(auto: the Trainer's {arguments})")
         else:
             self.set(("precision",), "fp32", f"{section}.enabled" if bf16 is not None else "fp16.enabled")
             self.reading.notes.append("neither bf16 nor fp16 is enabled: fp32")
@@ -319,7 +326,7 @@ class _Reader:
             value = self.values.get(key)
             if value == AUTO:
                 if key != "train_batch_size":
-                    self.reading.lacks(field, f"auto: the Trainer's {_TRAINER_ARGUMENT[key]}")
+                    self.reading.lacks(field, f"(auto: the Trainer's {_TRAINER_ARGUMENT[key]})")
             elif value is not None:
                 if value <= 0:
                     raise self.error((key,), f"{value} has to be greater than 0")
@@ -328,7 +335,7 @@ class _Reader:
     def training(self) -> None:
         clipping = self.values.get("gradient_clipping")
         if clipping == AUTO:
-            self.reading.lacks("grad_clip", "auto: the Trainer's max_grad_norm")
+            self.reading.lacks("grad_clip", "(auto: the Trainer's max_grad_norm)")
         elif clipping is not None:
             self.set(("grad_clip",), clipping, "gradient_clipping")
         else:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from zsim.plan.document import Document, Path_, Place
+from zsim.plan.document import Document, Path_, Place, dotted
 
 
 @dataclass
 class Reading:
     """`fields` holds scenario fields by path, ("zero", "stage"); `places` where each was said.
 
-    `notes` say how a value came about; `without_effect` which keys do not matter to a simulation, and why; `not_modeled`
-    what has an effect in reality that is not simulated; `missing` what a scenario needs and this file does not say.
+    `notes` say how a value came about; `without_effect` which keys do not matter to a simulation, and why;
+    `not_modeled` what has an effect in reality that is not simulated; `missing` what a scenario needs and this file
+    does not say; `ranks` for how many it is written, if it says so.
     """
 
     kind: str
@@ -24,6 +25,7 @@ class Reading:
     without_effect: list[str] = field(default_factory=list)
     not_modeled: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    ranks: int | None = None
 
     def set(self, to: Path_, value: Any, path: Path_) -> None:
         """Scenario field `to` has `value`, as the key `path` of the file says."""
@@ -31,9 +33,34 @@ class Reading:
         self.places[to] = self.document.place(path)
 
     def lacks(self, field: str, why: str = "") -> None:
-        """A scenario needs `field`, and this file leaves it open."""
+        """A scenario needs `field`, and this file leaves it open; `why` in parentheses."""
         if field not in [name.split(" ")[0] for name in self.missing]:
-            self.missing.append(f"{field} ({why})" if why else field)
+            self.missing.append(f"{field} {why}".strip())
+
+    def include(self, other: Reading) -> None:
+        """Add what another file says. The same field with two values is a contradiction, as the tools treat it."""
+        for to, value in other.fields.items():
+            own = self.fields.get(to, value)
+            if own != value and "auto" not in (own, value):
+                theirs, ours = (text_of(reading.places.get(to), reading) for reading in (other, self))
+                message = f"{value} in {theirs} and {own} in {ours}"
+                raise other.document.error(
+                    (), f"{dotted(to)} is {message}", accepted="one of them, or auto in DeepSpeed's"
+                )
+            if own == "auto" or to not in self.fields:
+                self.fields[to] = value
+                self.places[to] = other.places.get(to, (other.document.file, None))
+        self.notes += other.notes
+        self.without_effect += other.without_effect
+        self.not_modeled += other.not_modeled
+        self.ranks = self.ranks or other.ranks
+        for what in other.missing:
+            self.lacks(*what.partition(" ")[::2])
+
+    def still_missing(self) -> list[str]:
+        """What no field says by now."""
+        said = {dotted(to) for to in self.fields} | {str(to[0]) for to in self.fields}
+        return [what for what in self.missing if what.split(" ")[0] not in said]
 
     def nested(self) -> dict[str, Any]:
         """`fields` as a scenario file nests them."""
@@ -44,3 +71,9 @@ class Reading:
                 inner = inner.setdefault(str(part), {})
             inner[str(path[-1])] = value
         return tree
+
+
+def text_of(place: Place | None, reading: Reading) -> str:
+    """ "ds.json:12"."""
+    file, line = place or (reading.document.file, None)
+    return f"{file}:{line}" if line else str(file)

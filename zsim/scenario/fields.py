@@ -168,6 +168,7 @@ class FsdpField(Section):
     forward_prefetch: bool | None = Field(None, description="fsdp1")
     limit_all_gathers: bool | None = Field(None, description="fsdp1")
     no_sync: bool | None = Field(None, description="fsdp1")
+    use_orig_params: bool | None = Field(None, description="fsdp1")
     flat: bool | None = Field(None, description="fsdp1: no auto-wrap policy, one unit")
 
 

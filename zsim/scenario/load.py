@@ -59,7 +59,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
     path = Path(path)
     document = read_yaml(path, "scenario")
     for override in overrides:
-        _override(document, override)
+        apply(document, override)
     return check(document, path.parent)
 
 
@@ -95,8 +95,8 @@ def _refuse_other_frameworks(scenario: Scenario) -> None:
             )
 
 
-def _override(document: Document, text: str) -> None:
-    """Apply one "field.path=value" to the document."""
+def apply(document: Document, text: str) -> None:
+    """Set one "field.path=value" in the document. Raises InputError."""
     where = f"{_OVERRIDE}{text}"
     dotted_path, equals, value = text.partition("=")
     path = tuple(dotted_path.strip().split("."))

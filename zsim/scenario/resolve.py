@@ -42,12 +42,11 @@ class Setup:
 
 def resolve(scenario: Scenario) -> Setup:
     """Read what the scenario names. Raises InputError, or NotModeled where a part cannot be simulated."""
-    from zsim.cluster.load import load_topology
     from zsim.model.trace import trace
 
     fields = scenario.fields
     topology = _file(scenario, "cluster", fields.cluster.topology)
-    cluster = load_topology(topology, fields.cluster.nodes)
+    cluster = _cluster(topology, fields.cluster.nodes)
     model, config = _model(scenario)
     micro_batch, grad_accum = _batch(scenario, cluster.world_size)
     workload = Workload(
@@ -81,6 +80,18 @@ def _file(scenario: Scenario, field: str, name: str) -> Path:
     if not path.exists():
         raise scenario.error((field,), f"no such file: {path}", notes=siblings(path))
     return path
+
+
+def _cluster(topology: Path, nodes: int | None) -> Cluster:
+    """From a topology file, or from what nvidia-smi, rocm-smi or NCCL printed."""
+    if topology.suffix in (".yaml", ".yml"):
+        from zsim.cluster.load import load_topology
+
+        return load_topology(topology, nodes)
+    from zsim.cluster.files import read_machine
+
+    cluster, reading = read_machine(topology, nodes=nodes)
+    return dataclasses.replace(cluster, assumptions=(*reading.assumptions, *cluster.assumptions))
 
 
 def _model(scenario: Scenario) -> tuple[ModelSpec, list[Path]]:

@@ -1,0 +1,101 @@
+"""zsim from: a scenario out of the configuration files somebody has."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from zsim.cli.options import new_app
+from zsim.errors import InputError
+from zsim.plan import detect
+from zsim.plan.document import dotted, parse_yaml
+from zsim.plan.reading import Reading
+
+app = new_app()
+
+_FIRST = ("name", "model", "cluster", "framework", "zero", "fsdp", "ddp")
+
+
+@app.command()
+def convert(
+    files: Annotated[
+        list[Path], typer.Argument(help="DeepSpeed JSON, accelerate, config.json ...", show_default=False)
+    ],
+    topology: Annotated[Path, typer.Option(help="A topology file.", show_default=False)],
+    nodes: Annotated[int | None, typer.Option(help="This many copies of its node.", show_default=False)] = None,
+    micro_batch: Annotated[
+        int | None, typer.Option(help="Sequences per GPU and micro-step.", show_default=False)
+    ] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens per sequence.", show_default=False)] = None,
+    set_: Annotated[list[str], typer.Option("--set", metavar="FIELD=VALUE", help="Any field of the scenario.")] = [],  # noqa: B006
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it here.", show_default=False)] = None,
+) -> None:
+    """Write a scenario from configuration files. What none of them says has to be given; nothing is guessed."""
+    from zsim.cluster.files import read_machine
+
+    ranks = read_machine(topology, nodes=nodes)[0].world_size
+    reading, model = _read_all(files, ranks)
+    if reading.ranks not in (None, ranks):
+        message = f"is written for {reading.ranks} GPUs, and the topology has {ranks}"
+        raise InputError(message, reading.document.file, notes=("--nodes says how many nodes there are",))
+    folder = out.parent if out else Path.cwd()
+    fields = reading.nested()
+    if model is not None:
+        fields["model"] = os.path.relpath(model, folder)
+    cluster = os.path.relpath(topology, folder)
+    fields["cluster"] = cluster if nodes is None else {"topology": cluster, "nodes": nodes}
+    given = {"micro_batch": micro_batch, "seq_len": seq_len}
+    overrides = [f"{name}={value}" for name, value in given.items() if value is not None] + list(set_)
+
+    text = _compose(fields, overrides, reading, folder)
+    if out is None:
+        print(text, end="")
+    else:
+        out.write_text(text, encoding="utf-8")
+
+
+def _read_all(files: list[Path], ranks: int) -> tuple[Reading, Path | None]:
+    """What all files say together, and which of them is the model."""
+    reading: Reading | None = None
+    model: Path | None = None
+    for path in files:
+        document = detect.parse(path / "config.json" if path.is_dir() else path)
+        kind = detect.identify(document)
+        if kind == "scenario":
+            raise InputError("is a scenario already", path)
+        if kind == "model":
+            model = path
+        elif reading is None:
+            reading = detect.read(document, kind, ranks)
+        else:
+            reading.include(detect.read(document, kind, ranks))
+    if reading is None:
+        raise InputError("none of the files says how training is sharded", accepted=detect.READERS)
+    return reading, model
+
+
+def _compose(fields: dict[str, Any], overrides: list[str], reading: Reading, folder: Path) -> str:
+    """The scenario as YAML, after it has been checked and resolved as `zsim run` would."""
+    import yaml
+
+    from zsim.scenario.load import apply, check
+
+    document = parse_yaml(yaml.safe_dump(fields, sort_keys=False), "the scenario from these files")
+    document.places = dict(reading.places)
+    for override in overrides:
+        apply(document, override)
+    said = {dotted(path) for path in reading.fields} | set(document.data)
+    missing = [what for what in reading.missing if not {what.split(" ")[0], what.split(".")[0]} & said]
+    if missing:
+        names = ", ".join(what.split(" ")[0] for what in missing)
+        options = "--micro-batch, --seq-len, a config.json, --set FIELD=VALUE"
+        raise InputError(f"no file says {names}", accepted=options, notes=tuple(missing))
+    check(document, folder).resolve()
+    ordered = {name: document.data[name] for name in _FIRST if name in document.data} | document.data
+    head = [f"# From {reading.document.file}, by zsim."]
+    head += [f"# {text}" for text in reading.notes]
+    head += [f"# Not modeled: {text}" for text in reading.not_modeled]
+    return "\n".join(head) + "\n" + yaml.safe_dump(ordered, sort_keys=False, width=120)

@@ -1,0 +1,131 @@
+"""zsim read: what a file is, and what zsim understands of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from zsim import units
+from zsim.cli.options import Json, new_app
+from zsim.errors import InputError
+from zsim.plan import detect
+from zsim.plan.document import dotted
+from zsim.plan.reading import Reading, text_of
+
+app = new_app()
+
+
+@app.command()
+def read(
+    files: Annotated[
+        list[Path], typer.Argument(help="Configurations, models, scenarios, topologies.", show_default=False)
+    ],
+    json: Json = False,
+) -> int:
+    """What each file is, what was understood, what has no effect, what is missing. Exit code 2 if one is refused."""
+    described, refused = [], 0
+    for path in files:
+        try:
+            described.append(describe(path))
+        except InputError as error:
+            refused += 1
+            described.append({"file": str(path), "kind": None, "refused": str(error)})
+    if json:
+        from json import dumps
+
+        print(dumps(described))
+    else:
+        print("\n\n".join(_text(entry) for entry in described))
+    return 2 if refused else 0
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """What `path` is and says, in plain types. Raises InputError, NotModeled."""
+    if path.is_dir():
+        path = path / "config.json"
+    if path.suffix.lower() in (".txt", ".xml", ".log", ""):
+        return _machine(path)
+    document = detect.parse(path)
+    if {"gpu", "gpus"} & document.data.keys():
+        return _machine(path)
+    kind = detect.identify(document)
+    if kind == "model":
+        return _model(path)
+    if kind == "scenario":
+        return _scenario(path)
+    return _reading(path, detect.read(document, kind))
+
+
+def _reading(path: Path, reading: Reading) -> dict[str, Any]:
+    return {
+        "file": str(path),
+        "kind": reading.kind,
+        "understood": {dotted(to): value for to, value in reading.fields.items()},
+        "places": {dotted(to): text_of(reading.places.get(to), reading) for to in reading.fields},
+        "ranks": reading.ranks,
+        "notes": reading.notes,
+        "without_effect": reading.without_effect,
+        "not_modeled": reading.not_modeled,
+        "missing": reading.still_missing(),
+    }
+
+
+def _model(path: Path) -> dict[str, Any]:
+    from zsim.model.huggingface import read_config
+
+    model = read_config(path)
+    understood = {"name": model.name, "family": model.family, "parameters": model.numel}
+    return {"file": str(path), "kind": "Hugging Face model", "understood": understood, "notes": list(model.notes)}
+
+
+def _scenario(path: Path) -> dict[str, Any]:
+    from zsim.scenario import load
+
+    scenario = load(path)
+    understood = scenario.fields.model_dump(exclude_none=True)
+    return {"file": str(path), "kind": "scenario", "understood": understood, "notes": list(scenario.notes)}
+
+
+def _machine(path: Path) -> dict[str, Any]:
+    from zsim.cluster.files import read_machine
+
+    cluster, reading = read_machine(path)
+    understood = {
+        "name": cluster.name,
+        "nodes": cluster.nodes,
+        "gpus_per_node": cluster.gpus_per_node,
+        "devices": sorted({device.name for device in cluster.devices}),
+        "links": sorted({link.kind for link in cluster.templates[0].links.values()}),
+    }
+    return {"file": str(path), "kind": reading.source, "understood": understood, "notes": reading.assumptions}
+
+
+def _text(entry: dict[str, Any]) -> str:
+    if entry["kind"] is None:
+        return f"{entry['file']}: refused\n  {entry['refused'].replace(chr(10), chr(10) + '  ')}"
+    lines = [f"{entry['file']}: {entry['kind']}"]
+    places = entry.get("places", {})
+    for name, value in entry["understood"].items():
+        where = places.get(name, "").rpartition(":")[2]
+        lines.append(f"  {name}: {_value(name, value)}{f'   (line {where})' if where.isdigit() else ''}")
+    if entry.get("ranks"):
+        lines.append(f"  written for {entry['ranks']} GPUs")
+    for title in ("notes", "not_modeled", "without_effect", "missing"):
+        if entry.get(title):
+            lines.append(f"  {title.replace('_', ' ')}:")
+            lines += [f"    {text}" for text in entry[title]]
+    return "\n".join(lines)
+
+
+def _value(name: str, value: Any) -> str:
+    from zsim.plan.deepspeed import AUTO_FROM_HIDDEN_SIZE
+
+    if value == "auto":
+        return f"auto: {AUTO_FROM_HIDDEN_SIZE[name.removeprefix('zero.')]}, as the Hugging Face Trainer sets it"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int) and value >= 100_000:
+        return f"{value:,} ({units.format_count(value)})"
+    return str(value)

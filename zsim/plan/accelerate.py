@@ -1,0 +1,144 @@
+"""Reads an accelerate configuration (YAML), as accelerate 1.15 `launch` and its plugins do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zsim.errors import NotModeled
+from zsim.plan.deepspeed import read_deepspeed, read_document
+from zsim.plan.document import Document, nearest, subsection
+from zsim.plan.fsdp_args import read_fsdp
+from zsim.plan.reading import Reading
+from zsim.plan.recipe import Recipe, as_flag, beside
+
+# commands/config/config_args.py, ClusterConfig: any other key is refused.
+_KNOWN = {
+    "compute_environment", "distributed_type", "mixed_precision", "use_cpu", "debug", "num_processes", "machine_rank",
+    "num_machines", "gpu_ids", "main_process_ip", "main_process_port", "rdzv_backend", "same_network",
+    "main_training_function", "enable_cpu_affinity", "fp8_config", "deepspeed_config", "fsdp_config",
+    "parallelism_config", "megatron_lm_config", "mpirun_config", "downcast_bf16", "tpu_name", "tpu_zone",
+    "tpu_use_cluster", "tpu_use_sudo", "command_file", "commands", "tpu_vm", "tpu_env", "dynamo_config", "fp16",
+    "dynamo_backend",
+}  # fmt: skip
+# What may not stand next to deepspeed_config_file (dataclasses.py, DeepSpeedPlugin._deepspeed_config_checks).
+_INSIDE_FILE = (
+    "gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device",
+    "offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model",
+)  # fmt: skip
+
+
+def read_accelerate(document: Document, ranks: int | None = None) -> Reading:
+    """The plan in an accelerate configuration. Raises InputError where accelerate refuses it, NotModeled."""
+    reading = Reading("accelerate configuration", document, ranks=ranks)
+    recipe = Recipe(reading)
+    for key in document.data:
+        if key not in _KNOWN:
+            close = nearest(str(key), _KNOWN)
+            hint = f"; did you mean {close}?" if close else ""
+            raise document.error((key,), f"accelerate does not know this key and refuses it{hint}")
+    processes, nodes = recipe.count("num_processes"), recipe.count("num_machines")
+    if reading.ranks is None:
+        reading.ranks = processes
+    kind = str(recipe.get("distributed_type", "NO")).upper()
+    if kind == "DEEPSPEED":
+        _deepspeed(recipe)
+    elif kind == "FSDP":
+        replicate = _parallelism(recipe)
+        section = subsection(document, document.data, (), "fsdp_config")
+        read_fsdp(reading, section, ("fsdp_config",), default_version=1, default_wrap="NO_WRAP", nodes=nodes)
+        if replicate:
+            reading.set(("fsdp", "mesh"), replicate, ("parallelism_config",))
+    elif kind in ("MULTI_GPU", "NO"):
+        recipe.set("framework.name", "ddp", "distributed_type")
+    else:
+        accepted = "DEEPSPEED, FSDP, MULTI_GPU, NO"
+        raise document.error(("distributed_type",), f"distributed_type {kind}", accepted, kind=NotModeled)
+    _precision(recipe)
+    for field in ("model", "cluster", "seq_len", "micro_batch"):
+        reading.lacks(field)
+    return reading
+
+
+def _precision(recipe: Recipe) -> None:
+    value = str(recipe.get("mixed_precision", "no")).lower()
+    if value in ("false", "none"):
+        value = "no"
+    if value == "fp8":
+        raise recipe.document.error(("mixed_precision",), "fp8", "bf16, fp16, no", kind=NotModeled)
+    if value not in ("no", "fp16", "bf16"):
+        raise recipe.error(("mixed_precision",), f"{value!r} is not known", "bf16, fp16, no")
+    fields = recipe.reading.fields
+    if value != "no":
+        recipe.set("precision", value, "mixed_precision")
+    elif any(what.startswith("deepspeed_config") for what in recipe.reading.missing):
+        recipe.reading.lacks("precision", "(no mixed_precision here, and DeepSpeed's file is not there)")
+    elif ("precision",) not in fields:
+        recipe.set("precision", "fp32", "mixed_precision")
+        recipe.reading.notes.append("no mixed precision: the model trains in the type it is loaded in; fp32 assumed")
+
+
+def _deepspeed(recipe: Recipe) -> None:
+    document, reading = recipe.document, recipe.reading
+    section = subsection(document, document.data, (), "deepspeed_config")
+    file = section.get("deepspeed_config_file")
+    recipe.set("framework.name", "deepspeed", "distributed_type")
+    if file not in (None, "none"):
+        for name in _INSIDE_FILE:
+            if name in section:
+                why = "accelerate refuses it next to deepspeed_config_file, in which it belongs"
+                raise document.error(("deepspeed_config", name), why)
+        path = beside(document.file, str(file))
+        if path.is_file():
+            reading.include(read_deepspeed(path))
+        else:
+            reading.lacks("deepspeed_config", f"(names {file}, which is not there)")
+    else:
+        reading.include(read_document(_as_deepspeed(document, section)))
+    stage = reading.fields.get(("zero", "stage"))
+    init = as_flag(section.get("zero3_init_flag", stage == 3), lambda text: document.error(("deepspeed_config",), text))
+    if stage == 3:
+        reading.set(("zero", "zero_init"), init, ("deepspeed_config", "zero3_init_flag"))
+    if section.get("deepspeed_moe_layer_cls_names"):
+        raise document.error(
+            ("deepspeed_config", "deepspeed_moe_layer_cls_names"), "leaf modules by class", kind=NotModeled
+        )
+    _refuse_parallelism(recipe)
+
+
+def _as_deepspeed(document: Document, section: dict[str, Any]) -> Document:
+    """The DeepSpeed configuration that the plugin builds from its own options (DeepSpeedPlugin.__post_init__)."""
+    where = {
+        "zero_stage": ("zero_optimization", "stage"),
+        "offload_optimizer_device": ("zero_optimization", "offload_optimizer", "device"),
+        "offload_param_device": ("zero_optimization", "offload_param", "device"),
+        "gradient_accumulation_steps": ("gradient_accumulation_steps",),
+        "gradient_clipping": ("gradient_clipping",),
+    }
+    built = Document(document.file, {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"})
+    built.data["zero_optimization"] = {"stage": 2, "offload_optimizer": {}, "offload_param": {}}
+    built.data |= {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "gradient_clipping": "auto"}
+    for name, path in where.items():
+        if section.get(name) is not None:
+            built.set(path, section[name], document.place(("deepspeed_config", name)))
+    return built
+
+
+def _parallelism(recipe: Recipe) -> list[int] | None:
+    """(replicate, shard) of a device mesh."""
+    document = recipe.document
+    section = _refuse_parallelism(recipe)
+    replicate = section.get("parallelism_config_dp_replicate_size", 1)
+    shard = section.get("parallelism_config_dp_shard_size", 1)
+    if not all(isinstance(size, int) and size >= 1 for size in (replicate, shard)):
+        raise document.error(("parallelism_config",), f"{replicate} x {shard} is not a mesh", "sizes of 1 or more")
+    return [replicate, shard] if replicate > 1 else None
+
+
+def _refuse_parallelism(recipe: Recipe) -> dict[str, Any]:
+    document = recipe.document
+    section = subsection(document, document.data, (), "parallelism_config")
+    for short, what in (("tp", "tensor"), ("cp", "context"), ("sp", "Ulysses sequence")):
+        name = f"parallelism_config_{short}_size"
+        if section.get(name, 1) not in (1, None):
+            raise document.error(("parallelism_config", name), f"{what} parallelism", "1", kind=NotModeled)
+    return section

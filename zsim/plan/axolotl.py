@@ -1,0 +1,109 @@
+"""Reads an axolotl training recipe (YAML)."""
+
+from __future__ import annotations
+
+from zsim.errors import NotModeled
+from zsim.plan.document import Document, subsection
+from zsim.plan.fsdp_args import read_fsdp
+from zsim.plan.reading import Reading
+from zsim.plan.recipe import Recipe
+from zsim.plan.trainer import ATTENTION, checkpointing, legacy_options, name_model
+
+_HARMLESS = (
+    "datasets", "dataset_prepared_path", "val_set_size", "output_dir", "hub_model_id", "trust_remote_code",
+    "wandb_project", "wandb_entity", "wandb_watch", "wandb_name", "wandb_log_model", "wandb_run_id", "num_epochs",
+    "max_steps", "lr_scheduler", "learning_rate", "warmup_ratio", "warmup_steps", "weight_decay", "evals_per_epoch",
+    "saves_per_epoch", "logging_steps", "resume_from_checkpoint", "special_tokens", "seed", "chat_template", "tf32",
+    "tokenizer_type", "model_type", "debug", "gradient_checkpointing_kwargs", "pad_to_sequence_len",
+    "train_on_inputs", "group_by_length", "save_first_step", "early_stopping_patience", "local_rank",
+    "xformers_attention", "strict", "eval_sample_packing", "plugins",
+)  # fmt: skip
+_REFUSED = {
+    "adapter": "adapters (LoRA, QLoRA)",
+    "load_in_4bit": "4-bit weights",
+    "load_in_8bit": "8-bit weights",
+    "rl": "preference tuning, which runs more than one model",
+    "sequence_parallel_degree": "sequence parallelism",
+    "context_parallel_size": "context parallelism",
+    "tensor_parallel_size": "tensor parallelism",
+    "expert_parallel_size": "expert parallelism",
+    "unfrozen_parameters": "training of the parameters that match patterns; a scenario's model.freeze names the others",
+}
+
+
+def read_axolotl(document: Document, ranks: int | None = None) -> Reading:
+    """The plan and workload in an axolotl recipe. Raises InputError, NotModeled."""
+    reading = Reading("axolotl recipe", document, ranks=ranks)
+    recipe = Recipe(reading)
+    for name, why in _REFUSED.items():
+        recipe.refuse(name, (False, "", 1), why)
+    length = recipe.count("sequence_len") or 512  # axolotl's default
+    recipe.set("seq_len", length, "sequence_len")
+    if recipe.flag("sample_packing"):
+        reading.notes.append("sequences are packed to sequence_len")
+    else:
+        reading.notes.append("every sequence is taken to be sequence_len long; without packing real ones are shorter")
+    recipe.set("micro_batch", recipe.count("micro_batch_size") or 1, "micro_batch_size")
+    recipe.set("grad_accum", recipe.count("gradient_accumulation_steps") or 1, "gradient_accumulation_steps")
+    recipe.set("grad_clip", recipe.get("max_grad_norm", 1.0), "max_grad_norm")
+    _precision(recipe)
+    recipe.optimizer("optimizer", "adamw_torch_fused")
+    checkpointing(recipe, default=False)
+    _attention(recipe)
+    if recipe.flag("torch_compile") if recipe.get("torch_compile") != "auto" else False:
+        recipe.set("compile", True, "torch_compile")
+    liger = [name for name in document.data if str(name).startswith("liger_") and recipe.flag(name)]
+    if "liger_fused_linear_cross_entropy" in liger or recipe.flag("cut_cross_entropy"):
+        recipe.set("loss", "fused", liger[0] if liger else "cut_cross_entropy")
+    others = [name for name in liger if name != "liger_fused_linear_cross_entropy"]
+    if others:
+        reading.not_modeled.append(f"{', '.join(others)}: fused kernels other than the loss")
+    _shard(recipe)
+    name_model(recipe, "base_model")
+    reading.lacks("cluster")
+    recipe.rest(_HARMLESS)
+    return reading
+
+
+def _precision(recipe: Recipe) -> None:
+    if recipe.get("bf16") == "auto":
+        recipe.set("precision", "bf16", "bf16")
+        recipe.reading.notes.append("bf16: auto is bf16 where the GPU has it")
+        recipe.get("fp16")
+    else:
+        recipe.precision(recipe.flag("bf16") or recipe.flag("bfloat16"), recipe.flag("fp16") or recipe.flag("float16"))
+
+
+def _attention(recipe: Recipe) -> None:
+    value = recipe.get("attn_implementation")
+    for name, kind in (("flash_attention", "flash"), ("sdp_attention", "sdpa"), ("eager_attention", "eager")):
+        if recipe.flag(name):
+            recipe.set("attention", kind, name)
+    if value is not None:
+        if str(value) not in ATTENTION:
+            accepted = ", ".join(ATTENTION)
+            raise recipe.document.error(("attn_implementation",), f"attention {value}", accepted, kind=NotModeled)
+        recipe.set("attention", ATTENTION[str(value)], "attn_implementation")
+
+
+def _shard(recipe: Recipe) -> None:
+    reading, document = recipe.reading, recipe.document
+    options, replicate, shard = recipe.get("fsdp"), recipe.count("dp_replicate_size"), recipe.count("dp_shard_size")
+    recipe.get("fsdp_config")
+    config = subsection(document, document.data, (), "fsdp_config")
+    version = recipe.count("fsdp_version")
+    if recipe.deepspeed("deepspeed"):
+        if options or config:
+            raise recipe.error(("fsdp_config",), "deepspeed and fsdp cannot both be used", "one of them")
+        if reading.fields.get(("zero", "stage")) == 3:
+            recipe.set("zero.zero_init", True, "deepspeed")
+    elif options or config or version:
+        legacy = legacy_options(recipe, options)
+        if version:
+            legacy["version"] = version
+        read_fsdp(reading, legacy | config, ("fsdp_config",), default_version=1)
+        if replicate and replicate > 1 and shard:
+            recipe.set("fsdp.mesh", [replicate, shard], "dp_replicate_size")
+    else:
+        recipe.set("framework.name", "ddp", "framework")
+        reading.notes.append("neither deepspeed nor fsdp: DistributedDataParallel")

@@ -1,0 +1,111 @@
+"""Tells what somebody's file is, and reads it with the reader for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from zsim.errors import InputError
+from zsim.plan.document import Document, parse_yaml, read_text
+from zsim.plan.reading import Reading
+
+READERS = (
+    "DeepSpeed JSON, accelerate YAML, Trainer arguments, axolotl YAML, LLaMA-Factory YAML, torchtitan TOML, config.json"
+)
+
+# Recipes of tools without a reader here: their name, and keys that only they have.
+_FOREIGN: tuple[tuple[str, frozenset[str]], ...] = (
+    ("an oumi recipe", frozenset({"model", "data", "training"})),
+    ("an xtuner or mmengine configuration", frozenset({"train_dataloader", "train_cfg"})),
+    ("a NeMo configuration", frozenset({"trainer", "exp_manager"})),
+    ("a torchtune recipe", frozenset({"tokenizer", "checkpointer"})),
+)
+
+
+def parse(path: Path) -> Document:
+    """The fields of a configuration file, whichever of JSON, Hjson, YAML and TOML it is. Raises InputError."""
+    suffix = path.suffix.lower()
+    if suffix == ".toml":
+        from zsim.plan.torchtitan import parse_toml
+
+        return parse_toml(path)
+    text = read_text(path)
+    if suffix in (".yaml", ".yml"):
+        return parse_yaml(text, path)
+    if suffix in (".json", ".hjson", ".json5", ".jsonc"):
+        if is_neox_text(text):
+            return parse_yaml(text.replace("\t", " "), path)
+        from zsim.plan.hjson import parse_hjson
+
+        return parse_hjson(text, path)
+    raise InputError(f"{suffix or 'no suffix'}: not a file of a kind that is read", path, accepted=READERS)
+
+
+def is_neox_text(text: str) -> bool:
+    """GPT-NeoX writes YAML that looks like JSON, with Python's True."""
+    return "pipe_parallel_size" in text or "pipe-parallel-size" in text
+
+
+def identify(document: Document) -> str:
+    """What the file is: a kind that `read` takes, "model" or "scenario". Raises InputError for anything else."""
+    keys = {str(key) for key in document.data}
+    if {"framework", "cluster"} <= keys:
+        return "scenario"
+    if {"pipe_parallel_size", "pipe-parallel-size"} & keys:
+        return "neox"
+    if {"distributed_type", "compute_environment"} & keys:
+        return "accelerate"
+    if "base_model" in keys and {"micro_batch_size", "sequence_len", "datasets", "adapter"} & keys:
+        return "axolotl"
+    if "model_name_or_path" in keys and {"finetuning_type", "cutoff_len", "stage", "template"} & keys:
+        return "llama_factory"
+    if isinstance(document.data.get("training"), dict) and {"parallelism", "job", "activation_checkpoint"} & keys:
+        return "torchtitan"
+    if {"per_device_train_batch_size", "fsdp_config", "gradient_checkpointing", "num_train_epochs"} & keys:
+        return "trainer"
+    if {"model_type", "architectures", "hidden_size", "n_embd", "d_model"} & keys and "zero_optimization" not in keys:
+        return "model"
+    if _is_deepspeed(document, keys):
+        return "deepspeed"
+    for name, marks in _FOREIGN:
+        if marks <= keys:
+            raise InputError(f"is {name}, which is not read", document.file, accepted=READERS)
+    some = ", ".join(sorted(keys)[:5])
+    raise InputError(f"is no configuration that is known here (its keys: {some} ...)", document.file, accepted=READERS)
+
+
+def _is_deepspeed(document: Document, keys: set[str]) -> bool:
+    from zsim.plan.deepspeed_keys import REMOVED, TOP
+
+    known = keys & (TOP.keys() | REMOVED.keys())
+    optimizer = document.data.get("optimizer")
+    own = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "fp16", "bf16", "bfloat16"}
+    return bool(known & own) or (known == {"optimizer"} and isinstance(optimizer, dict) and "type" in optimizer)
+
+
+def read(document: Document, kind: str, ranks: int | None = None) -> Reading:
+    """Read a file that `identify` calls `kind` (but "model" and "scenario"), for `ranks` GPUs where that is known.
+
+    Raises InputError, NotModeled.
+    """
+    return _readers()[kind](document, ranks)
+
+
+def _readers() -> dict[str, Callable[[Document, int | None], Reading]]:
+    from zsim.plan.accelerate import read_accelerate
+    from zsim.plan.axolotl import read_axolotl
+    from zsim.plan.deepspeed import read_document
+    from zsim.plan.llama_factory import read_llama_factory
+    from zsim.plan.neox import read_neox
+    from zsim.plan.torchtitan import read_torchtitan
+    from zsim.plan.trainer import read_trainer
+
+    return {
+        "deepspeed": lambda document, ranks: read_document(document),
+        "accelerate": read_accelerate,
+        "axolotl": read_axolotl,
+        "llama_factory": read_llama_factory,
+        "torchtitan": read_torchtitan,
+        "trainer": read_trainer,
+        "neox": read_neox,
+    }

@@ -1,0 +1,128 @@
+"""FSDP options as accelerate 1.15, the Hugging Face Trainer (transformers 5.24) and axolotl write them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zsim.errors import NotModeled
+from zsim.plan.document import Path_, nearest
+from zsim.plan.reading import Reading
+from zsim.plan.recipe import as_flag
+
+_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")  # numbered from 1
+_WITHOUT_EFFECT = {
+    "state_dict_type": "saving",
+    "final_state_dict_type": "saving",
+    "cpu_ram_efficient_loading": "loading",
+    "sync_module_states": "loading",
+    "transformer_layer_cls_to_wrap": "the blocks are the units in any case",
+    "transformer_cls_names_to_wrap": "the blocks are the units in any case",
+    "min_num_params": "size-based wrapping only",
+    "xla": "TPUs",
+    "xla_fsdp_v2": "TPUs",
+    "xla_fsdp_grad_ckpt": "TPUs",
+}
+_KNOWN = {
+    "version", "sharding_strategy", "reshard_after_forward", "offload_params", "cpu_offload", "backward_prefetch",
+    "forward_prefetch", "limit_all_gathers", "use_orig_params", "auto_wrap_policy", "activation_checkpointing",
+    "activation_checkpointing_offload", "mixed_precision_policy", *_WITHOUT_EFFECT,
+}  # fmt: skip
+
+
+def read_fsdp(
+    reading: Reading,
+    config: Mapping[str, Any],
+    path: Path_,
+    *,
+    default_version: int,
+    default_wrap: str = "TRANSFORMER_BASED_WRAP",
+    nodes: int | None = None,
+) -> None:
+    """Set the framework and its `fsdp` fields from a section of options, with or without the prefix "fsdp_".
+
+    `path` is where the section stands; `nodes` and `reading.ranks` size the groups of hybrid sharding. Raises
+    InputError for values that the tools refuse, NotModeled for what cannot be simulated.
+    """
+    options, places = {}, {}
+    for key, value in config.items():
+        name = str(key).removeprefix("fsdp_")
+        if value is not None:
+            options[name], places[name] = value, (*path, key)
+    document = reading.document
+
+    def flag(name: str, default: bool) -> bool:
+        if name not in options:
+            return default
+        return as_flag(options[name], lambda text: document.error(places[name], text, "true or false"))
+
+    def choice(name: str, default: str, accepted: tuple[str, ...]) -> str:
+        value = str(options.get(name, default)).upper()
+        if value.isdigit() and 1 <= int(value) <= len(accepted):
+            value = accepted[int(value) - 1]
+        if value not in accepted:
+            raise document.error(places[name], f"{options[name]!r} is not known", ", ".join(accepted))
+        return value
+
+    def put(field: str, value: Any, name: str) -> None:
+        reading.set(("fsdp", field), value, places.get(name, path))
+
+    version = str(options.get("version", default_version))
+    if version not in ("1", "2"):
+        raise document.error(places["version"], f"{version} is not a version of FSDP", "1 or 2")
+    framework = f"fsdp{version}"
+    reading.set(("framework", "name"), framework, places.get("version", path))
+    if "version" not in options:
+        reading.notes.append(f"FSDP{version}, the tool's default")
+
+    wrap = choice("auto_wrap_policy", default_wrap, ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"))
+    if wrap == "SIZE_BASED_WRAP" or (wrap == "NO_WRAP" and version == "2"):
+        raise document.error(places.get("auto_wrap_policy", path), f"wrapping {wrap}", kind=NotModeled)
+    if wrap == "NO_WRAP":
+        put("flat", True, "auto_wrap_policy")
+    if flag("offload_params", False) or flag("cpu_offload", False):
+        put("cpu_offload", True, "offload_params" if "offload_params" in options else "cpu_offload")
+    if flag("activation_checkpointing", False):
+        reading.set(("checkpointing",), "full", places["activation_checkpointing"])
+    if flag("activation_checkpointing_offload", False):
+        raise document.error(places["activation_checkpointing_offload"], "offloaded activations", kind=NotModeled)
+
+    if version == "2":
+        put("reshard_after_forward", _fsdp2_reshard(reading, options, places, flag, choice), "reshard_after_forward")
+    else:
+        _fsdp1(reading, options, put, flag, choice, nodes)
+    for name in options:
+        if name in _WITHOUT_EFFECT:
+            reading.without_effect.append(f"{places[name][-1]} ({_WITHOUT_EFFECT[name]})")
+        elif name not in _KNOWN:
+            close = nearest(name, _KNOWN)
+            hint = f"; did you mean {close}?" if close else ""
+            reading.notes.append(f"{places[name][-1]} is no option of FSDP and is ignored{hint}")
+
+
+def _fsdp2_reshard(
+    reading: Reading, options: Mapping[str, Any], places: Mapping[str, Path_], flag: Any, choice: Any
+) -> bool:
+    """A bool in FSDP2; the older sharding_strategy says the same where it can."""
+    if "reshard_after_forward" in options:
+        return bool(flag("reshard_after_forward", True))
+    strategy = choice("sharding_strategy", "FULL_SHARD", _STRATEGIES)
+    if strategy not in ("FULL_SHARD", "SHARD_GRAD_OP"):
+        raise reading.document.error(places["sharding_strategy"], f"{strategy} is only available with FSDP1")
+    return bool(strategy == "FULL_SHARD")
+
+
+def _fsdp1(reading: Reading, options: Mapping[str, Any], put: Any, flag: Any, choice: Any, nodes: int | None) -> None:
+    name = "sharding_strategy" if "sharding_strategy" in options else "reshard_after_forward"
+    strategy = choice(name, "FULL_SHARD", _STRATEGIES)
+    put("sharding_strategy", "_HYBRID_SHARD_ZERO2" if strategy == "HYBRID_SHARD_ZERO2" else strategy, name)
+    if "HYBRID" in strategy:
+        if nodes and reading.ranks:
+            put("mesh", [nodes, reading.ranks // nodes], name)  # FSDP1 shards within a node and replicates across
+        else:
+            reading.lacks("fsdp.mesh", "([nodes, GPUs per node] of the hybrid sharding)")
+    prefetch = choice("backward_prefetch", "NO_PREFETCH", ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"))
+    put("backward_prefetch", "NONE" if prefetch == "NO_PREFETCH" else prefetch, "backward_prefetch")
+    put("forward_prefetch", flag("forward_prefetch", False), "forward_prefetch")
+    for option, default in (("limit_all_gathers", True), ("use_orig_params", True)):
+        put(option, flag(option, default), option)

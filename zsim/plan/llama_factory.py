@@ -1,0 +1,44 @@
+"""Reads a LLaMA-Factory training recipe (YAML): Trainer arguments with its own names for model and data."""
+
+from __future__ import annotations
+
+from zsim.errors import NotModeled
+from zsim.plan.document import Document
+from zsim.plan.reading import Reading
+from zsim.plan.recipe import Recipe
+from zsim.plan.trainer import HARMLESS, attention, model_length, name_model, training
+
+
+def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
+    """The plan and workload in a LLaMA-Factory recipe. Raises InputError, NotModeled."""
+    reading = Reading("LLaMA-Factory recipe", document, ranks=ranks)
+    recipe = Recipe(reading)
+    method = str(recipe.get("finetuning_type", "lora"))  # hparams/finetuning_args.py: lora is the default
+    if method != "full":
+        raise document.error(("finetuning_type",), f"finetuning_type {method}", "full", kind=NotModeled)
+    stage = str(recipe.get("stage", "sft"))
+    if stage not in ("pt", "sft"):
+        raise document.error(("stage",), f"stage {stage}, which runs more than one model", "pt, sft", kind=NotModeled)
+    recipe.refuse("quantization_bit", (), "quantized weights")
+    for name in ("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_unsloth", "use_llama_pro"):
+        recipe.refuse(name, (False,), name.removeprefix("use_"))
+    model_length(recipe, ("cutoff_len",))
+    if ("seq_len",) not in reading.fields:
+        recipe.set("seq_len", 2048, "cutoff_len")
+        reading.notes.append("cutoff_len: 2048, LLaMA-Factory's default")
+    if recipe.flag("packing") or stage == "pt":
+        reading.notes.append("sequences are packed to cutoff_len")
+    else:
+        reading.notes.append("every sequence is taken to be cutoff_len long; without packing real ones are shorter")
+    attention(recipe, "flash_attn")
+    # LLaMA-Factory checkpoints unless told not to, whatever gradient_checkpointing says.
+    recipe.get("gradient_checkpointing")
+    off = recipe.flag("disable_gradient_checkpointing")
+    recipe.set("checkpointing", "none" if off else "full", "disable_gradient_checkpointing")
+    if recipe.flag("enable_liger_kernel"):
+        recipe.set("loss", "fused", "enable_liger_kernel")
+        reading.not_modeled.append("enable_liger_kernel: only its fused loss is simulated, not its other kernels")
+    training(recipe)
+    name_model(recipe, "model_name_or_path")
+    recipe.rest(HARMLESS)
+    return reading

@@ -1,0 +1,131 @@
+"""What readers of training recipes (Trainer arguments, axolotl, LLaMA-Factory, accelerate) share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError, NotModeled
+from zsim.plan.document import Path_
+from zsim.plan.reading import Reading
+
+# transformers 5.24 training_args.py, OptimizerNames -> name and implementation of the scenario's optimizer.
+OPTIMIZERS: dict[str, tuple[str, str | None]] = {
+    "adamw_torch": ("adamw", "foreach"),
+    "adamw_torch_fused": ("adamw", "fused"),
+    "adamw_hf": ("adamw", "loop"),
+    "adamw_apex_fused": ("adamw", "fused"),
+    "adamw_bnb_8bit": ("adamw8bit", None),
+    "adamw_8bit": ("adamw8bit", None),
+    "adamw_torch_8bit": ("adamw8bit", None),
+    "paged_adamw_8bit": ("adamw8bit", None),
+    "paged_adamw_32bit": ("adamw", None),
+    "adafactor": ("adafactor", None),
+    "sgd": ("sgd", None),
+    "lion_32bit": ("lion", None),
+    "muon": ("muon", None),
+}
+
+
+class Recipe:
+    """A walk over a recipe's keys that remembers which of them were read."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading, self.document = reading, reading.document
+        self._read: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a top-level key; null counts as absent."""
+        self._read.add(name)
+        value = self.document.data.get(name)
+        return default if value is None else value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """A switch; "yes", "no", "true" and "false" as text too. Raises InputError."""
+        return as_flag(self.get(name, default), lambda text: self.error((name,), text, "true or false"))
+
+    def count(self, name: str) -> int | None:
+        """A whole number greater than 0; None where it is absent. Raises InputError."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            raise self.error((name,), f"{value!r} is not a number greater than 0", "a whole number")
+        return value
+
+    def set(self, field: str, value: Any, name: str) -> None:
+        """Scenario field `field` (dotted) has `value`, as the key `name` says."""
+        self.reading.set(tuple(field.split(".")), value, (name,))
+
+    def refuse(self, name: str, harmless: Iterable[Any], why: str) -> None:
+        """NotModeled unless the key is absent or has a harmless value."""
+        value = self.get(name)
+        if value is not None and value not in harmless:
+            raise self.document.error((name,), why, kind=NotModeled)
+
+    def error(self, path: Path_, message: str, accepted: str | None = None) -> InputError:
+        return self.document.error(path, message, accepted)
+
+    def optimizer(self, name: str, default: str) -> None:
+        value = str(self.get(name, default)).lower()
+        if value not in OPTIMIZERS:
+            raise self.document.error((name,), f"optimizer {value}", ", ".join(OPTIMIZERS), kind=NotModeled)
+        kind, implementation = OPTIMIZERS[value]
+        self.set("optimizer.name", kind, name)
+        if implementation:
+            self.set("optimizer.impl", implementation, name)
+        if value.startswith("paged"):
+            self.reading.not_modeled.append(f"{name}: paging of the optimizer's states to host memory")
+
+    def precision(self, bf16: bool, fp16: bool) -> None:
+        if bf16 and fp16:
+            raise self.error(("fp16",), "bf16 and fp16 cannot both be true")
+        name = "bf16" if bf16 else "fp16"
+        self.set("precision", name if bf16 or fp16 else "fp32", name)
+
+    def deepspeed(self, name: str) -> bool:
+        """Read the DeepSpeed configuration that the recipe names, next to it or in place. False: it names none."""
+        from zsim.plan.deepspeed import read_deepspeed, read_document
+        from zsim.plan.document import Document
+
+        value = self.get(name)
+        if not value:
+            return False
+        self.set("framework.name", "deepspeed", name)
+        if isinstance(value, dict):
+            places = {path[1:]: place for path, place in self.document.places.items() if path[:1] == (name,)}
+            self.reading.include(read_document(Document(self.document.file, value, places)))
+            return True
+        path = beside(self.document.file, str(value))
+        if path.is_file():
+            self.reading.include(read_deepspeed(path))
+        else:
+            self.reading.lacks("deepspeed_config", f"(names {value}, which is not there)")
+        return True
+
+    def rest(self, harmless: Iterable[str] = ()) -> None:
+        """List the keys that nobody looked at."""
+        unread = [name for name in self.document.data if name not in self._read and not str(name).startswith("_")]
+        known = [name for name in unread if name in set(harmless)]
+        other = [name for name in unread if name not in set(harmless)]
+        if known:
+            self.reading.without_effect.append(f"{', '.join(known)} (data, learning rate, saving and logging)")
+        if other:
+            self.reading.without_effect.append(f"{', '.join(map(str, other))} (not read)")
+
+
+def as_flag(value: Any, error: Callable[[str], InputError]) -> bool:
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() in ("true", "yes", "1", "on"):
+        return True
+    if str(value).lower() in ("false", "no", "0", "off", "none"):
+        return False
+    raise error(f"{value!r} is not true or false")
+
+
+def beside(file: Path | str, name: str) -> Path:
+    """A path that a file names: from its own folder, or from where one works, whichever is there."""
+    local = Path(file).parent / name
+    return local if local.exists() or not Path(name).exists() else Path(name)

@@ -1,0 +1,161 @@
+"""Reads a torchtitan job (TOML), with the sections and defaults of its job_config.py."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError, NotModeled
+from zsim.plan.document import Document, Path_, Place, read_text, subsection
+from zsim.plan.reading import Reading
+
+_HARMLESS = {"job", "profiling", "metrics", "lr_scheduler", "checkpoint", "comm", "memory_estimation", "validation"}
+_REFUSED_DEGREES = {
+    "tensor_parallel_degree": "tensor parallelism",
+    "pipeline_parallel_degree": "pipeline parallelism",
+    "context_parallel_degree": "context parallelism",
+    "expert_parallel_degree": "expert parallelism",
+}
+_READ = {
+    *_REFUSED_DEGREES, "local_batch_size", "batch_size", "seq_len", "global_batch_size", "max_norm",
+    "mixed_precision_param", "mixed_precision_reduce", "data_parallel_replicate_degree",
+    "data_parallel_shard_degree", "fsdp_reshard_after_forward", "enable_cpu_offload", "name", "flavor",
+    "implementation", "fused", "early_step_in_backward", "mode", "selective_ac_option", "converters",
+    "enable_float8_linear", "enable", "compile",
+}  # fmt: skip
+_IMPLEMENTATIONS = {"fused": "fused", "foreach": "foreach", "for-loop": "loop"}
+_DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
+
+
+def parse_toml(path: Path) -> Document:
+    """A TOML file with the line of every field. Raises InputError where it is not TOML."""
+    text = read_text(path, "torchtitan job")
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        line = re.search(r"line (\d+)", str(error))
+        raise InputError(f"not TOML: {error}", path, int(line.group(1)) if line else None) from None
+    places: dict[Path_, Place] = {}
+    section: Path_ = ()
+    for number, content in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[([\w.\-]+)\]", content):
+            section = tuple(header.group(1).split("."))
+            places.setdefault(section, (path, number))
+        elif key := re.match(r"\s*([\w.\-]+)\s*=", content):
+            places.setdefault((*section, *key.group(1).split(".")), (path, number))
+    return Document(path, data, places)
+
+
+def read_torchtitan(document: Document, ranks: int | None = None) -> Reading:
+    """The plan and workload in a torchtitan job. Raises InputError, NotModeled."""
+    reading = Reading("torchtitan job", document, ranks=ranks)
+    sections = {name: subsection(document, document.data, (), name) for name in document.data}
+    training, model = sections.get("training", {}), sections.get("model", {})
+    _training(reading, training)
+    _parallelism(reading, sections.get("parallelism", {}), training)
+    _optimizer(reading, sections.get("optimizer", {}))
+    _checkpointing(reading, sections.get("activation_checkpoint", {}))
+    _refuse_low_precision(reading, sections)
+    if sections.get("compile", {}).get("enable", training.get("compile", False)):
+        reading.set(("compile",), True, ("compile", "enable"))
+    reading.fields[("implementation",)] = "torchtitan"
+    reading.fields[("attention",)] = "sdpa"
+    name = f"{model.get('name', 'llama3')} {model.get('flavor', '')}".strip()
+    reading.lacks("model", f"(the config.json of {name})")
+    reading.lacks("cluster")
+    harmless = sorted(_HARMLESS & sections.keys())
+    if harmless:
+        reading.without_effect.append(f"{', '.join(harmless)} (logging, learning rate, saving)")
+    unread = [
+        f"{name}.{key}" for name in sections if name not in _HARMLESS for key in sections[name] if key not in _READ
+    ]
+    if unread:
+        reading.without_effect.append(f"{', '.join(unread)} (not read)")
+    return reading
+
+
+def _training(reading: Reading, training: dict[str, Any]) -> None:
+    batch = "local_batch_size" if "local_batch_size" in training else "batch_size"
+    for key, field, default in ((batch, "micro_batch", 8), ("seq_len", "seq_len", 2048)):
+        value = training.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            raise reading.document.error(("training", key), f"{value!r} is not greater than 0", "a whole number")
+        reading.set((field,), value, ("training", key))
+    whole = training.get("global_batch_size", -1)
+    if whole != -1:
+        reading.set(("train_batch_size",), whole, ("training", "global_batch_size"))
+    reading.set(("grad_clip",), training.get("max_norm", 1.0), ("training", "max_norm"))
+    dtype = training.get("mixed_precision_param", "bfloat16")
+    if dtype not in _DTYPES:
+        raise reading.document.error(
+            ("training", "mixed_precision_param"), f"{dtype!r} is not known", ", ".join(_DTYPES)
+        )
+    reading.set(("precision",), _DTYPES[dtype], ("training", "mixed_precision_param"))
+
+
+def _parallelism(reading: Reading, section: dict[str, Any], training: dict[str, Any]) -> None:
+    document = reading.document
+    for name, why in _REFUSED_DEGREES.items():
+        if section.get(name, 1) != 1:
+            raise document.error(("parallelism", name), why, "1", kind=NotModeled)
+    replicate = section.get("data_parallel_replicate_degree", 1)
+    shard = section.get("data_parallel_shard_degree", -1)
+    if shard == 1 and replicate > 1:
+        reading.set(("framework", "name"), "ddp", ("parallelism", "data_parallel_replicate_degree"))
+        return
+    reading.set(("framework", "name"), "fsdp2", ("parallelism", "data_parallel_shard_degree"))
+    if replicate > 1:
+        if shard == -1 and reading.ranks and reading.ranks % replicate == 0:
+            shard = reading.ranks // replicate
+        if shard == -1:
+            reading.lacks("fsdp.mesh", f"([{replicate}, the other ranks])")
+        else:
+            reading.set(("fsdp", "mesh"), [replicate, shard], ("parallelism", "data_parallel_replicate_degree"))
+    policy = section.get("fsdp_reshard_after_forward", "default")
+    if policy not in ("default", "always", "never"):
+        path = ("parallelism", "fsdp_reshard_after_forward")
+        raise document.error(path, f"{policy!r} is not known", "default, always, never")
+    reading.set(("fsdp", "reshard_after_forward"), policy != "never", ("parallelism", "fsdp_reshard_after_forward"))
+    if training.get("mixed_precision_reduce", "float32") != "float32":
+        reading.set(
+            ("fsdp", "reduce_dtype"), training["mixed_precision_reduce"], ("training", "mixed_precision_reduce")
+        )
+    if training.get("enable_cpu_offload", False):
+        reading.set(("fsdp", "cpu_offload"), True, ("training", "enable_cpu_offload"))
+
+
+def _optimizer(reading: Reading, section: dict[str, Any]) -> None:
+    name = str(section.get("name", "AdamW"))
+    if name.lower() not in ("adamw", "adam"):
+        raise reading.document.error(("optimizer", "name"), f"optimizer {name}", "AdamW, Adam", kind=NotModeled)
+    reading.set(("optimizer", "name"), name.lower(), ("optimizer", "name"))
+    if section.get("early_step_in_backward"):
+        path = ("optimizer", "early_step_in_backward")
+        raise reading.document.error(path, "optimizer steps inside the backward", "false", kind=NotModeled)
+    implementation = section.get("implementation", "foreach" if section.get("fused") is False else "fused")
+    if implementation not in _IMPLEMENTATIONS:
+        accepted = ", ".join(_IMPLEMENTATIONS)
+        raise reading.document.error(("optimizer", "implementation"), f"{implementation!r} is not known", accepted)
+    reading.set(("optimizer", "impl"), _IMPLEMENTATIONS[implementation], ("optimizer", "implementation"))
+
+
+def _checkpointing(reading: Reading, section: dict[str, Any]) -> None:
+    mode = section.get("mode", "selective")
+    option = str(section.get("selective_ac_option", "2"))
+    if mode not in ("none", "full", "selective"):
+        path = ("activation_checkpoint", "mode")
+        raise reading.document.error(path, f"mode {mode!r}", "none, full, selective", kind=NotModeled)
+    if mode == "selective" and option != "op":
+        path = ("activation_checkpoint", "selective_ac_option")
+        raise reading.document.error(path, f"checkpointing of every block in {option}", "op", kind=NotModeled)
+    reading.set(("checkpointing",), mode, ("activation_checkpoint", "mode"))
+
+
+def _refuse_low_precision(reading: Reading, sections: dict[str, dict[str, Any]]) -> None:
+    converters = sections.get("model", {}).get("converters", [])
+    if converters and converters != [""]:
+        raise reading.document.error(("model", "converters"), f"{converters}", "[]", kind=NotModeled)
+    if sections.get("float8", {}).get("enable_float8_linear"):
+        raise reading.document.error(("float8", "enable_float8_linear"), "float8", "false", kind=NotModeled)

@@ -1,0 +1,142 @@
+"""Reads arguments of the Hugging Face Trainer (transformers 5.24 TrainingArguments) and of tools built on it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from zsim.plan.document import Document, read_text
+from zsim.plan.fsdp_args import read_fsdp
+from zsim.plan.reading import Reading
+from zsim.plan.recipe import Recipe, as_flag, beside
+
+_STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
+ATTENTION = {
+    "flash_attention_2": "flash", "flash_attention_3": "flash3", "sdpa": "sdpa", "eager": "eager",
+    "fa2": "flash", "fa3": "flash3", "auto": "sdpa", "disabled": "eager",
+}  # fmt: skip
+HARMLESS = (
+    "learning_rate", "num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_ratio",
+    "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "logging_steps", "logging_dir",
+    "save_steps", "save_strategy", "save_total_limit", "save_only_model", "eval_strategy", "eval_steps",
+    "per_device_eval_batch_size", "output_dir", "overwrite_output_dir", "run_name", "report_to", "seed",
+    "data_seed", "dataloader_num_workers", "push_to_hub", "hub_model_id", "ddp_timeout", "do_train", "do_eval",
+    "resume_from_checkpoint", "dataset", "dataset_name", "dataset_config", "dataset_dir",
+    "preprocessing_num_workers", "overwrite_cache", "plot_loss", "template", "max_samples", "val_size",
+    "trust_remote_code", "remove_unused_columns", "gradient_checkpointing_kwargs", "torch_dtype", "dtype", "tf32",
+    "log_level", "logging_strategy",
+)  # fmt: skip
+
+
+def read_trainer(document: Document, ranks: int | None = None, kind: str = "Hugging Face Trainer arguments") -> Reading:
+    """The plan and workload in Trainer arguments. Raises InputError, NotModeled."""
+    reading = Reading(kind, document, ranks=ranks)
+    recipe = Recipe(reading)
+    model_length(recipe, ("max_length", "max_seq_length", "model_max_length"))
+    attention(recipe, "attn_implementation")
+    checkpointing(recipe, default=False)
+    recipe.refuse("use_peft", (False,), "LoRA adapters")
+    recipe.refuse("load_in_4bit", (False,), "4-bit weights")
+    recipe.refuse("load_in_8bit", (False,), "8-bit weights")
+    training(recipe)
+    recipe.get("model_name_or_path")
+    name_model(recipe, "model_name_or_path")
+    recipe.rest(HARMLESS)
+    return reading
+
+
+def training(recipe: Recipe) -> None:
+    """What every tool built on the Trainer passes through: batch, precision, optimizer, and how it shards."""
+    reading = recipe.reading
+    micro_batch = recipe.count("per_device_train_batch_size")
+    recipe.set("micro_batch", micro_batch or 8, "per_device_train_batch_size")
+    if micro_batch is None:
+        reading.notes.append("per_device_train_batch_size: 8, the Trainer's default")
+    recipe.set("grad_accum", recipe.count("gradient_accumulation_steps") or 1, "gradient_accumulation_steps")
+    recipe.set("grad_clip", recipe.get("max_grad_norm", 1.0), "max_grad_norm")
+    recipe.precision(recipe.flag("bf16"), recipe.flag("fp16"))
+    recipe.optimizer("optim", "adamw_torch_fused")
+    if recipe.flag("torch_compile"):
+        recipe.set("compile", True, "torch_compile")
+    if recipe.flag("use_liger_kernel"):
+        recipe.set("loss", "fused", "use_liger_kernel")
+        reading.not_modeled.append("use_liger_kernel: only its fused loss is simulated, not its other kernels")
+    shard(recipe)
+    for field in ("model", "cluster", "seq_len"):
+        reading.lacks(field)
+
+
+def shard(recipe: Recipe) -> None:
+    """DeepSpeed, FSDP or plain DDP."""
+    reading, document = recipe.reading, recipe.document
+    options = recipe.get("fsdp")
+    config = recipe.get("fsdp_config") or {}
+    if recipe.deepspeed("deepspeed"):
+        if options:
+            raise recipe.error(("fsdp",), "deepspeed and fsdp cannot both be used", "one of them")
+        if reading.fields.get(("zero", "stage")) == 3:
+            recipe.set("zero.zero_init", True, "deepspeed")  # from_pretrained runs under zero.Init in stage 3
+        return
+    if not options and not config:
+        recipe.set("framework.name", "ddp", "framework")
+        reading.notes.append("neither deepspeed nor fsdp: DistributedDataParallel")
+        return
+    if isinstance(config, str):
+        config = json.loads(read_text(beside(document.file, config), "FSDP configuration"))
+    version = 2 if not any(str(key).removeprefix("fsdp_") == "version" for key in config) else None
+    read_fsdp(reading, legacy_options(recipe, options) | config, ("fsdp_config",), default_version=version or 2)
+
+
+def legacy_options(recipe: Recipe, options: Any) -> dict[str, Any]:
+    """`fsdp: "full_shard auto_wrap offload"` as the options of fsdp_config."""
+    if isinstance(options, bool) or options is None:
+        return {}
+    words = options.split() if isinstance(options, str) else [str(word) for word in options]
+    section: dict[str, Any] = {}
+    for word in words:
+        if word.lower() in _STRATEGIES:
+            section["sharding_strategy"] = word.upper()
+        elif word.lower() == "offload":
+            section["cpu_offload"] = True
+        elif word.lower() not in ("auto_wrap", "true", "1", ""):
+            raise recipe.error(
+                ("fsdp",), f"{word!r} is not an option", ", ".join((*_STRATEGIES, "offload", "auto_wrap"))
+            )
+    return section
+
+
+def checkpointing(recipe: Recipe, default: bool) -> None:
+    value = recipe.get("gradient_checkpointing", recipe.get("activation_checkpointing", default))
+    recipe.get("activation_checkpointing")
+    name = "gradient_checkpointing" if "gradient_checkpointing" in recipe.document.data else "activation_checkpointing"
+    if str(value).lower() in ("offload", "offload_disk"):
+        raise recipe.document.error((name,), "offloaded activations", kind=_not_modeled())
+    on = as_flag(value, lambda text: recipe.error((name,), text, "true or false"))
+    recipe.set("checkpointing", "full" if on else "none", name)
+
+
+def attention(recipe: Recipe, name: str) -> None:
+    value = recipe.get(name)
+    if value is None:
+        return
+    if str(value) not in ATTENTION:
+        raise recipe.document.error((name,), f"attention {value}", ", ".join(ATTENTION), kind=_not_modeled())
+    recipe.set("attention", ATTENTION[str(value)], name)
+
+
+def model_length(recipe: Recipe, names: tuple[str, ...]) -> None:
+    for name in names:
+        length = recipe.count(name)
+        if length:
+            recipe.set("seq_len", length, name)
+
+
+def name_model(recipe: Recipe, name: str) -> None:
+    value = recipe.get(name)
+    recipe.reading.lacks("model", f"(the config.json of {value})" if value else "")
+
+
+def _not_modeled() -> Any:
+    from zsim.errors import NotModeled
+
+    return NotModeled
