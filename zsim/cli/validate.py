@@ -1,7 +1,8 @@
-"""zsim validate: predictions against what was measured or recorded, one sub-command per kind of evidence."""
+"""zsim validate: hold predictions against measurements and recordings."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,29 +12,51 @@ from zsim.cli.options import Json, new_app
 
 app = new_app()
 
+Paths = Annotated[list[Path], typer.Argument(help="Files, or directories of them.", show_default=False)]
+
 
 @app.callback()
 def validate() -> None:
-    """Hold predictions against evidence."""
+    """Hold predictions against measurements and recordings. Exit code 1 where they differ."""
 
 
 @app.command()
-def published(
-    files: Annotated[list[Path], typer.Argument(help="CSV files with the columns of validation/published.")],
-    split: Annotated[str | None, typer.Option(help="Only rows of this split: fit or test.", show_default=False)] = None,
-    json: Json = False,
-) -> None:
-    """Predict published training runs: error of each row, per source and GPU, and which rows were refused and why."""
-    from zsim.validation.evidence import read_rows, split_of
-    from zsim.validation.published import predict, text, to_dict
+def sequences(paths: Paths, json: Json = False) -> int:
+    """Recorded collectives: op, dtype, elements, group and order of initialization and every step."""
+    from zsim.validation.sequences import validate as compare
 
-    rows = [row for file in files for row in read_rows(file)]
-    if split is not None:
-        rows = [row for row in rows if row.get("split") == split or (not row.get("split") and split_of(row) == split)]
-    predictions = [predict(row) for row in rows]
+    outcomes = compare(paths)
+    lines = []
+    for outcome in outcomes:
+        if outcome.matches:
+            lines.append(f"match    {outcome.name}  {outcome.calls} collectives")
+        elif outcome.refused:
+            lines.append(f"refused  {outcome.name}  {outcome.refused}")
+        else:
+            lines.append(f"differs  {outcome.name}  {outcome.difference}")
+    return _report([outcome.to_dict() for outcome in outcomes], [o.matches for o in outcomes], lines, json)
+
+
+@app.command()
+def memory(paths: Paths, json: Json = False) -> int:
+    """Tracked memory of FSDP2: bytes by category at the start, after forward and backward, and at their peaks."""
+    from zsim.validation.memory import validate as compare
+
+    outcomes = compare(paths)
+    lines = []
+    for outcome in outcomes:
+        verdict = "match  " if outcome.matches else "refused" if outcome.refused else "differs"
+        lines.append(f"{verdict}  {outcome.name}  {outcome.refused or outcome.summary}")
+        lines += [f"         {line}" for line in outcome.differing]
+    return _report([outcome.to_dict() for outcome in outcomes], [o.matches for o in outcomes], lines, json)
+
+
+def _report(found: Sequence[dict[str, object]], matches: Sequence[bool], lines: Sequence[str], json: bool) -> int:
+    """Print a line per file and `N matched of M`; the exit code."""
     if json:
         from json import dumps
 
-        print(dumps(to_dict(predictions)))
+        print(dumps({"matched": sum(matches), "of": len(matches), "files": found}))
     else:
-        print(text(predictions))
+        print(*lines, f"{sum(matches)} matched of {len(matches)}", sep="\n")
+    return 0 if all(matches) else 1

@@ -7,15 +7,20 @@ at the same call: a gradient is `Temp` until its unit's post-backward, a reduce-
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from zsim.errors import InputError, NotModeled
 from zsim.model.spec import Workload
 from zsim.plan.spec import Fsdp2Plan, Optimizer
 from zsim.program.lower import lower
 from zsim.program.ops import ALL_REDUCE, COMPUTE, REDUCE_SCATTER, Alloc, Collective, Free, Instruction, Launch, Program
+from zsim.validation.sequences import files
 
 # Models that oracles name.
 SHAPES: dict[str, dict[str, Any]] = {
@@ -37,12 +42,9 @@ CHECKPOINTING = {"none": "none", "full": "full", "op": "selective"}
 IMPLEMENTATIONS = {"hf": "hf", "titan": "torchtitan"}
 
 MOMENTS = ("start", "after_forward", "peak_forward", "after_backward", "peak")
-EXACT = (
-    "Sharded Param", "Unsharded Param", "Buffer", "Sharded Grad", "Unsharded Grad", "All Gather", "Reduce Scatter",
-    "OptState",
-)  # fmt: skip
 NEAR = ("Activation", "Temp")
 NEAR_TOLERANCE = 0.01
+MIB = 1 << 20
 SMALLEST_BLOCK = 512  # bytes of the caching allocator; scalars like the loss are not told apart
 
 
@@ -57,12 +59,12 @@ class Tracker:
     def __init__(self) -> None:
         self._held: dict[str, tuple[str, int]] = {}
         self._live: Counter[str] = Counter()
-        self._temporary = ("Activation", 0)
+        self.temporary = ("Activation", 0)
         self._phase = "forward"
 
     def snapshot(self) -> dict[str, int]:
         found = Counter(self._live)
-        found[self._temporary[0]] += self._temporary[1]
+        found[self.temporary[0]] += self.temporary[1]
         return {label: nbytes for label, nbytes in found.items() if nbytes}
 
     def play(self, instructions: Sequence[Instruction]) -> Iterator[tuple[str, dict[str, int]]]:
@@ -88,10 +90,13 @@ class Tracker:
                     self._relabel(f"reduce-scatter input:{op.module}", "Reduce Scatter")
                 if op.lane == COMPUTE:
                     label = "Activation" if op.phase == "forward" else "Temp"
-                    self._temporary = (label, op.temp_peak)
+                    self.temporary = (label, op.temp_peak)
                     yield op.phase, self.snapshot()
-                    self._temporary = (label, op.temp_live)
+                    self.temporary = (label, op.temp_live)
                 yield op.phase, self.snapshot()
+
+    def held_by(self, kinds: Sequence[str]) -> int:
+        return sum(nbytes for key, (_, nbytes) in self._held.items() if key.split(":")[0] in kinds)
 
     def _label(self, key: str) -> str:
         kind = key.split(":")[0]
@@ -129,9 +134,20 @@ def moments(program: Program) -> dict[str, dict[str, int]]:
     raise AssertionError("a step without an optimizer")
 
 
-def step_peak(program: Program) -> int:
-    """Bytes of parameters, gradients, states and temporaries at the optimizer's worst moment."""
-    raise NotImplementedError
+def step_bytes(program: Program) -> int:
+    """What the optimizer touches at its worst: parameters, gradients, states (no step counters), its temporaries."""
+    tracker = Tracker()
+    for instructions in (program.init, program.steps[0]):
+        for _ in tracker.play(instructions):
+            pass
+    loss = peak = 0
+    for phase, _ in tracker.play(program.steps[1]):
+        if phase == "after backward":
+            loss = tracker.temporary[1]  # the caller still holds it
+        elif phase == "optimizer":
+            kinds = ("shard", "sharded grad", "optimizer_states")
+            peak = max(peak, tracker.held_by(kinds) + tracker.temporary[1] - loss)
+    return peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +165,10 @@ class Line:
 
     @property
     def exact(self) -> bool:
-        return self.category in EXACT
+        return self.category not in NEAR
+
+    def __str__(self) -> str:
+        return f"{self.moment}, {self.category}: predicted {self.predicted:,}, recorded {self.recorded:,} ({self.error:+.2%})"
 
     @property
     def matches(self) -> bool:
@@ -182,10 +201,79 @@ def predict(oracle: Mapping[str, Any]) -> Program:
     return lower(model, trace(model, workload), plan, workload, steps=2)
 
 
-def compare(oracle: Mapping[str, Any]) -> list[Line]:
-    predicted = moments(predict(oracle))
-    return [
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one oracle."""
+
+    path: Path
+    name: str
+    lines: tuple[Line, ...] = ()
+    refused: str | None = None
+
+    @property
+    def matches(self) -> bool:
+        return self.refused is None and not self.differing
+
+    @property
+    def differing(self) -> list[Line]:
+        return [line for line in self.lines if not line.matches]
+
+    @property
+    def summary(self) -> str:
+        exact = [line for line in self.lines if line.exact]
+        worst = max((abs(line.error) for line in self.lines if not line.exact and line.recorded > MIB), default=0.0)
+        equal = sum(line.predicted == line.recorded for line in exact)
+        return f"{equal} of {len(exact)} exact categories equal, activations and temporaries within {worst:.2%}"
+
+    def to_dict(self) -> dict[str, object]:
+        found: dict[str, object] = {"file": str(self.path), "name": self.name, "match": self.matches}
+        if self.refused:
+            return found | {"not_modeled": self.refused}
+        lines = [
+            {
+                "moment": line.moment, "category": line.category, "predicted": line.predicted,
+                "recorded": line.recorded, "error": line.error, "match": line.matches,
+            }
+            for line in self.lines
+        ]  # fmt: skip
+        return found | {"lines": lines}
+
+
+def compare(path: Path) -> Outcome:
+    oracle = read(path)
+    name = oracle["config"].get("name", path.stem)
+    try:
+        program = predict(oracle)
+    except NotModeled as error:
+        return Outcome(path, name, refused=str(error))
+    predicted = moments(program)
+    lines = [
         Line(moment, category, predicted[moment].get(category, 0), oracle[moment].get(category, 0))
         for moment in MOMENTS
         for category in sorted({*predicted[moment], *oracle[moment]} - {"Total", "Inputs"})
     ]
+    if "step_peak_formula_bytes" in oracle:
+        lines.append(Line("step", "Optimizer", step_bytes(program), oracle["step_peak_formula_bytes"]))
+    return Outcome(path, name, tuple(lines))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Raises InputError where the file is not a memory oracle."""
+    try:
+        opener = gzip.open if path.suffix == ".gz" else open
+        with opener(path, "rt", encoding="utf-8") as file:
+            oracle = json.load(file)
+    except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"cannot be read ({error})", file=path) from None
+    if not isinstance(oracle, dict):
+        raise InputError("not a JSON object", file=path)
+    for field in ("config", *MOMENTS):
+        if not isinstance(oracle.get(field), dict):
+            raise InputError("missing", file=path, field=field)
+    return oracle
+
+
+def validate(paths: Sequence[Path]) -> list[Outcome]:
+    """Raises InputError on a file that is not a memory oracle."""
+    found = files(paths, ("*.json", "*.json.gz"))
+    return [compare(path) for path in found if path.name.split(".")[0] != "summary"]
