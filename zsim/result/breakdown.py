@@ -28,7 +28,7 @@ def cause(segment: Segment) -> tuple[str, str]:
     if isinstance(op.work, CpuWork):
         return "cpu optimizer", f"cpu_optimizer/{op.phase}"
     if isinstance(op.work, Compute):
-        return "compute", f"kernels on the {op.lane} stream/{op.phase}"
+        return "compute", f"kernels of {op.lane}/{op.phase}"
     return HOST_CAUSE, HOST_CAUSE
 
 

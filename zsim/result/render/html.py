@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from zsim.engine.timeline import MemoryEvent
+from zsim.engine.timeline import OpRecord
 from zsim.program.ops import COMPUTE, HOST, LANES
 from zsim.result.breakdown import cause, waiting_segments
 from zsim.result.critical_path import RankView
+from zsim.result.curve import points
 from zsim.result.render import terminal
 from zsim.result.render.drawing import drawing
 from zsim.result.render.style import CATEGORY_COLORS, CATEGORY_LABELS, CAUSE_COLORS, PHASE_COLORS, cause_label
@@ -70,28 +70,26 @@ def _data(result: Result, others: Sequence[Result]) -> dict[str, Any]:
 
 
 def _memory(result: Result, view: RankView) -> dict[str, Any]:
-    """Bytes by category after every event of the steady step, in GiB, and the op that the host was issuing."""
-    held = dict.fromkeys(CATEGORY_COLORS, 0) | {"framework": result.gpu.framework_bytes}
-    rows: list[tuple[MemoryEvent, list[int]]] = []
-    for event in view.ledgers["gpu"]:
-        held[event.category] += event.nbytes
-        if event.step == view.steady.step:
-            rows.append((event, list(held.values())))
+    """Bytes by category over the steady step, in GiB, and the kernel that runs."""
+    curve = list(points(view, CATEGORY_COLORS))
     texts: dict[str, int] = {}
-    at = [texts.setdefault(_where(view, event), len(texts)) for event, _ in rows]
-    columns = {name: [row[index] for _, row in rows] for index, name in enumerate(held)}
+    at = [texts.setdefault(_title(point.kernel), len(texts)) for point in curve]
+    columns = {name: [point.held[name] for point in curve] for name in CATEGORY_COLORS}
+    columns["framework"] = [result.gpu.framework_bytes] * len(curve)
     return {
-        "t": [round(event.time_s - view.steady.start_s, 7) for event, _ in rows],
+        "t": [round(point.time_s, 7) for point in curve],
         "categories": {name: [round(n / GIB, 4) for n in column] for name, column in columns.items() if any(column)},
-        "total": [round(sum(row) / GIB, 4) for _, row in rows],
+        "total": [round(sum(row) / GIB, 4) for row in zip(*columns.values(), strict=True)],
         "at": at,
         "texts": list(texts),
     }
 
 
-def _where(view: RankView, event: MemoryEvent) -> str:
-    record = view.by_op.get((event.step, event.op)) if event.op is not None else None
-    return f"{record.op.phase} {record.op.module or record.op.label}" if record else "the start of the step"
+def _title(kernel: OpRecord | None) -> str:
+    if kernel is None:
+        return "between steps"
+    op = kernel.op
+    return f"{op.phase}, {op.module + ': ' if op.module else ''}{op.label}"
 
 
 def _lanes(view: RankView) -> dict[str, Any]:
@@ -137,18 +135,18 @@ def _blocker(view: RankView, blocker: int | str) -> str:
 
 
 def _ops(view: RankView) -> list[dict[str, Any]]:
-    """The ops of the steady step, equal ones summed up, the longest first."""
-    sums: dict[tuple[str, ...], dict[str, float]] = defaultdict(
-        lambda: {"count": 0, "seconds": 0.0, "flops": 0.0, "bytes": 0.0}
-    )
+    """The ops of the steady step, those of equal blocks summed up, the longest first."""
+    sums: dict[tuple[str, ...], dict[str, float]] = {}
     for record in view.records:
         if record.step != view.steady.step:
             continue
         op = record.op
-        total = sums[op.label, op.phase, op.lane, kind(record)]
+        key = re.sub(r"\b\d+\b", "*", op.module), op.label, op.phase, op.lane, kind(record)
+        total = sums.setdefault(key, {"count": 0, "seconds": 0.0, "flops": 0.0, "bytes": 0.0})
         total["count"] += 1
         total["seconds"] += record.end_s - record.start_s
         total["flops"] += sum(kernel.flops for kernel in getattr(op.work, "kernels", ()))
         total["bytes"] += moved_bytes(record)
-    rows = [dict(zip(("label", "phase", "lane", "kind"), key, strict=True)) | total for key, total in sums.items()]
+    names = ("module", "label", "phase", "lane", "kind")
+    rows = [dict(zip(names, key, strict=True)) | total for key, total in sums.items()]
     return sorted(rows, key=lambda row: -float(row["seconds"]))

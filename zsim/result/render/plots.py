@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zsim.engine.timeline import OpRecord
-from zsim.program.ops import GPU_CATEGORIES, HOST, LANES
+from zsim.program.ops import HOST, LANES
 from zsim.result.critical_path import RankView
-from zsim.result.render.style import CATEGORY_COLORS, PHASE_COLORS
+from zsim.result.curve import points
+from zsim.result.render.style import CATEGORY_COLORS, CATEGORY_LABELS, CAUSE_COLORS, PHASE_COLORS
 from zsim.result.spec import Result
 
 if TYPE_CHECKING:
@@ -45,43 +46,46 @@ def memory_and_lanes(result: Result) -> Figure:
 
 
 def _memory(axes: Axes, result: Result, view: RankView) -> None:
-    times, held = curve(view)
-    names = [name for name in GPU_CATEGORIES if name in held and held[name].any()]
-    base = np.full(len(times), result.gpu.framework_bytes / GIB)
-    axes.fill_between(times, 0, base, step="post", color=CATEGORY_COLORS["framework"], label="framework", lw=0)
-    for name in names:
-        above = base + held[name] / GIB
-        axes.fill_between(
-            times, base, above, step="post", color=CATEGORY_COLORS[name], label=name.replace("_", " "), lw=0
-        )
-        base = above
+    curve = list(points(view, CATEGORY_COLORS))
+    times = [point.time_s for point in curve]
+    base = np.zeros(len(curve))
+    for name, color in CATEGORY_COLORS.items():
+        held = np.array([point.held[name] for point in curve], dtype=float)
+        if name == "framework":
+            held[:] = result.gpu.framework_bytes
+        if held.any():
+            above = base + held / GIB
+            label = CATEGORY_LABELS[name]
+            axes.fill_between(times, base, above, step="post", color=color, label=label, lw=0, rasterized=True)
+            base = above
+    top = int(base.argmax()) if len(base) else 0
     axes.axhline(result.gpu.capacity_bytes / GIB, color="red", lw=1.5, label="capacity")
+    if len(base):
+        title = curve[top].kernel.op.label if curve[top].kernel else ""  # type: ignore[union-attr]
+        axes.annotate(
+            f"{base[top]:.1f} GiB: {title}", (times[top], base[top]), xytext=(0, 8), textcoords="offset points",
+            ha="center", fontsize="small", arrowprops={"arrowstyle": "-", "lw": 0.8},
+        )  # fmt: skip
+    axes.set_ylim(0, 1.12 * max(result.gpu.capacity_bytes / GIB, base.max(initial=0)))
     axes.set_ylabel("GiB per GPU")
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small", frameon=False)
-
-
-def curve(view: RankView) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Bytes by category over the steady step, on the host's clock in seconds from its start."""
-    span = view.steady
-    events = view.ledgers["gpu"]
-    held = dict.fromkeys((event.category for event in events), 0)
-    times: list[float] = []
-    rows: list[dict[str, int]] = []
-    for event in events:
-        held[event.category] += event.nbytes
-        if event.step == span.step:
-            times.append(event.time_s - span.start_s)
-            rows.append(dict(held))
-    return np.array(times), {name: np.array([row[name] for row in rows], dtype=float) for name in held}
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(
+        handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small", frameon=False
+    )
 
 
 def _lanes(axes: Axes, view: RankView) -> None:
-    lanes = [lane for lane in (HOST, *LANES) if lane in view.lanes]
-    for row, lane in enumerate(lanes):
+    """One row per lane, coloured by phase; the host's row shows when it is blocked."""
+    origin = view.steady.start_s
+    lanes = [HOST, *(lane for lane in LANES if view.on(lane))]
+    blocked = [(wait.start_s - origin, wait.end_s - wait.start_s) for wait in view.host_waits()]
+    axes.broken_barh(blocked, (-0.4, 0.8), facecolors=CAUSE_COLORS["host"])
+    for row, lane in enumerate(lanes[1:], start=1):
         records = view.on(lane)
-        spans = [(r.start_s - view.steady.start_s, r.end_s - r.start_s) for r in records]
-        axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=[_color(r) for r in records])
+        spans = [(r.start_s - origin, r.end_s - r.start_s) for r in records]
+        axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=[_color(r) for r in records], rasterized=True)
     axes.set_yticks(range(len(lanes)), [lane.replace("_", " ") for lane in lanes])
+    axes.set_xlim(0, view.steady.end_s - origin)
     axes.invert_yaxis()
     axes.set_xlabel("seconds from the start of the step")
     axes.legend(handles=_phase_handles(), loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small", frameon=False)
@@ -94,4 +98,5 @@ def _color(record: OpRecord) -> str:
 def _phase_handles() -> list[Any]:
     from matplotlib.patches import Patch
 
-    return [Patch(color=color, label=phase) for phase, color in PHASE_COLORS.items() if phase != "init"]
+    handles = [Patch(color=color, label=phase) for phase, color in PHASE_COLORS.items() if phase != "init"]
+    return [*handles, Patch(color=CAUSE_COLORS["host"], label="host blocked")]

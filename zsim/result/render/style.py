@@ -13,6 +13,7 @@ CATEGORY_COLORS = {
     "activations": "#CC79A7",
     "logits": "#D55E00",
     "workspace": "#8C8C8C",
+    "delayed_frees": "#C9C9C9",
 }
 PHASE_COLORS = {
     "forward": "#0072B2",
@@ -33,6 +34,7 @@ CATEGORY_LABELS = {
     "reduce_buffers": "reduce buffers",
     "logits": "logits and loss",
     "workspace": "workspace",
+    "delayed_frees": "freed, not reusable yet",
     "framework": "CUDA context, NCCL",
     "buffers": "buffers",
 }

@@ -126,7 +126,7 @@ def _time(result: Result, width: int, blocks: bool) -> Iterator[str]:
 
     def row(label: str, seconds: float) -> str:
         share = seconds / time.step_s if time.step_s else 0.0
-        return f"{label:<31}{_seconds(seconds):>9}{share:>7.1%}  {bar(share, width - 49, blocks)}".rstrip()
+        return f"{label:<37}{_seconds(seconds):>9}{share:>7.1%}  {bar(share, width - 55, blocks)}".rstrip()
 
     def parts(seconds: Mapping[str, float]) -> Iterator[str]:
         for name, value in seconds.items():

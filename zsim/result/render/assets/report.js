@@ -74,7 +74,25 @@ function chart(id, build) {
   };
   charts.push(draw);
   draw();
+  legend(box);
   if (box.tabIndex === 0) box.addEventListener("keydown", (event) => keyboard(box, event));
+}
+// A legend of buttons: it wraps on a phone and works from the keyboard.
+function legend(box) {
+  const list = element("div", null, { class: "legend", role: "group", "aria-label": "Legend" });
+  box.data.forEach((trace, index) => {
+    if (!trace.name || trace.showlegend === false) return;
+    const button = element("button", null, { type: "button", "aria-pressed": "true" });
+    const color = trace.fillcolor || (trace.marker && trace.marker.color) || (trace.line && trace.line.color);
+    button.append(element("span", null, { class: "swatch", style: `background:${color}` }), trace.name);
+    button.addEventListener("click", () => {
+      const shown = button.getAttribute("aria-pressed") === "true";
+      button.setAttribute("aria-pressed", String(!shown));
+      Plotly.restyle(box, { visible: !shown }, [index]);
+    });
+    list.append(button);
+  });
+  if (list.children.length > 1) box.after(list);
 }
 function merge(a, b) {
   const out = { ...a };
@@ -88,7 +106,7 @@ function base() {
   const axis = { gridcolor: css("--grid"), zerolinecolor: css("--line"), automargin: true };
   return { paper_bgcolor: css("--bg"), plot_bgcolor: css("--bg"), font: { color: css("--fg"), family: "inherit" },
     margin: { l: 60, r: 20, t: 20, b: 45 }, xaxis: { ...axis }, yaxis: { ...axis }, dragmode: "zoom",
-    legend: { orientation: "h", y: -0.18 }, hoverlabel: { align: "left", namelength: -1 } };
+    showlegend: false, hoverlabel: { align: "left", namelength: -1 } };
 }
 function keyboard(box, event) {
   const [left, right] = box.layout.xaxis.range, width = right - left, middle = (left + right) / 2;
@@ -139,10 +157,10 @@ function memory() {
     }));
     traces.push({ x: held.t, y: held.total, name: "total", type: "scatter", mode: "lines",
       line: { width: 1, shape: "hv", color: css("--fg") }, text: held.at.map((index) => held.texts[index]),
-      hovertemplate: "%{y:.2f} GiB, issuing %{text}" });
+      hovertemplate: "%{y:.2f} GiB at %{text}" });
     const capacity = gpu.capacity_bytes / GIB;
     return { traces, layout: { hovermode: "x unified", yaxis: { title: { text: "GiB" }, rangemode: "tozero" },
-      xaxis: { title: { text: "seconds of the step, on the host's clock" } },
+      xaxis: { ticksuffix: " s" },
       shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: capacity, y1: capacity, line: { color: css("--bad"), width: 2, dash: "dash" } }],
       annotations: [{ xref: "paper", x: 1, y: capacity, text: `capacity ${capacity.toFixed(1)} GiB`, showarrow: false,
         xanchor: "right", yanchor: "bottom", font: { color: css("--bad") } }] } };
@@ -165,14 +183,15 @@ function parts(of) {
   for (const [name, value] of Object.entries(of.exposed_by)) all.push([`exposed ${cause(name)}`, value, data.causes.communication]);
   all.push(["waiting for the host", of.host_s, data.causes.host]);
   for (const [name, value] of Object.entries(of.idle_by)) all.push([`waiting for ${cause(name)}`, value, data.causes.other]);
-  return all.filter(([, value]) => value > 0);
+  const small = all.filter(([, value]) => value < 0.004 * of.step_s), rest = small.reduce((sum, [, value]) => sum + value, 0);
+  return [...all.filter((part) => !small.includes(part)), ["the rest", rest, css("--soft")]].filter(([, value]) => value > 0);
 }
 
 function step() {
   chart("split", () => ({
     traces: parts(time).map(([name, value, color]) => ({ type: "bar", orientation: "h", y: ["step"], x: [value], name,
       marker: { color, line: { width: 1, color: css("--bg") } }, hovertemplate: `${name}: ${seconds(value)}, ${percent(value / time.step_s)}<extra></extra>` })),
-    layout: { barmode: "stack", margin: { t: 5, b: 30 }, yaxis: { visible: false }, xaxis: { title: { text: "seconds" } }, legend: { y: -0.5 } },
+    layout: { barmode: "stack", margin: { t: 5, b: 30 }, yaxis: { visible: false }, xaxis: { ticksuffix: " s" } },
   }));
   $("step-words").textContent = `${seconds(time.step_s)} per step: compute ${percent(time.compute_s / time.step_s)}, exposed communication ` +
     `${percent(time.exposed_comm_s / time.step_s)}, host ${percent(time.host_s / time.step_s)}, other idle ${percent(time.idle_s / time.step_s)}. ` +
@@ -187,7 +206,7 @@ function step() {
     const traces = [...groups].map(([name, bars]) => ({ type: "bar", orientation: "h", name: words(name), y: bars.y, x: bars.x,
       base: bars.base, customdata: bars.text, marker: { color: data.phases[name] || data.causes[name], line: { width: 0 } },
       hovertemplate: "%{customdata}<br>from %{base:.6f} s<extra></extra>" }));
-    return { traces, layout: { barmode: "overlay", bargap: 0.25, hovermode: "closest", xaxis: { title: { text: "seconds of the step" } },
+    return { traces, layout: { barmode: "overlay", bargap: 0.25, hovermode: "closest", xaxis: { ticksuffix: " s" },
       yaxis: { type: "category", categoryorder: "array", categoryarray: [...data.lanes.names].reverse(), fixedrange: true } } };
   });
 }
@@ -208,7 +227,7 @@ function links() {
         text: line.map(() => label), hovertemplate: "%{text}<extra></extra>", showlegend: false };
     });
     traces.push({ type: "scatter", mode: "markers+text", x: shape.nodes.map((n) => n.x), y: shape.nodes.map((n) => n.y),
-      text: shape.nodes.map((n) => n.name), textposition: "top center", hoverinfo: "text", showlegend: false,
+      text: shape.nodes.map((n) => n.name), textposition: shape.nodes.map((n) => (n.y <= 0 ? "bottom center" : "top center")), hoverinfo: "text", showlegend: false,
       marker: { size: 14, symbol: "square", color: css("--card"), line: { color: css("--fg"), width: 1.5 } } });
     const hidden = { visible: false, showgrid: false, zeroline: false };
     return { traces, layout: { hovermode: "closest", xaxis: hidden, yaxis: hidden, margin: { l: 10, r: 10, t: 30, b: 10 } } };
@@ -220,7 +239,7 @@ function links() {
 }
 
 function ops() {
-  const fill = table($("ops-table"), [["Op", (r) => r.label], ["Phase", (r) => r.phase], ["Lane", (r) => words(r.lane)], ["Kind", (r) => words(r.kind)],
+  const fill = table($("ops-table"), [["Module", (r) => r.module], ["Op", (r) => r.label], ["Phase", (r) => r.phase], ["Lane", (r) => words(r.lane)], ["Kind", (r) => words(r.kind)],
     ["Calls", (r) => whole(r.count), (r) => r.count], ["Time", (r) => seconds(r.seconds), (r) => r.seconds],
     ["Of the step", (r) => percent(r.seconds / time.step_s), (r) => r.seconds],
     ["TFLOP", (r) => (r.flops / 1e12).toFixed(2), (r) => r.flops], ["GB", (r) => (r.bytes / 1e9).toFixed(2), (r) => r.bytes]], data.ops);
