@@ -89,20 +89,25 @@ def _deepspeed(recipe: Recipe) -> None:
                 raise document.error(("deepspeed_config", name), why)
         path = beside(document.file, str(file))
         if path.is_file():
-            reading.include(read_deepspeed(path))
+            reading.include(read_deepspeed(path, zero_init=_zero_init(document, section, default=None)))
         else:
             reading.lacks("deepspeed_config", f"(names {file}, which is not there)")
     else:
-        reading.include(read_document(_as_deepspeed(document, section)))
-    stage = reading.fields.get(("zero", "stage"))
-    init = as_flag(section.get("zero3_init_flag", stage == 3), lambda text: document.error(("deepspeed_config",), text))
-    if stage == 3:
-        reading.set(("zero", "zero_init"), init, ("deepspeed_config", "zero3_init_flag"))
+        init = _zero_init(document, section, default=section.get("zero_stage") == 3)
+        reading.include(read_document(_as_deepspeed(document, section), zero_init=init))
     if section.get("deepspeed_moe_layer_cls_names"):
         raise document.error(
             ("deepspeed_config", "deepspeed_moe_layer_cls_names"), "leaf modules by class", kind=NotModeled
         )
     _refuse_parallelism(recipe)
+
+
+def _zero_init(document: Document, section: dict[str, Any], default: bool | None) -> bool | None:
+    value = section.get("zero3_init_flag")
+    if value is None:
+        return default
+    path = ("deepspeed_config", "zero3_init_flag")
+    return as_flag(value, lambda text: document.error(path, text, "true or false"))
 
 
 def _as_deepspeed(document: Document, section: dict[str, Any]) -> Document:

@@ -95,8 +95,6 @@ def _shard(recipe: Recipe) -> None:
     if recipe.deepspeed("deepspeed"):
         if options or config:
             raise recipe.error(("fsdp_config",), "deepspeed and fsdp cannot both be used", "one of them")
-        if reading.fields.get(("zero", "stage")) == 3:
-            recipe.set("zero.zero_init", True, "deepspeed")
     elif options or config or version:
         legacy = legacy_options(recipe, options)
         if version:

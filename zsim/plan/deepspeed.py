@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotModeled
-from zsim.plan.deepspeed_keys import ALIASES, LISTED, NONE, REFUSED, REMOVED, SECTIONS, STRICT, TOP, USED, Key
+from zsim.plan.deepspeed_keys import ALIASES, LISTED, NONE, REFUSED, REMOVED, SECTIONS, STRICT, USED, Key
 from zsim.plan.document import Document, Path_, dotted, nearest, read_text
 from zsim.plan.hjson import parse_hjson
 from zsim.plan.reading import Reading
+from zsim.plan.values import KINDS, coerce, leaves, refuse_unfilled, shown
 
 VERSION = "0.19.8"
 AUTO = "auto"
@@ -30,15 +31,24 @@ _OPTIMIZERS = {"adam": "adam", "adamw": "adamw", "lion": "lion", "muon": "muon",
 _ONE_BIT = {"onebitadam", "onebitlamb", "zerooneadam"}
 
 
-def read_deepspeed(path: Path, version: str = VERSION) -> Reading:
+def read_deepspeed(path: Path, version: str = VERSION, zero_init: bool | None = None) -> Reading:
     """Read a DeepSpeed configuration. Raises InputError where DeepSpeed refuses it, NotModeled where zsim does."""
-    return read_document(parse_hjson(read_text(path, "DeepSpeed configuration"), path), version)
+    return read_document(parse_hjson(read_text(path, "DeepSpeed configuration"), path), version, zero_init)
 
 
-def read_document(document: Document, version: str = VERSION) -> Reading:
-    """The same for an already parsed file; `document.data` holds DeepSpeed's keys."""
+def read_document(document: Document, version: str = VERSION, zero_init: bool | None = None) -> Reading:
+    """The same for an already parsed file; `document.data` holds DeepSpeed's keys.
+
+    `zero_init`: whether the tool around DeepSpeed builds a stage 3 model under zero.Init; None where it is not known.
+    """
     reading = Reading("DeepSpeed configuration", document)
     _Reader(reading, parse_version(version)).read()
+    if reading.fields["zero", "stage"] == 3:
+        if zero_init is None and AUTO in leaves(document.data):
+            zero_init = True
+            reading.notes.append("auto is the Trainer's to resolve, which builds a stage 3 model under zero.Init")
+        if zero_init is not None:
+            reading.fields["zero", "zero_init"] = zero_init
     return reading
 
 
@@ -61,7 +71,6 @@ class _Reader:
     def read(self) -> None:
         self.walk("", (), self.document.data)
         self.zero()
-        self.zero_init()
         self.precision()
         self.optimizer()
         self.batch()
@@ -124,25 +133,13 @@ class _Reader:
         if value is None or value == AUTO:
             return value
         if isinstance(value, str) and key.kind is not str:
-            self.refuse_unfilled(path, value)
+            refuse_unfilled(self.document, path, value)
         if isinstance(value, list) and key.kind is not list:
-            raise self.error(path, f"{value} is a list of values to tune; one is needed", accepted=_KINDS[key.kind])
+            raise self.error(path, f"{value} is a list of values to tune; one is needed", accepted=KINDS[key.kind])
         try:
             return coerce(value, key.kind)
         except ValueError:
-            raise self.error(path, f"{shown(value)} is not {_KINDS[key.kind]}", accepted=_KINDS[key.kind]) from None
-
-    def refuse_unfilled(self, path: Path_, value: str) -> None:
-        text = value.strip().rstrip(",").strip()
-        if text.startswith("$") or "${" in text:
-            raise self.error(path, f"{text} is a shell variable that was not filled in", accepted="its value")
-        if text in ("True", "False", "None"):
-            right = {"True": "true", "False": "false", "None": "null"}[text]
-            raise self.error(path, f"{text} is Python; JSON writes {right}", accepted=right)
-        if re.fullmatch(r"[\d.eE+_ ]+([*/+-]+[\d.eE+_ ]+)+", text):
-            raise self.error(path, f"{text} is a calculation, which JSON has not", accepted="its result")
-        if re.fullmatch(r"[A-Z][A-Z0-9_]{2,}", text) or text in ("...", "…") or re.fullmatch(r"[<{].*[>}]", text):
-            raise self.error(path, f"{text} is a placeholder that was not filled in", accepted="its value")
+            raise self.error(path, f"{shown(value)} is not {KINDS[key.kind]}", accepted=KINDS[key.kind]) from None
 
     def removed(self, path: Path_, full: str, value: Any) -> None:
         if self.version >= (0, 19):
@@ -219,12 +216,6 @@ class _Reader:
             self.set(("zero", name), value, full)
         for side in ("offload_optimizer", "offload_param"):
             self.offload(side, stage)
-
-    def zero_init(self) -> None:
-        """Only the Trainer and accelerate resolve "auto", and in stage 3 they build the model under zero.Init."""
-        if self.reading.fields["zero", "stage"] == 3 and AUTO in _leaves(self.document.data):
-            self.reading.fields["zero", "zero_init"] = True
-            self.reading.notes.append("auto is resolved by the Trainer, which builds a stage 3 model under zero.Init")
 
     def auto_zero(self, name: str, stage: int) -> None:
         full = f"zero_optimization.{name}"
@@ -359,35 +350,3 @@ class _Reader:
             self.reading.not_modeled.append(
                 "zero_force_ds_cpu_optimizer: false lets torch's optimizer step on the CPU; timed as DeepSpeedCPUAdam"
             )
-
-
-_KINDS = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    list: "a list",
-    dict: "a section",
-}
-
-
-def coerce(value: Any, kind: type) -> Any:
-    """`value` as pydantic's lax mode takes it for `kind`: 5e8 and "500000000" are ints. Raises ValueError."""
-    from pydantic import TypeAdapter, ValidationError
-
-    if kind is int and isinstance(value, bool):
-        raise ValueError
-    try:
-        return TypeAdapter(kind).validate_python(value)
-    except ValidationError:
-        raise ValueError from None
-
-
-def shown(value: Any) -> str:
-    """A value as JSON would show it."""
-    import json
-
-    return json.dumps(value)
-
-
-__all__ = ["AUTO", "AUTO_FROM_HIDDEN_SIZE", "TOP", "coerce", "parse_version", "read_deepspeed", "read_document"]

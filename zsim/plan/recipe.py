@@ -85,7 +85,10 @@ class Recipe:
         self.set("precision", name if bf16 or fp16 else "fp32", name)
 
     def deepspeed(self, name: str) -> bool:
-        """Read the DeepSpeed configuration that the recipe names, next to it or in place. False: it names none."""
+        """Read the DeepSpeed configuration that the recipe names, next to it or in place. False: it names none.
+
+        The Trainer's from_pretrained builds a stage 3 model under zero.Init.
+        """
         from zsim.plan.deepspeed import read_deepspeed, read_document
         from zsim.plan.document import Document
 
@@ -95,11 +98,11 @@ class Recipe:
         self.set("framework.name", "deepspeed", name)
         if isinstance(value, dict):
             places = {path[1:]: place for path, place in self.document.places.items() if path[:1] == (name,)}
-            self.reading.include(read_document(Document(self.document.file, value, places)))
+            self.reading.include(read_document(Document(self.document.file, value, places), zero_init=True))
             return True
         path = beside(self.document.file, str(value))
         if path.is_file():
-            self.reading.include(read_deepspeed(path))
+            self.reading.include(read_deepspeed(path, zero_init=True))
         else:
             self.reading.lacks("deepspeed_config", f"(names {value}, which is not there)")
         return True

@@ -74,8 +74,6 @@ def shard(recipe: Recipe) -> None:
     if recipe.deepspeed("deepspeed"):
         if options:
             raise recipe.error(("fsdp",), "deepspeed and fsdp cannot both be used", "one of them")
-        if reading.fields.get(("zero", "stage")) == 3:
-            recipe.set("zero.zero_init", True, "deepspeed")  # from_pretrained runs under zero.Init in stage 3
         return
     if not options and not config:
         recipe.set("framework.name", "ddp", "framework")
