@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("zsim.cli.run", "Simulate a scenario: does it fit, how fast is it, what holds it back? (the default)"),
     "compare": ("zsim.cli.compare", "Several scenarios, or one under several ZeRO stages, side by side."),
     "explain": ("zsim.cli.explain", "The critical path of a step, where every second goes, and what would help."),
+    "program": ("zsim.cli.program", "What one rank's host issues, in order: phase, layer, lane, op, size, waits."),
     "memory": ("zsim.cli.memory", "The textbook's bytes per GPU for DDP, ZeRO-1, 2, 3 and CPU offload."),
     "validate": ("zsim.cli.validate", "Predictions against published, measured and recorded runs."),
     "read": ("zsim.cli.read", "What a file is (DeepSpeed, accelerate, model, topology ...) and what it says."),
