@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 from zsim.cost.price import kernel_seconds
-from zsim.cost.profile import Profile, load_profile
+from zsim.cost.profile import Profile
 from zsim.errors import InputError
 from zsim.model.kernels import Kernel
 from zsim.program.lower import lower
@@ -69,9 +69,10 @@ def cases(rows: Sequence[Row]) -> list[Case]:
         if row.step_s is None:
             continue
         kernels: Counter[Kernel] = Counter()
-        for instruction in program.steps[-1]:
-            if isinstance(instruction, Launch) and isinstance(instruction.op.work, Compute) and instruction.op.lane == COMPUTE:
-                kernels.update(instruction.op.work.kernels)
+        ops = [instruction.op for instruction in program.steps[-1] if isinstance(instruction, Launch)]
+        for op in ops:
+            if op.lane == COMPUTE and isinstance(op.work, Compute):
+                kernels.update(op.work.kernels)
         found.append(Case(row, setup, kernels, row.step_s))
     return found
 
@@ -127,5 +128,5 @@ def _write(value: Any, path: Sequence[str], new: float) -> Any:
         return new
     if isinstance(value, Mapping):
         return {**value, path[0]: _write(value[path[0]], path[1:], new)}
-    assert is_dataclass(value) and path[0] in {field.name for field in fields(value)}
+    assert is_dataclass(value)
     return replace(value, **{path[0]: _write(getattr(value, path[0]), path[1:], new)})  # type: ignore[type-var]

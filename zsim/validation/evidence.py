@@ -20,7 +20,11 @@ from zlib import crc32
 from zsim.cluster.load import cluster_from
 from zsim.cluster.spec import Cluster
 from zsim.errors import InputError, NotModeled
+from zsim.model import families
+from zsim.model.architecture import Architecture
+from zsim.model.layers import Net
 from zsim.model.spec import ModelSpec, Module, Workload
+from zsim.model.trace import parameters
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 from zsim.scenario import Setup
 
@@ -144,7 +148,11 @@ def setup_of(row: Row) -> Setup:
     model = _model(row)
     plan = _plan(row, cluster)
     tree = _tree(row, model, workload)
-    return Setup(row.id, model, tree, workload, plan, cluster, None, tuple(assumed))
+    return Setup(row.id, model, tree, workload, plan, cluster, _stack(row), tuple(assumed))
+
+
+def _stack(row: Row) -> str:
+    return "composer-2023" if row["framework"].startswith("llm-foundry") else "default"
 
 
 def _refuse_unmodeled(row: Row) -> None:
@@ -210,8 +218,7 @@ def _workload(row: Row, assumed: list[str]) -> Workload:
         dtype="float16" if row["precision"].startswith("fp16") else "bfloat16",
         attention="flash",
         checkpointing=checkpointing,
-        implementation="torchtitan" if titan else "hf",
-        loss="fused" if foundry else "hf",
+        implementation="torchtitan" if titan else "llm-foundry" if foundry else "hf",
         compile=row.get("compile") == "yes",
     )
 
@@ -261,14 +268,15 @@ def _model(row: Row) -> ModelSpec:
     name = row["model"].lower()
     if name.startswith(("mixtral", "gpt_bigcode", "roberta")):
         raise NotModeled(f"model {row['model']}", row.file, row.line, "model")
-    if name.startswith("mpt"):
+    if row["framework"].startswith("llm-foundry"):
+        return _mpt(
+            row["model"],
+            Architecture(
+                "mpt", width, layers, heads, heads, width // heads, ffn, vocab, row.count("seq_len"), True, "gelu"
+            ),
+        )
+    if name.startswith("gpt2"):
         config: dict[str, Any] = {
-            "model_type": "mpt", "d_model": width, "n_layers": layers, "n_heads": heads, "vocab_size": vocab,
-            "expansion_ratio": ffn // width, "max_seq_len": row.count("seq_len"), "no_bias": True,
-            "attn_config": {"alibi": False},
-        }  # fmt: skip
-    elif name.startswith("gpt2"):
-        config = {
             "model_type": "gpt2", "n_embd": width, "n_layer": layers, "n_head": heads, "vocab_size": vocab,
             "n_positions": row.count("seq_len"), "n_inner": ffn,
         }  # fmt: skip
@@ -282,6 +290,12 @@ def _model(row: Row) -> ModelSpec:
             **({"head_dim": 128} if family == "qwen3" else {}),
         }  # fmt: skip
     return _read_model(json.dumps(config, sort_keys=True), row["model"])
+
+
+@cache
+def _mpt(name: str, arch: Architecture) -> ModelSpec:
+    model = families.build(Net(arch, implementation="llm-foundry"))
+    return ModelSpec(name, "mpt", parameters(model), arch)
 
 
 @cache

@@ -5,9 +5,23 @@ from __future__ import annotations
 from zsim.errors import NotModeled
 from zsim.model.layers import Module, Net
 
+# transformers' model_type -> the prefix of its class names
+LLAMA_LIKE = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "smollm3": "SmolLM3",
+    "olmo2": "Olmo2",
+}
+GEMMA = {"gemma": "Gemma", "gemma2": "Gemma2", "gemma3_text": "Gemma3"}
+MOE = {"mixtral": "Mixtral", "qwen3_moe": "Qwen3Moe"}
+GPT = ("gpt2", "gpt_neox", "opt", "mpt", "falcon", "phi", "phi3", "gptj", "bloom")
+FAMILIES = (*LLAMA_LIKE, *GEMMA, *MOE, *GPT)
+
 
 def build(net: Net) -> Module:
-    """The root module of a family. Raises NotModeled for a family that is not here."""
+    """The root module of a family. Raises NotModeled for a family that is not here. Imports only what it needs."""
     family = net.arch.family
     if net.implementation == "torchtitan":
         from zsim.model.families.torchtitan import Transformer
@@ -15,8 +29,26 @@ def build(net: Net) -> Module:
         if family not in ("llama", "mistral", "qwen2"):
             raise NotModeled(f"torchtitan's implementation of {family!r}", accepted="llama, mistral, qwen2")
         return Transformer(net)
-    if family in ("llama", "mistral", "qwen2", "qwen3"):
-        from zsim.model.families.llama import LlamaForCausalLM
+    if net.implementation == "llm-foundry":
+        from zsim.model.families.foundry import MPT
 
-        return LlamaForCausalLM(net, family.capitalize())
-    raise NotModeled(f"model family {family!r}")
+        if family != "mpt":
+            raise NotModeled(f"llm-foundry's implementation of {family!r}", accepted="mpt")
+        return MPT(net)
+    if family in LLAMA_LIKE:
+        from zsim.model.families import llama
+
+        return llama.LlamaForCausalLM(net, LLAMA_LIKE[family])
+    if family in GEMMA:
+        from zsim.model.families.gemma import GemmaForCausalLM
+
+        return GemmaForCausalLM(net, GEMMA[family])
+    if family in MOE:
+        from zsim.model.families.moe import MoeForCausalLM
+
+        return MoeForCausalLM(net, MOE[family])
+    if family == "gpt2":
+        from zsim.model.families.gpt2 import GPT2LMHeadModel
+
+        return GPT2LMHeadModel(net)
+    raise NotModeled(f"model family {family!r}", accepted=", ".join(FAMILIES))
