@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from zsim.cluster import catalog
 from zsim.cluster.spec import Device, Host, Link, Node
+from zsim.errors import InputError
 
 # A kernel that moves data through host memory waits for each chunk's round trip: a byte takes as long as on the wire
 # plus on a 45 GB/s stage, so a GPU in a ring gets 15.7 of 24 GB/s each way on PCIe 4 and 23 of 48 on PCIe 5.
@@ -26,22 +27,25 @@ class NodePlan:
     """What a topology file or a reader says of one machine, in plain words.
 
     `tree`: one entry per socket (NUMA node), each a sequence of what hangs there; nested sequences are PCIe switches.
-    `nvlinks`: (gpu, gpu, links) for direct wires; `nvswitch`: all links of each GPU go to one switch.
+    `nvlinks`: (gpu, gpu, links) for direct wires; `nvswitches`: sets of GPUs whose links all go to one switch.
+    `slots`: PCIe (generation, lanes) of one device or switch ("gpu3", "plx0") where they differ from the rest.
     `p2p`: auto (as the devices and NCCL's PXB limit allow) | none | all.
     """
 
     devices: tuple[Device, ...]
     tree: Sequence[Tree]
     host: Host
-    nvswitch: bool = False
+    nvswitches: tuple[tuple[int, ...], ...] = ()
     nvlinks: tuple[tuple[int, int, int], ...] = ()
     nic_bandwidth: Mapping[str, float] = field(default_factory=dict)  # nic -> line rate each way, bytes/s
     rails: Mapping[str, str] = field(default_factory=dict)  # nic -> fabric node
-    socket_link: str = "upi_sapphire_rapids"
+    socket_link: str | None = "upi_sapphire_rapids"  # None: CPUs that do not see each other (trays of an NVL72)
     pcie_gen: int | None = None
     pcie_lanes: int | None = None
+    slots: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     p2p: str = "auto"
     gdr: bool = True
+    uplink_share: float = 1.0  # of the NICs' rate that the fabric carries
 
 
 class _Wiring:
@@ -49,6 +53,7 @@ class _Wiring:
         self.kinds: dict[str, str] = {}
         self.links: dict[str, Link] = {}
         self.parent: dict[str, str] = {}
+        self.switch_of: dict[int, str] = {}
 
     def both(self, a: str, b: str, kind: str, bandwidth: float, raw: float, latency_s: float) -> None:
         for src, dst in ((a, b), (b, a)):
@@ -72,9 +77,9 @@ def build(plan: NodePlan) -> Node:
         nominal = plan.host.dram_bandwidth / len(plan.tree)
         wiring.shared(cpu, f"dram{socket}", "dram", nominal * DRAM_EFFICIENCY, nominal, 1e-7)
         _hang(wiring, plan, cpu, children, switches)
-    for a in range(len(plan.tree)):
+    for a in range(len(plan.tree) if plan.socket_link else 0):
         for b in range(a):
-            reach, raw, latency = catalog.link_kind(plan.socket_link)
+            reach, raw, latency = catalog.link_kind(plan.socket_link or "")
             wiring.both(f"cpu{b}", f"cpu{a}", "socket", reach, raw, latency)
     _nvlinks(wiring, plan)
     if plan.host.nvme_read and plan.host.nvme_write:
@@ -84,8 +89,19 @@ def build(plan: NodePlan) -> Node:
     nics = tuple(name for name, kind in wiring.kinds.items() if kind == "nic")
     for nic in nics:
         rate = plan.nic_bandwidth[nic]
-        wiring.both(nic, plan.rails.get(nic, "fabric"), "nic", rate * NET_REACH, rate, 1e-6)
-    return Node(plan.devices, wiring.kinds, wiring.links, wiring.parent, nics, plan.host, _p2p(plan), plan.gdr)
+        reach = rate * NET_REACH * plan.uplink_share
+        wiring.both(nic, plan.rails.get(nic, "fabric"), "nic", reach, rate, 1e-6)
+    return Node(
+        devices=plan.devices,
+        kinds=wiring.kinds,
+        links=wiring.links,
+        parent=wiring.parent,
+        switch_of=wiring.switch_of,
+        nics=nics,
+        host=plan.host,
+        p2p=_p2p(plan),
+        gdr=plan.gdr,
+    )
 
 
 def _hang(wiring: _Wiring, plan: NodePlan, above: str, children: Iterable[Tree], switches: Iterable[int]) -> None:
@@ -99,7 +115,8 @@ def _hang(wiring: _Wiring, plan: NodePlan, above: str, children: Iterable[Tree],
         wiring.kinds[switch] = "pcie_switch"
         wiring.parent[switch] = above
         gens = [device.pcie_gen for device in plan.devices if device.pcie_gen]
-        _pcie(wiring, switch, above, plan.pcie_gen or max(gens, default=4), plan.pcie_lanes or 16)
+        gen, lanes = plan.slots.get(switch, (plan.pcie_gen or max(gens, default=4), plan.pcie_lanes or 16))
+        _pcie(wiring, switch, above, gen, lanes)
         _hang(wiring, plan, switch, child, switches)
 
 
@@ -119,7 +136,7 @@ def _plug(wiring: _Wiring, plan: NodePlan, child: str, above: str) -> None:
     else:
         gen = min(filter(None, (plan.pcie_gen, device.pcie_gen)), default=4)
         lanes = min(filter(None, (plan.pcie_lanes, device.pcie_lanes)), default=16)
-        reach = _pcie(wiring, child, above, gen, lanes)
+        reach = _pcie(wiring, child, above, *plan.slots.get(child, (gen, lanes)))
     wiring.kinds["host"] = "staging"
     each_way = 1 / (1 / reach + 1 / STAGE_BANDWIDTH)
     wiring.shared(child, "host", "staging", 2 * each_way, 2 * each_way, 2e-6)
@@ -132,14 +149,23 @@ def _pcie(wiring: _Wiring, child: str, above: str, gen: int, lanes: int) -> floa
 
 
 def _nvlinks(wiring: _Wiring, plan: NodePlan) -> None:
-    if plan.nvswitch:
-        wiring.kinds["nvswitch"] = "nvswitch"
-        for index, device in enumerate(plan.devices):
-            reach, raw, latency = catalog.link_kind(device.nvlink_kind or "")
-            wiring.both(f"gpu{index}", "nvswitch", "nvlink", reach * device.nvlinks, raw * device.nvlinks, latency)
+    for number, island in enumerate(plan.nvswitches):
+        switch = "nvswitch" if len(plan.nvswitches) == 1 else f"nvswitch{number}"
+        wiring.kinds[switch] = "nvswitch"
+        for index in island:
+            device = plan.devices[index]
+            reach, raw, latency = _nvlink(device)
+            wiring.both(f"gpu{index}", switch, "nvlink", reach * device.nvlinks, raw * device.nvlinks, latency)
+            wiring.switch_of[index] = switch
     for a, b, count in plan.nvlinks:
-        reach, raw, latency = catalog.link_kind(plan.devices[a].nvlink_kind or "")
+        reach, raw, latency = min(_nvlink(plan.devices[a]), _nvlink(plan.devices[b]))
         wiring.both(f"gpu{a}", f"gpu{b}", "nvlink", reach * count, raw * count, latency)
+
+
+def _nvlink(device: Device) -> tuple[float, float, float]:
+    if device.nvlink_kind is None:
+        raise InputError(f"{device.name} has no NVLink", field="nvlink")
+    return catalog.link_kind(device.nvlink_kind)
 
 
 def _p2p(plan: NodePlan) -> str:

@@ -4,13 +4,14 @@
     nodes: 1                      # any number; one field
     gpu: H100-SXM                 # catalog name, or a list with one per GPU
     gpus: 8                       # per node
-    nvlink: switch                # switch | none | [[gpu, gpu, links], ...]
+    nvlink: switch                # switch | {switches: [[0, 1], [2, 3]]} | none | [[gpu, gpu, links], ...]
     pcie: {gen: 5, tree: [[[gpu0, nic0], [gpu1, nic1]], [[gpu2, nic2], [gpu3, nic3]]]}   # sockets > switches > devices
+          # slots: {gpu3: [4, 8]}: generation and lanes of one device; switches are plx0, plx1, ... in order
     p2p: auto                     # auto | none | all
     cpu: {vendor: intel, sockets: 2, cores: 112, dram_gib: 2048, dram_gbps: 614.4, socket_link: upi_sapphire_rapids}
-    nics: {gbps: 400, gdr: true}  # gigabits per second, each
+    nics: {gbps: 400, gdr: true}  # gigabits per second, each; or {nic0: 400, nic1: 100}
     nvme: {tb: 30, read_gbps: 40, write_gbps: 20}
-    fabric: {kind: rail, transport: rdma}
+    fabric: {kind: rail, transport: rdma}   # uplink_share: 0.5 for a fat tree with half the uplinks
 
 Without `pcie.tree` the GPUs (and NICs) are spread evenly over the sockets, `pcie.switches` of them at each.
 """
@@ -72,8 +73,7 @@ def cluster_from(data: Any, nodes: int | None = None) -> Cluster:
         )
     if count > 1 and not node.nics:
         raise InputError("several nodes need NICs to talk", field="nics", accepted="nics: {gbps: 400}")
-    share = float(fabric_data.get("uplink_share", 1.0))
-    fabric = Fabric(kind, transport, TRANSPORT_LATENCY[transport], share)
+    fabric = Fabric(kind, transport, TRANSPORT_LATENCY[transport])
     return Cluster(name, (node,), (0,) * count, fabric, tuple(data.get("notes", ())))
 
 
@@ -103,7 +103,7 @@ def _node_plan(data: Mapping[str, Any]) -> NodePlan:
         vendor=cpu.get("vendor", ""),
     )
     nics = _mapping(data.get("nics") or {}, "nics", ("gbps", "gdr", "count", "model"))
-    pcie = _mapping(data.get("pcie") or {}, "pcie", ("gen", "lanes", "tree", "switches"))
+    pcie = _mapping(data.get("pcie") or {}, "pcie", ("gen", "lanes", "tree", "switches", "slots"))
     tree = pcie.get("tree") or _even_tree(count, nics.get("count", 0), sockets, pcie.get("switches", 0))
     found = list(_leaves(tree))
     expected = [f"gpu{index}" for index in range(count)]
@@ -113,28 +113,42 @@ def _node_plan(data: Mapping[str, Any]) -> NodePlan:
     if nic_names and "gbps" not in nics:
         raise InputError("missing the NICs' rate", field="nics.gbps", accepted="gigabits per second, e.g. 400")
     fabric_kind = (data.get("fabric") or {}).get("kind", "rail")
-    nvlink = data.get("nvlink", "none")
+    wires, islands = _nvlinks(data.get("nvlink", "none"), count)
+    rates = nics.get("gbps", 0)
+    rates = rates if isinstance(rates, Mapping) else dict.fromkeys(nic_names, rates)
     return NodePlan(
         devices=devices,
         tree=tree,
         host=host,
-        nvswitch=nvlink == "switch",
-        nvlinks=_nvlinks(nvlink, count),
-        nic_bandwidth=dict.fromkeys(nic_names, nics.get("gbps", 0) * 1e9 / 8),
+        nvswitches=islands,
+        nvlinks=wires,
+        nic_bandwidth={nic: _positive(rates.get(nic), f"nics.gbps.{nic}") * 1e9 / 8 for nic in nic_names},
         rails={nic: f"fabric/rail{nic[3:]}" if fabric_kind == "rail" else "fabric" for nic in nic_names},
-        socket_link=cpu.get("socket_link", "upi_sapphire_rapids"),
+        socket_link=None if cpu.get("socket_link") == "none" else cpu.get("socket_link", "upi_sapphire_rapids"),
         pcie_gen=pcie.get("gen"),
         pcie_lanes=pcie.get("lanes"),
+        slots={name: (gen, lanes) for name, (gen, lanes) in (pcie.get("slots") or {}).items()},
         p2p=data.get("p2p", "auto"),
+        uplink_share=_positive((data.get("fabric") or {}).get("uplink_share", 1.0), "fabric.uplink_share"),
         gdr=nics.get("gdr", (data.get("fabric") or {}).get("transport") != "tcp"),  # sockets read host memory
     )
 
 
-def _nvlinks(nvlink: Any, count: int) -> tuple[tuple[int, int, int], ...]:
-    if nvlink in ("switch", "none", None):
-        return ()
+def _nvlinks(nvlink: Any, count: int) -> tuple[tuple[tuple[int, int, int], ...], tuple[tuple[int, ...], ...]]:
+    """(direct wires, GPUs of each NVSwitch)."""
+    accepted = "switch | {switches: [[gpu, gpu, ...], ...]} | none | [[gpu, gpu, links], ...]"
+    if nvlink in ("none", None):
+        return (), ()
+    if nvlink == "switch":
+        return (), (tuple(range(count)),)
+    if isinstance(nvlink, Mapping):
+        islands = _mapping(nvlink, "nvlink", ("switches",)).get("switches") or []
+        members = [gpu for island in islands for gpu in island]
+        if len(members) != len(set(members)) or not all(isinstance(gpu, int) and 0 <= gpu < count for gpu in members):
+            raise InputError(f"got {nvlink!r} with {count} GPUs", field="nvlink", accepted=accepted)
+        return (), tuple(map(tuple, islands))
     if not isinstance(nvlink, list):
-        raise InputError(f"got {nvlink!r}", field="nvlink", accepted="switch | none | [[gpu, gpu, links], ...]")
+        raise InputError(f"got {nvlink!r}", field="nvlink", accepted=accepted)
     wires = []
     for wire in nvlink:
         if not (isinstance(wire, list) and len(wire) == 3 and all(isinstance(x, int) for x in wire)):
@@ -143,7 +157,7 @@ def _nvlinks(nvlink: Any, count: int) -> tuple[tuple[int, int, int], ...]:
         if not (0 <= a < count and 0 <= b < count and a != b and links > 0):
             raise InputError(f"got {wire!r} with {count} GPUs", field="nvlink", accepted="[gpu, gpu, links]")
         wires.append((a, b, links))
-    return tuple(wires)
+    return tuple(wires), ()
 
 
 def _even_tree(gpus: int, nics: int, sockets: int, switches: int) -> list[Tree]:
@@ -176,6 +190,12 @@ def _mapping(value: Any, where: str, fields: Sequence[str]) -> Mapping[str, Any]
             field = str(key) if where == "topology" else f"{where}.{key}"
             raise InputError(f"unknown field{hint}", field=field, accepted=", ".join(fields))
     return value
+
+
+def _positive(value: Any, field: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise InputError(f"got {value!r}", field=field, accepted="a number above 0")
+    return float(value)
 
 
 def _positive_int(value: Any, field: str) -> None:

@@ -16,8 +16,9 @@ def distance(node: Node, gpu: int, nic: str) -> int:
 
 
 def nic_affinity(node: Node) -> tuple[tuple[str, ...], ...]:
-    """Per GPU the NICs it uses: the nearest, dealt so that each serves as few GPUs as possible; spare NICs go to the
-    GPUs nearest to them."""
+    """Per GPU the NICs it uses: the nearest, dealt so that each serves as few GPUs as possible.
+
+    A NIC left over goes to a GPU that has it as near as its own."""
     if "affinity" not in node._cache:
         gpus = range(len(node.devices))
         chosen: list[list[str]] = [[] for _ in gpus]
@@ -27,8 +28,9 @@ def nic_affinity(node: Node) -> tuple[tuple[str, ...], ...]:
             chosen[gpu].append(nearest)
             served[nearest] += 1
         for nic in (nic for nic, count in served.items() if count == 0):
-            near = min(gpus, key=lambda gpu: (distance(node, gpu, nic), len(chosen[gpu]), gpu))
-            chosen[near].append(nic)
+            as_near = [gpu for gpu in gpus if distance(node, gpu, nic) <= distance(node, gpu, chosen[gpu][0])]
+            if as_near:  # else a NIC for storage or management, far from every GPU
+                chosen[min(as_near, key=lambda gpu: (len(chosen[gpu]), gpu))].append(nic)
         node._cache["affinity"] = tuple(map(tuple, chosen))
     return node._cache["affinity"]
 

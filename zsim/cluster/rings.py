@@ -40,26 +40,33 @@ def rings(node: Node, gpus: tuple[int, ...]) -> Rings:
 
 
 def _search(node: Node, gpus: tuple[int, ...]) -> Rings:
-    routes = {(a, b): gpu_to_gpu(node, a, b) for a in gpus for b in gpus if a != b}
-    if all(route.type == "NVL" and "nvswitch" in next(iter(route.usage)) for route in routes.values()):
+    switches = {node.switch_of.get(gpu) for gpu in gpus}
+    if len(switches) == 1 and None not in switches:
+        routes = {edge: gpu_to_gpu(node, *edge) for edge in zip(gpus, gpus[1:] + gpus[:1], strict=True)}
         return _of(node, routes, [gpus])  # all pairs are equal behind an NVSwitch: any order, at full rate
+    routes = {(a, b): gpu_to_gpu(node, a, b) for a in gpus for b in gpus if a != b}
+    for worst in range(len(TYPES)):  # the nearest path types that allow a ring at all, as NCCL relaxes them
+        near = {pair: route for pair, route in routes.items() if TYPES.index(route.type) <= worst}
+        found = _fastest(node, gpus, near)
+        if found:
+            return found
+    return _of(node, routes, [gpus])
+
+
+def _fastest(node: Node, gpus: tuple[int, ...], routes: dict[tuple[int, int], Route]) -> Rings | None:
+    """The best product of ring speed and count over `routes`."""
     best: Rings | None = None
-    fastest = max(route.bandwidth for route in routes.values())
-    speeds = sorted(
-        {route.bandwidth / share for route in routes.values() for share in (1, 1.5, 2, 3, 4, 6)}, reverse=True
-    )
-    for speed in speeds:
-        if speed > fastest or (best and speed * MAX_CHANNELS <= best.bandwidth):
+    rates = {route.bandwidth for route in routes.values()}
+    for speed in sorted({rate / share for rate in rates for share in (1, 1.5, 2, 3, 4, 6)}, reverse=True):
+        if best and speed * MAX_CHANNELS <= best.bandwidth:
             continue
         orders = _fill(node, gpus, routes, speed)
         if orders:
             found = _of(node, routes, orders)
             if best is None or found.bandwidth > best.bandwidth * 1.001:
                 best = found
-        if best and best.type != "NVL" and orders:
-            break
-    if best is None:
-        best = _of(node, routes, [gpus])
+            if best.type != "NVL":
+                break  # over PCIe one ring fills the links; slower ones only divide them
     return best
 
 
@@ -88,8 +95,8 @@ def _one(
         nonlocal budget
         here = path[-1]
         if len(path) == len(gpus):
-            return tuple(path) if _fits(room, routes[here, path[0]], speed) else None
-        nexts = [gpu for gpu in gpus if gpu not in path and _fits(room, routes[here, gpu], speed)]
+            return tuple(path) if _fits(room, routes.get((here, path[0])), speed) else None
+        nexts = [gpu for gpu in gpus if gpu not in path and _fits(room, routes.get((here, gpu)), speed)]
         nexts.sort(
             key=lambda gpu: (
                 TYPES.index(routes[here, gpu].type),
@@ -111,8 +118,8 @@ def _one(
     return extend([gpus[0]])
 
 
-def _fits(room: dict[str, float], route: Route, speed: float) -> bool:
-    return all(room[link] >= times * speed for link, times in route.usage.items())
+def _fits(room: dict[str, float], route: Route | None, speed: float) -> bool:
+    return route is not None and all(room[link] >= times * speed for link, times in route.usage.items())
 
 
 def _least(room: dict[str, float], route: Route) -> float:

@@ -59,15 +59,17 @@ def gpu_to_gpu(node: Node, a: int, b: int) -> Route:
     """The way NCCL takes: NVLink, else PCIe peer-to-peer where allowed, else through host memory."""
     key = ("gpu", a, b)
     if key not in node._cache:
-        node._cache[key] = _gpu_to_gpu(node, f"gpu{a}", f"gpu{b}")
+        node._cache[key] = _gpu_to_gpu(node, a, b)
     return node._cache[key]
 
 
-def _gpu_to_gpu(node: Node, a: str, b: str) -> Route:
+def _gpu_to_gpu(node: Node, from_gpu: int, to_gpu: int) -> Route:
+    a, b = f"gpu{from_gpu}", f"gpu{to_gpu}"
     if f"{a}>{b}" in node.links:
         return _route(node, "NVL", [f"{a}>{b}"])
-    if f"{a}>nvswitch" in node.links and f"nvswitch>{b}" in node.links:
-        return _route(node, "NVL", [f"{a}>nvswitch", f"nvswitch>{b}"])
+    switch = node.switch_of.get(from_gpu)
+    if switch is not None and switch == node.switch_of.get(to_gpu):
+        return _route(node, "NVL", [f"{a}>{switch}", f"{switch}>{b}"])
     kind, links = pcie_path(node, a, b)
     if node.p2p != "none" and TYPES.index(kind) <= TYPES.index(node.p2p):
         return _route(node, kind, links)

@@ -68,14 +68,15 @@ class Host:
 class Node:
     """One machine. Names are local ("gpu0", "plx0", "cpu0", "nic0"); links are keyed "src>dst".
 
-    `parent` is the PCIe tree: device or switch -> what it plugs into, up to a CPU. `p2p`: the farthest path over
-    which GPUs may talk directly over PCIe: "none" | "PXB" | "SYS".
+    `parent` is the PCIe tree: device or switch -> what it plugs into, up to a CPU. `switch_of`: GPU index -> NVSwitch.
+    `p2p`: the farthest path over which GPUs may talk directly over PCIe: "none" | "PXB" | "SYS".
     """
 
     devices: tuple[Device, ...]
     kinds: Mapping[str, str]
     links: Mapping[str, Link]
     parent: Mapping[str, str]
+    switch_of: Mapping[int, str]
     nics: tuple[str, ...]
     host: Host
     p2p: str
@@ -85,15 +86,11 @@ class Node:
 
 @dataclass(frozen=True)
 class Fabric:
-    """What joins the nodes. `kind`: rail | fat_tree | ethernet | none. `latency_s` is added per crossing.
-
-    `uplink_share`: usable part of the NICs' rate for traffic that leaves a leaf (1 = non-blocking).
-    """
+    """What joins the nodes. `kind`: rail | fat_tree | ethernet | none. `latency_s` is added per crossing."""
 
     kind: str = "none"
     transport: str = "rdma"  # rdma | efa | tcpx | tcp
     latency_s: float = 0.0
-    uplink_share: float = 1.0
 
 
 class Links(Mapping[str, Link]):

@@ -103,9 +103,9 @@ def shape_of(cluster: Cluster, groups: Groups) -> nccl.Shape:
             nvlink = nvlink and rings(node, part.gpus).type == "NVL"
         for gpu in part.gpus:
             generations.add(GENERATIONS.get(node.devices[gpu].architecture, "old"))
-            up = node.links.get(f"gpu{gpu}>nvswitch")
-            nvswitch = nvswitch and up is not None
-            link_rate = min(link_rate, up.bandwidth if up else 0.0)
+            switch = node.switch_of.get(gpu)
+            nvswitch = nvswitch and switch is not None and switch == node.switch_of.get(part.gpus[0])
+            link_rate = min(link_rate, node.links[f"gpu{gpu}>{switch}"].bandwidth if switch else 0.0)
         if part.nodes > 1:
             nics = nics_of(node, part.gpus)
             gdr = gdr and all(not gpu_to_nic(node, part.gpus[0], nic, outward=True).staged for nic in nics)

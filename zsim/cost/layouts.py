@@ -39,9 +39,12 @@ NVLS_EFFICIENCY = {"Hopper": 0.74, "Blackwell": 0.67, "Blackwell Ultra": 0.67}
 # Two phases and the network between them: 2 nodes of H100 reach 471 of the 508 GB/s that NVLS alone gives 16 ranks.
 NVLS_TREE_EFFICIENCY = 0.93
 TREE_EFFICIENCY = 0.92  # NCCL graph/tuning.cc
-# A ring of two has no peer to forward to while it waits; measured 0.76 to 0.85 of the wire: A100 and H100 bridges 195
-# of 240 and 189 of 247, one H100 or B200 per node 41 and 36.7 of 48 GB/s.
-PAIR_EFFICIENCY = 0.8
+# In a ring of two every byte that arrives is also the one to send back: it passes the GPU's own memory before the wire
+# takes the next, as over a stage of 1.2 TB/s in series. A6000 bridge 47.5 of 48 GB/s, A100 bridge 195 of 240, H100
+# bridge 200 of 247, two H100 behind NVSwitch 274 of 371 (all_reduce plateaus).
+PAIR_STAGE = 1.2e12
+# One GPU and its proxy alone on a NIC: B200 on 400 Gb/s 36.7, H100 41 of 48 GB/s.
+LONE_NIC_EFFICIENCY = 0.8
 
 
 @dataclass(frozen=True, order=True)
@@ -131,18 +134,21 @@ def _ring(node: Node, part: Part, kind: str) -> tuple[Usage, float]:
         usage = _scaled(_chains(node, part.gpus), factor)
     else:
         usage = _scaled(rings(node, part.gpus).usage, factor) if len(part.gpus) > 1 else {}
-    return usage, _wires(node, usage) * _kernel_efficiency(node, part)
+    wires = _wires(node, usage)
+    if part.ranks == 2 and part.nodes == 1:
+        return usage, 1 / (1 / wires + factor / PAIR_STAGE)
+    return usage, wires * _net_efficiency(node, part)
 
 
-def _kernel_efficiency(node: Node, part: Part) -> float:
-    """How much of an idle wire the kernels and proxies of a ring or tree can use."""
+def _net_efficiency(node: Node, part: Part) -> float:
+    """How much of idle NICs the proxies of a ring or tree can use; infinity where the wire is the limit."""
     if part.nodes > 1:
         nics = nics_of(node, part.gpus)
         if any(gpu_to_nic(node, part.gpus[0], nic, outward=True).staged for nic in nics):
             # A proxy thread copies each byte through host memory before the NIC takes it, on the stage of build.py.
             nic = min(link.bandwidth for link in node.links.values() if link.kind == "nic" and link.src in nics)
             return 1 / (1 + nic / STAGE_BANDWIDTH)
-    return PAIR_EFFICIENCY if part.ranks == 2 else float("inf")
+    return LONE_NIC_EFFICIENCY if part.nodes == part.ranks else float("inf")
 
 
 def _tree(node: Node, part: Part, kind: str) -> tuple[Usage, float]:
@@ -156,7 +162,7 @@ def _tree(node: Node, part: Part, kind: str) -> tuple[Usage, float]:
     inside = _wires(node, usage) * TREE_EFFICIENCY
     network, limit = _tree_network(node, part)
     _add(usage, network, 1.0)
-    return usage, min(inside, limit * min(1.0, _kernel_efficiency(node, part)))
+    return usage, min(inside, limit * min(1.0, _net_efficiency(node, part)))
 
 
 def _tree_network(node: Node, part: Part) -> tuple[Usage, float]:
@@ -178,7 +184,8 @@ def _nvls(node: Node, part: Part, kind: str) -> tuple[Usage, float]:
     g = len(part.gpus)
     usage = {}
     for gpu in part.gpus:
-        usage[f"gpu{gpu}>nvswitch"] = usage[f"nvswitch>gpu{gpu}"] = 1 + 1 / g
+        switch = node.switch_of[gpu]
+        usage[f"gpu{gpu}>{switch}"] = usage[f"{switch}>gpu{gpu}"] = 1 + 1 / g
     links = min(node.links[link].bandwidth for link in usage)
     return usage, links * NVLS_EFFICIENCY[node.devices[part.gpus[0]].architecture]
 

@@ -47,6 +47,21 @@ def _names() -> dict[str, str]:
     return names
 
 
+@cache
+def _pci_ids() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, block in _blocks("devices.yaml").items():
+        ids = re.search(r"^  pci: \[(.*)\]$", block, flags=re.MULTILINE)
+        if ids:
+            found |= dict.fromkeys(re.findall(r"0x[0-9a-f]{4}", ids.group(1)), name)
+    return found
+
+
+def by_pci_id(device_id: str) -> str | None:
+    """The accelerator with PCI device id "0x2330", if the catalog has it."""
+    return _pci_ids().get(device_id.lower())
+
+
 def known_devices() -> list[str]:
     return list(_blocks("devices.yaml"))
 

@@ -1,0 +1,56 @@
+"""Any file that describes a machine, told apart by its content: our YAML, nvidia-smi, rocm-smi, NCCL's XML."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from zsim.cluster import nccl_xml, nvidia_smi, rocm_smi
+from zsim.cluster.load import cluster_from, load_topology
+from zsim.cluster.matrix import NO_HINTS, Hints, Reading
+from zsim.cluster.spec import Cluster
+from zsim.errors import InputError
+
+ACCEPTED = "a topology YAML, `nvidia-smi topo -m`, `rocm-smi --showtopo`, or what NCCL_TOPO_DUMP_FILE writes"
+# nccl-tests (head or bare rows), torch benchmarks, DeepSpeed's communication log, p2pBandwidthLatencyTest, nvbandwidth.
+_MEASURED = re.compile(
+    r"algbw|Bandwidth *=|Bandwidth Matrix|memcpy (CE|SM)|P2P=Enabled|Comm\. Op|"
+    r"^[^\n]*\b\d+\s+\d+\s+(float|half|bfloat16|double|u?int\d+)\b",
+    re.IGNORECASE | re.MULTILINE,
+)
+
+
+def read_machine(path: str | Path, hints: Hints = NO_HINTS, nodes: int | None = None) -> tuple[Cluster, Reading]:
+    """The cluster that `path` describes and how it was read. Raises InputError with file and line."""
+    path = Path(path)
+    if path.suffix in (".yaml", ".yml"):
+        cluster = load_topology(path, nodes)
+        return cluster, Reading({}, "topology file", list(cluster.assumptions))
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InputError(f"cannot read: {error.strerror}", file=path) from None
+    try:
+        reading = read_text(text, hints)
+        return cluster_from(reading.document, nodes), reading
+    except InputError as error:
+        error.file = error.file or path
+        raise
+
+
+def read_text(text: str, hints: Hints = NO_HINTS) -> Reading:
+    """The topology document in `text`, whichever tool printed it."""
+    if not text.strip():
+        raise InputError("the file is empty", accepted=ACCEPTED)
+    start = text.lstrip("\ufeff \t\r\n")[:1]
+    if start == "<":
+        return nccl_xml.read(text, hints)
+    if "ROCm System Management" in text or re.search(r"\b(XGMI|Weight between two GPUs)\b", text):
+        return rocm_smi.read(text, hints)
+    if _MEASURED.search(text):
+        raise InputError(
+            "these are measurements, not a topology",
+            accepted=ACCEPTED,
+            notes=("compare them: zsim validate collectives FILE",),
+        )
+    return nvidia_smi.read(text, hints)

@@ -1,0 +1,209 @@
+"""From a matrix of connection types, as vendor tools print it, to a topology document (the content of a YAML file).
+
+The matrix says how near two devices are, not what hangs where; the tree is rebuilt from that: what is PIX shares a
+switch, PXB a hierarchy of switches, PHB and NODE a CPU, SYS does not. Pairs of GPUs joined by NVLink hide how they meet
+over PCIe, so NUMA affinity and the NICs next to them place them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from zsim.cluster import catalog
+from zsim.errors import InputError
+
+# Nearest first. SOC is what drivers before 2018 print for SYS.
+PCIE = ("PIX", "PXB", "PHB", "NODE", "SYS")
+
+
+@dataclass
+class Matrix:
+    """`cells[a, b]`: PIX | PXB | PHB | NODE | SYS, or a count of direct links in `wires[a, b]`; names gpu0, nic0."""
+
+    gpus: list[str]
+    nics: list[str]
+    cells: dict[tuple[str, str], str] = field(default_factory=dict)
+    wires: dict[tuple[str, str], int] = field(default_factory=dict)
+    numa: dict[str, str] = field(default_factory=dict)  # device -> NUMA node or CPU list, whatever tells sockets apart
+    nic_names: dict[str, str] = field(default_factory=dict)
+    fabric: str = "nvlink"  # what `wires` are: nvlink | xgmi
+    notes: list[str] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Raise InputError for a matrix that contradicts itself."""
+        for (a, b), cell in self.cells.items():
+            other = self.cells.get((b, a))
+            if other is not None and other != cell:
+                raise InputError(f"{a}-{b} is {cell} but {b}-{a} is {other}: the matrix must be symmetric")
+        for (a, b), count in self.wires.items():
+            if self.wires.get((b, a), count) != count:
+                raise InputError(
+                    f"{a}-{b} has {count} links but {b}-{a} {self.wires[b, a]}: the matrix must be symmetric"
+                )
+
+    def near(self, a: str, b: str) -> int:
+        """Index into PCIE; one more than the last where the matrix does not say."""
+        cell = self.cells.get((a, b)) or self.cells.get((b, a))
+        return PCIE.index(cell) if cell else len(PCIE)
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What a matrix does not say, given by the user."""
+
+    gpu: str | None = None
+    pcie_gen: int | None = None
+    p2p: str | None = None  # auto | none | all
+    nic_gbps: float | None = None
+
+
+NO_HINTS = Hints()
+
+
+@dataclass
+class Reading:
+    """A topology document and how it came about."""
+
+    document: dict[str, Any]
+    source: str  # which format it was
+    assumptions: list[str]
+
+
+def to_document(matrix: Matrix, hints: Hints, source: str) -> Reading:
+    """The topology that `matrix` describes. Raises InputError for contradictions and unknown GPUs."""
+    matrix.check()
+    notes = list(matrix.notes)
+    name = hints.gpu or guess_gpu(matrix, notes)
+    device = catalog.device(name)
+    document: dict[str, Any] = {"name": f"from {source}", "gpu": device.name, "gpus": len(matrix.gpus)}
+    wiring = nvlinks(matrix, device.nvlinks)
+    if wiring:
+        if device.nvlink_kind is None:
+            raise InputError(
+                f"{device.name} has no links of its own, but the matrix shows {matrix.fabric}", field="gpu"
+            )
+        document["nvlink"] = wiring
+    gen = hints.pcie_gen or device.pcie_gen or 4
+    if not hints.pcie_gen:
+        notes.append(f"PCIe generation {gen} x16, as {device.name} has (--pcie-gen)")
+    document["pcie"] = {"gen": gen, "tree": tree(matrix)}
+    if hints.p2p:
+        document["p2p"] = hints.p2p
+    else:
+        can = "below a common PCIe switch" if device.p2p_pcie else "nowhere"
+        notes.append(f"peer-to-peer over PCIe {can}, as stock drivers and NCCL have it (--p2p)")
+    if matrix.nics:
+        document["nics"] = {"gbps": hints.nic_gbps or 100}
+        if not hints.nic_gbps:
+            notes.append("NICs of 100 Gb/s, NCCL's own default (--nic-gbps)")
+    document["cpu"] = {"sockets": len(document["pcie"]["tree"])}
+    document["notes"] = notes
+    return Reading(document, source, notes)
+
+
+def guess_gpu(matrix: Matrix, notes: list[str]) -> str:
+    """The commonest GPU with that many links. Said, because it decides every rate."""
+    most = max((sum(n for (a, _), n in matrix.wires.items() if a == gpu) for gpu in matrix.gpus), default=0)
+    single = max(matrix.wires.values(), default=0)
+    everywhere = len(matrix.wires) == len(matrix.gpus) * (len(matrix.gpus) - 1)  # else bridged pairs or islands
+    if matrix.fabric == "xgmi":
+        guess = "MI300X" if most >= 7 else "MI250X"
+    elif single >= 18 or most == 18:
+        guess = "H100-SXM" if everywhere else "H200-NVL"
+    elif single >= 12 or most == 12:
+        guess = "A100-SXM-80GB" if everywhere and len(matrix.gpus) > 2 else "A100-PCIe-80GB"
+    elif most == 6 or (single <= 2 and most > 2):
+        guess = "V100-SXM2-32GB"
+    elif single:
+        guess = "RTX 3090" if single < 4 else "RTX A6000"
+    else:
+        guess = "RTX 4090"
+    notes.append(f"the GPUs are {guess}: the file does not name them (--gpu)")
+    return guess
+
+
+def nvlinks(matrix: Matrix, per_gpu: int) -> Any:
+    """`switch`, islands of switches, or direct wires.
+
+    Behind an NVSwitch each pair is shown with all links of a GPU; wires add up to no more than a GPU has.
+    """
+    if not matrix.wires:
+        return None
+    index = {gpu: position for position, gpu in enumerate(matrix.gpus)}
+    switched, wires = [], []
+    for island in groups(matrix.gpus, lambda a, b: (a, b) in matrix.wires or (b, a) in matrix.wires):
+        if len(island) < 2:
+            continue
+        pairs = {
+            (a, b): matrix.wires.get((a, b)) or matrix.wires.get((b, a)) or 0
+            for a in island
+            for b in island
+            if index[a] < index[b]
+        }
+        counts = set(pairs.values())
+        if len(island) > 2 and len(counts) == 1 and counts.copy().pop() * (len(island) - 1) > max(per_gpu, 1):
+            switched.append([index[gpu] for gpu in island])
+        else:
+            wires += [[index[a], index[b], count] for (a, b), count in pairs.items() if count]
+    if switched and wires:
+        raise InputError("some GPUs are behind an NVSwitch and others wired directly: this is not a machine we know")
+    if switched == [list(range(len(matrix.gpus)))]:
+        return "switch"
+    return {"switches": switched} if switched else wires
+
+
+def groups(names: Iterable[str], joined: Callable[[str, str], bool]) -> list[list[str]]:
+    """Connected sets, in order of their first member."""
+    found: list[list[str]] = []
+    for name in names:
+        touching = [group for group in found if any(joined(name, other) for other in group)]
+        merged = [member for group in touching for member in group]
+        found = [group for group in found if group not in touching]
+        found.append([*merged, name])
+    order = {name: position for position, name in enumerate(names)}
+    return sorted((sorted(group, key=order.__getitem__) for group in found), key=lambda group: order[group[0]])
+
+
+def tree(matrix: Matrix) -> list[Any]:
+    """sockets > switches > devices, by nearness."""
+    names = [*matrix.gpus, *matrix.nics]
+    near = matrix.near
+
+    def same_socket(a: str, b: str) -> bool:
+        if near(a, b) <= PCIE.index("NODE"):
+            return True
+        if near(a, b) == PCIE.index("SYS"):
+            return False
+        return matrix.numa.get(a, a) == matrix.numa.get(b, b)
+
+    # A single chain of affinities may join what the matrix calls SYS apart; such a link is dropped by the first pass.
+    sockets = groups(names, same_socket)
+    unplaced = [group for group in sockets if len(group) == 1 and not _says_anything(matrix, group[0])]
+    if len(sockets) > 1 and unplaced and len(unplaced) < len(sockets):
+        home = next(group for group in sockets if group not in unplaced)
+        home.extend(group[0] for group in unplaced)
+        sockets = [group for group in sockets if group not in unplaced]
+    elif len(unplaced) == len(sockets):
+        sockets = [names]  # nothing tells sockets apart
+    return [_below(matrix, socket) for socket in sockets]
+
+
+def _says_anything(matrix: Matrix, name: str) -> bool:
+    return name in matrix.numa or any(name in pair for pair in matrix.cells)
+
+
+def _below(matrix: Matrix, names: list[str]) -> list[Any]:
+    """What hangs at one socket: devices directly, or switches of those that are PXB or PIX of each other."""
+    children: list[Any] = []
+    for hierarchy in groups(names, lambda a, b: matrix.near(a, b) <= PCIE.index("PXB")):
+        if len(hierarchy) == 1:
+            children.append(hierarchy[0])
+            continue
+        leaves = groups(hierarchy, lambda a, b: matrix.near(a, b) == PCIE.index("PIX"))
+        if len(leaves) == 1:
+            children.append(leaves[0])
+        else:
+            children.append([leaf if len(leaf) > 1 else leaf[0] for leaf in leaves])
+    return children
