@@ -52,6 +52,7 @@ class CachingAllocator:
     reserved: int = 0
     allocated: int = 0  # sizes of blocks in use
     retries: int = 0  # times it had to give cached segments back first (num_alloc_retries)
+    event: MemoryEvent | None = None  # what `replay` is at, for subclasses that record
     delayed: dict[str, deque[Block | None]] = field(default_factory=lambda: defaultdict(deque))
     _pools: dict[tuple[str, bool], list[tuple[int, int, Block]]] = field(default_factory=lambda: defaultdict(list))
     _next_address: int = 0
@@ -137,19 +138,23 @@ class Reserved:
     out_of_memory: MemoryEvent | None
 
 
-def replay(events: Iterable[MemoryEvent], capacity: int | None = None) -> Reserved:
+def replay(
+    events: Iterable[MemoryEvent], capacity: int | None = None, allocator: CachingAllocator | None = None
+) -> Reserved:
     """Run the ledger of one rank's GPU (its events of device "gpu", in order) through the allocator.
+
+    `allocator`: one to use instead of a fresh one of `capacity`.
 
     The ledger joins tensors that live and die together, and knows of an op's temporaries only their sum, so
     this is an estimate of fragmentation, not a replay of the real calls.
     """
     events = list(events)
-    allocator = CachingAllocator(capacity)
+    allocator = allocator or CachingAllocator(capacity)
     blocks: dict[str, Block] = {}
     temporaries: deque[tuple[int, Block]] = deque()  # oldest first
     peak, peak_at = 0, None
     for position, event in enumerate(events):
-        key, nbytes = event.key, event.nbytes
+        allocator.event, key, nbytes = event, event.key, event.nbytes
         try:
             if event.category == DELAYED_FREES:
                 if nbytes < 0:
