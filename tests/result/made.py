@@ -10,9 +10,12 @@ One step, in seconds from its start (the second step is the same, 1.9 s later):
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 
-from zsim.cluster.spec import Cluster, Device, Host, Link, Node
+from zsim.cluster.load import load_topology
+from zsim.cluster.spec import Cluster, Device, Link
 from zsim.cost.profile import load_profile
 from zsim.cost.transfer import Transfer
 from zsim.engine.timeline import FlowRecord, MemoryEvent, OpRecord, StepSpan, Timeline
@@ -26,6 +29,7 @@ from zsim.result.spec import Result
 from zsim.scenario import Setup
 
 STEP_S = 1.9
+TOPOLOGIES = Path(__file__).parents[2] / "topologies"
 GEMM = Gemm(1024, 1024, 1024, "bfloat16")
 ATTENTION = Attention(1, 8, 8, 1024, 1024, 128, True, "flash", "bfloat16")
 ATTENTION_BACKWARD = Attention(1, 8, 8, 1024, 1024, 128, True, "flash", "bfloat16", backward=True)
@@ -39,8 +43,9 @@ LINKS = (
 def cluster(device: Device = DEVICE) -> Cluster:
     local = {link.id.replace("n0/", ""): link for link in LINKS}
     kinds = {"gpu0": "gpu", "gpu1": "gpu", "nvswitch": "nvswitch"}
-    host = Host(2, 64, 512 * 10**9, 400e9)
-    return Cluster("one_pair", (Node((device, device), kinds, local, {}, (), host, "PXB"),), (0,))
+    shipped = load_topology(TOPOLOGIES / "hgx_h100_8.yaml")
+    node = replace(shipped.templates[0], devices=(device, device), kinds=kinds, links=local, _cache={})
+    return replace(shipped, name="one_pair", templates=(node,), assumptions=(), _cache={})
 
 
 def program() -> Program:
