@@ -229,5 +229,5 @@ def test_broken_programs_are_named():
     builder = Builder()
     builder.launch(REDUCE_SCATTER, "rs", "backward", collective(1000, "pair"))
     program = dataclasses.replace(world.program(builder), groups=world.groups | {"pair": ((0, 1),)})
-    with pytest.raises(ValueError, match="rank 2 calls all_gather in group pair, of which it is no member"):
+    with pytest.raises(ValueError, match="rank 2 calls all_gather in pair, of which it is no member"):
         run(program, world.classes, world, fold=False)

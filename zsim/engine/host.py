@@ -1,4 +1,7 @@
-"""The issuing thread of a rank, as a SimPy process that yields only where the real one would block.
+"""The issuing thread of a rank, as a generator that yields only where the real one would block.
+
+What it yields are ops; it goes on when one of them is done, in the same event of the clock. (As a SimPy process it
+would cost two more events per wait, and some frameworks wait a thousand times per step.)
 
 A real host also blocks when 1,024 launches are pending on the device. That does not change device times (the
 queue that holds it back is full of work), so it is left out; the host's own clock may run further ahead here.
@@ -6,9 +9,8 @@ queue that holds it back is full of work), so it is left out; the host's own clo
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 from zsim.engine.lanes import Rank
 from zsim.engine.stepcode import IDLE
@@ -17,20 +19,23 @@ if TYPE_CHECKING:
     from zsim.engine.simulator import Simulation
 
 
-@dataclass(slots=True)
-class HostStep:
+class HostStep(NamedTuple):
     """One step as the host saw it: its clock after the last instruction, seconds blocked."""
 
     end: float
     waited: float
 
 
-def issue_steps(sim: Simulation, rank: Rank, max_steps: int) -> Generator[Any, Any, None]:
+def issue_steps(sim: Simulation, rank: Rank, max_steps: int) -> Iterator[list[int]]:
     """Init (step 0), then the training steps, until the simulation has seen enough."""
-    clock = 0.0
+    clock, end = 0.0, rank.end
     for step in range(max_steps + 1):
         code = sim.code(step)
-        yield from _until_a_lane_runs_dry(sim, rank, code.last)
+        last = [rank.lanes[name].queue[-1] for name in code.last if rank.lanes[name].queue]
+        if last and len(last) == len(code.last) and all(end[op] > sim.now for op in last):
+            # Put the step off until one of its lanes runs dry, lest steps after the steady one are simulated in vain.
+            # The host's own clock stands still, and nothing of the step could start earlier anyway.
+            yield last
         if sim.finished.triggered:
             return
         rank.begin_step(code, sim.alone(code, rank))
@@ -40,18 +45,16 @@ def issue_steps(sim: Simulation, rank: Rank, max_steps: int) -> Generator[Any, A
             sim.wake(rank, segment.lanes)
             clock += segment.seconds
             for op in targets(rank, segment.target):
-                if rank.end[op] > sim.now:
-                    done = sim.env.event()
-                    sim.watch(rank, op, done.succeed)
-                    yield done
-                if rank.end[op] > clock:
-                    waited += rank.end[op] - clock
-                    clock = rank.end[op]
+                if end[op] > sim.now:
+                    yield [op]
+                if end[op] > clock:
+                    waited += end[op] - clock
+                    clock = end[op]
         sim.step_issued(rank, step, HostStep(clock, waited))
 
 
 def targets(rank: Rank, target: int | str | None) -> list[int]:
-    """The ops a host wait waits for."""
+    """The ops that a host wait waits for."""
     if target is None:
         return []
     if target == IDLE:
@@ -59,17 +62,3 @@ def targets(rank: Rank, target: int | str | None) -> list[int]:
     assert isinstance(target, int)
     op = rank.resolve(target)
     return [] if op is None else [op]
-
-
-def _until_a_lane_runs_dry(sim: Simulation, rank: Rank, lanes: dict[str, int]) -> Generator[Any, Any, None]:
-    """Put off a step that nothing can run yet, so that steps after the steady one are not simulated in vain.
-
-    No time passes on the host's own clock, and an op of the new step cannot start before the earlier ones on its lane.
-    """
-    last = [rank.lanes[name].queue[-1] for name in lanes if rank.lanes[name].queue]
-    if len(last) < len(lanes) or any(rank.end[op] <= sim.now for op in last) or not last:
-        return
-    dry = sim.env.event()
-    for op in last:
-        sim.watch(rank, op, lambda: None if dry.triggered else dry.succeed())
-    yield dry

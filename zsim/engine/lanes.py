@@ -51,9 +51,13 @@ class Rank:
         self.waiters: dict[int, list[Lane | Callable[[], object]]] = {}
         self.in_flight: list[int] = []  # works of the transfers in flight, as numbered by the simulator
         self.slowdown = 1.0
+        self.kernel_lanes: list[Lane] = []  # those that kernels have run on
 
     def begin_step(self, code: StepCode, alone: list[float]) -> None:
         """Append the columns of a step; its ops can run when their segment is issued."""
+        for name in sorted(code.kernel_lanes):
+            if self.lanes[name] not in self.kernel_lanes:
+                self.kernel_lanes.append(self.lanes[name])
         base = len(self.start)
         count = len(code.ops)
         earlier: dict[str, int] = {}

@@ -70,6 +70,7 @@ class Network:
         self.capacity = capacity
         self.transfers: list[Transfer] = []
         self.flows: list[Flow] = []
+        self.joining: list[Flow] = []  # in their latency, to be added at its end
         self.changed: list[int] = []  # kinds that came or went since the last `share`
         self._rates: dict[tuple[int, ...], list[float]] = {}
         self._touch: dict[tuple[int, int], bool] = {}
@@ -82,8 +83,29 @@ class Network:
         self.flows.append(flow)
         self.changed.append(flow.kind)
 
+    def plan_alone(self, flow: Flow, time: float) -> bool:
+        """If no other flow is near, say at once how `flow` will run from `time` on: the common case, kept cheap."""
+        if any(self._touching(flow.kind, other.kind) for other in (*self.flows, *self.joining)):
+            return False
+        flow.rate = self._fair_rates((flow.kind,))[0]
+        flow.times.append(time)
+        flow.rates.append(flow.rate)
+        flow.end = time + flow.remaining / flow.rate
+        self.flows.append(flow)
+        return True
+
+    def unplan(self, kind: int, now: float) -> list[Flow]:
+        """Flows planned alone that a flow of `kind` may meet before they begin to load the network."""
+        early = [flow for flow in self.flows if flow.times[0] > now and self._touching(kind, flow.kind)]
+        for flow in early:
+            self.flows.remove(flow)
+            flow.rates.clear()
+            flow.rate, flow.end = 0.0, INFINITY
+        return early
+
     def remove(self, flow: Flow, now: float) -> None:
         flow.times.append(now)
+        flow.end = INFINITY
         self.flows.remove(flow)
         self.changed.append(flow.kind)
 
@@ -91,10 +113,7 @@ class Network:
         """Give new rates to flows joined by shared links to what changed; returns flows whose `end` moved."""
         affected = sorted(self._affected(), key=lambda flow: flow.kind)
         self.changed.clear()
-        mix = tuple(flow.kind for flow in affected)
-        rates = self._rates.get(mix)
-        if rates is None:
-            rates = self._rates[mix] = fair_rates([self.transfers[kind] for kind in mix], self.capacity)
+        rates = self._fair_rates(tuple(flow.kind for flow in affected))
         moved = []
         for flow, rate in zip(affected, rates, strict=True):
             if rate != flow.rate:
@@ -106,6 +125,12 @@ class Network:
                 flow.end = now + flow.remaining / rate if flow.remaining else now
                 moved.append(flow)
         return moved
+
+    def _fair_rates(self, mix: tuple[int, ...]) -> list[float]:
+        rates = self._rates.get(mix)
+        if rates is None:
+            rates = self._rates[mix] = fair_rates([self.transfers[kind] for kind in mix], self.capacity)
+        return rates
 
     def _affected(self) -> list[Flow]:
         frontier, seen, found = list(self.changed), set(self.changed), []

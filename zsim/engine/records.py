@@ -64,6 +64,7 @@ class _Writer:
     def __init__(self, sim: Simulation, rank: Rank) -> None:
         self.sim, self.rank = sim, rank
         self.free: dict[str, float] = {}  # lane -> end of its last op
+        self.issued = 0.0  # host clock after the last launch
         self.alone: dict[int, tuple[float, str]] = {}  # work -> seconds alone, algorithm
 
     def step(self, step: int) -> list[OpRecord]:
@@ -71,7 +72,7 @@ class _Writer:
         code, base = rank.codes[step], rank.bases[step]
         here = slice(base, base + len(code.ops))
         columns = (rank.issued[here], rank.start[here], rank.end[here], rank.alone[here], rank.waits[here])
-        number, before = rank.number, 0.0
+        number, before = rank.number, self.issued
         rows: list[tuple[object, ...]] = []
         for op, timing, issued, start, end, alone, waits in zip(code.ops, code.timing, *columns, strict=True):
             if timing == ON_HOST:
@@ -101,6 +102,7 @@ class _Writer:
             if stretch < 0.0 or timing == FIXED:
                 stretch = 0.0
             rows.append((step, number, op, issued, start, end, blocker, stretch, algorithm))
+        self.issued = before
         return list(map(OpRecord._make, rows))
 
     def _transfer_alone(self, number: int) -> tuple[float, str]:
@@ -108,7 +110,7 @@ class _Writer:
         known = self.alone.get(number)
         if known is None:
             sim, work = self.sim, self.sim.works[number]
-            groups = sim.bundle(self.rank, work).groups
+            groups = sim.route(self.rank, number)[0].groups
             own = next(group for group in groups if self.rank.number in group)
             transfer = sim.price.transfer(work, (own,))
             (rate,) = fair_rates([transfer], sim.network.capacity)

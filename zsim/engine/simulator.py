@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import simpy
@@ -31,13 +32,20 @@ def run(program: Program, rank_classes: Sequence[tuple[int, ...]], price: Prices
     """
     if not fold:
         rank_classes = [(rank,) for rank in range(program.world_size)]
-    simulation = Simulation(program, rank_classes, price)
-    simulation.run()
-    return timeline(simulation)
+    # Tens of thousands of records come to life here and none dies; searching them for garbage would double the time.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        simulation = Simulation(program, rank_classes, price)
+        simulation.run()
+        return timeline(simulation)
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class Meeting:
-    """A collective or copy on its way: who has arrived, and its flow once all have."""
+    """A collective or copy on its way: which simulated ranks have arrived, and how it loads the network."""
 
     __slots__ = ("bundle", "kind", "op", "ranks")
 
@@ -57,26 +65,27 @@ class Simulation:
         self.events = 0
         self.ranks = [Rank(index, members[0]) for index, members in enumerate(self.classes)]
         self.network = Network(price.link_capacity)
-        self.bundles = {name: bundles_of(groups, self.classes) for name, groups in program.groups.items()}
-        self.own = [Bundle((i,), tuple((rank,) for rank in ranks)) for i, ranks in enumerate(self.classes)]
         self.works: list[Collective | Copy] = []
         self.flows: list[tuple[Meeting, Flow]] = []  # finished
         self.host_steps: list[list[HostStep]] = [[] for _ in self.ranks]
         self.step_ends: list[list[float]] = [[] for _ in self.ranks]
         self.steady: int | None = None  # the first step that the next one repeats
         self.finished = self.env.event()
+        self._bundles = {name: bundles_of(groups, self.classes) for name, groups in program.groups.items()}
+        self._own = [Bundle((i,), tuple((rank,) for rank in ranks)) for i, ranks in enumerate(self.classes)]
         self._codes: dict[int, StepCode] = {}
         self._alone: dict[tuple[int, int], list[float]] = {}
         self._work_numbers: dict[Collective | Copy, int] = {}
-        self._kinds: dict[tuple[int, int], int] = {}
-        self._slowdowns: dict[tuple[int, ...], float] = {}
+        self._kinds: dict[tuple[int, int], int] = {}  # (work, first member of the bundle) -> kind of transfer
+        self._routes: dict[tuple[int, int], tuple[Bundle, int]] = {}  # (work, rank) -> its bundle, kind of transfer
+        self._slowdowns: dict[tuple[int, ...], float] = {(): 1.0}
         self._meetings: dict[tuple[int, int], Meeting] = {}
         self._ready: deque[Lane] = deque()
         self._loaded: dict[int, Rank] = {}  # ranks whose transfers in flight changed
 
     def run(self) -> None:
         for rank in self.ranks:
-            self.env.process(issue_steps(self, rank, MAX_STEPS))
+            self.at(0.0, self._resume, rank, issue_steps(self, rank, MAX_STEPS))
         try:
             self.env.run(until=self.finished)
         except RuntimeError:
@@ -119,27 +128,24 @@ class Simulation:
             self._alone[id(code), rank.index] = known
         return known
 
-    def bundle(self, rank: Rank, work: Collective | Copy) -> Bundle:
-        if isinstance(work, Copy):
-            return self.own[rank.index]
-        bundle = self.bundles[work.group].get(rank.index)
-        if bundle is None:
-            raise ValueError(f"rank {rank.number} calls {work.kind} in group {work.group}, of which it is no member")
-        return bundle
-
-    def kind(self, rank: Rank, number: int) -> int:
-        """The network's number for work `number` as `rank` and its peers do it."""
-        bundle = self.bundle(rank, self.works[number])
-        key = (number, bundle.members[0])
-        kind = self._kinds.get(key)
-        if kind is None:
-            kind = self.network.add_kind(self.price.transfer(self.works[number], bundle.groups))
-            self._kinds[key] = kind
-        return kind
+    def route(self, rank: Rank, number: int) -> tuple[Bundle, int]:
+        """Whom `rank` meets for work `number`, and the network's number for what they then do together."""
+        known = self._routes.get((number, rank.index))
+        if known is None:
+            work = self.works[number]
+            bundle = self._own[rank.index] if isinstance(work, Copy) else self._bundles[work.group].get(rank.index)
+            if bundle is None:
+                assert isinstance(work, Collective)
+                raise ValueError(f"rank {rank.number} calls {work.kind} in {work.group}, of which it is no member")
+            key = (number, bundle.members[0])
+            if key not in self._kinds:
+                self._kinds[key] = self.network.add_kind(self.price.transfer(work, bundle.groups))
+            known = self._routes[number, rank.index] = bundle, self._kinds[key]
+        return known
 
     # Clock.
 
-    def at(self, time: float, action: Callable[..., None], *arguments: object) -> None:
+    def at(self, time: float, action: Callable[..., object], *arguments: object) -> None:
         event: Any = self.env.timeout(max(0.0, time - self.env.now), (time, action, arguments))
         event.callbacks.append(self._fire)
 
@@ -153,7 +159,7 @@ class Simulation:
 
     def _settle(self) -> None:
         """Let everything that can happen now happen: transfers begin, rates change, lanes run ahead."""
-        ready, loaded = self._ready, self._loaded
+        ready, loaded, network = self._ready, self._loaded, self.network
         kernels: list[Lane] = []
         while True:
             while ready:
@@ -167,8 +173,8 @@ class Simulation:
                     self._advance(lane)
             while loaded:
                 self._rerate(loaded.popitem()[1])
-            if self.network.changed:
-                for flow in self.network.share(self.now):
+            if network.changed:
+                for flow in network.share(self.now):
                     self.at(flow.end, self._flow_ends, flow, flow.end)
             if not kernels and not ready:
                 return
@@ -176,23 +182,37 @@ class Simulation:
                 self._advance(lane)
             kernels.clear()
 
-    # Lanes.
+    # Host.
+
+    def _resume(self, rank: Rank, host: Iterator[list[int]]) -> None:
+        """Let the host go on until it blocks, and again when the first of the ops it waits for is done."""
+        blocked = True
+
+        def one_done() -> None:
+            nonlocal blocked
+            if blocked:
+                blocked = False
+                self._resume(rank, host)
+
+        for op in next(host, ()):
+            self.watch(rank, op, one_done)
 
     def wake(self, rank: Rank, lanes: Iterable[str]) -> None:
         self._ready.extend(rank.lanes[name] for name in lanes)
-        self._settle()
 
     def watch(self, rank: Rank, op: int, waiter: Lane | Callable[[], object]) -> None:
         """Tell `waiter` when `op` is done."""
         waiters = rank.waiters.get(op)
         if waiters is None:
             rank.waiters[op] = [waiter]
-            lane = rank.lanes[rank.lane_of[op]]
             if rank.timing[op] != FLOW:
+                lane = rank.lanes[rank.lane_of[op]]
                 lane.watched[op] = INFINITY
                 self._plan_ends(lane)
         elif waiter not in waiters:
             waiters.append(waiter)
+
+    # Lanes.
 
     def _plan_ends(self, lane: Lane) -> None:
         for op, planned in lane.watched.items():
@@ -215,12 +235,11 @@ class Simulation:
                 waiter()
 
     def _advance(self, lane: Lane) -> None:
-        rank = lane.rank
         stop = advance(lane, self.now)
         if lane.watched:
             self._plan_ends(lane)
         if isinstance(stop, int):
-            self.watch(rank, stop, lane)
+            self.watch(lane.rank, stop, lane)
         elif stop is not None:
             op, start = stop
             if start > self.now:
@@ -237,15 +256,12 @@ class Simulation:
         mix = tuple(sorted(rank.in_flight))
         slowdown = self._slowdowns.get(mix)
         if slowdown is None:
-            slowdown = self.price.compute_slowdown([self.works[number] for number in mix]) if mix else 1.0
+            slowdown = self.price.compute_slowdown([self.works[number] for number in mix])
             self._slowdowns[mix] = slowdown
-        if slowdown == rank.slowdown:
-            return
-        factor = slowdown / rank.slowdown
-        rank.slowdown = slowdown
-        for lane in rank.lanes.values():
-            if rerate(lane, self.now, factor):
-                self._ready.append(lane)
+        if slowdown != rank.slowdown:
+            factor = slowdown / rank.slowdown
+            rank.slowdown = slowdown
+            self._ready.extend(lane for lane in rank.kernel_lanes if rerate(lane, self.now, factor))
 
     # Transfers.
 
@@ -257,28 +273,39 @@ class Simulation:
         number = int(rank.alone[op])
         rank.in_flight.append(number)
         self._loaded[rank.index] = rank
-        bundle = self.bundle(rank, self.works[number])
+        bundle, kind = self.route(rank, number)
         key = (op, bundle.members[0])
-        meeting = self._meetings.get(key)
-        if meeting is None:
-            meeting = self._meetings[key] = Meeting(bundle, op, self.kind(rank, number))
+        meeting = self._meetings.pop(key, None) or Meeting(bundle, op, kind)
         meeting.ranks.append(rank)
-        if len(meeting.ranks) == len(bundle.members):
-            del self._meetings[key]
-            self.at(self.now + self.network.transfers[meeting.kind].latency_s, self._load, meeting)
+        if len(meeting.ranks) < len(bundle.members):
+            self._meetings[key] = meeting
+            return
+        flow = Flow(kind, self.network.transfers[kind], meeting)
+        join = self.now + flow.transfer.latency_s
+        if self.network.plan_alone(flow, join):
+            self.at(flow.end, self._flow_ends, flow, flow.end)
+        else:
+            for early in self.network.unplan(kind, self.now):
+                self._join_later(early, early.times.pop())
+            self._join_later(flow, join)
 
-    def _load(self, meeting: Meeting) -> None:
-        self.network.add(Flow(meeting.kind, self.network.transfers[meeting.kind], meeting))
+    def _join_later(self, flow: Flow, time: float) -> None:
+        self.network.joining.append(flow)
+        self.at(time, self._join, flow)
+
+    def _join(self, flow: Flow) -> None:
+        self.network.joining.remove(flow)
+        self.network.add(flow)
 
     def _flow_ends(self, flow: Flow, time: float) -> None:
-        if flow.end != time or flow not in self.network.flows:  # it was moved meanwhile
+        if flow.end != time:  # it was moved meanwhile
             return
         self.network.remove(flow, self.now)
         meeting = flow.owner
         assert isinstance(meeting, Meeting)
         self.flows.append((meeting, flow))
+        op = meeting.op
         for rank in meeting.ranks:
-            op = meeting.op
             rank.end[op] = self.now
             lane = rank.lanes[rank.lane_of[op]]
             lane.in_flight = False

@@ -42,14 +42,9 @@ class Segment(NamedTuple):
     target: int | str | None
 
 
-class MemoryEntry(NamedTuple):
-    """An Alloc, a Free, or an op with its temporaries, where it stands in the host's order."""
-
-    segment: int
-    offset: float  # seconds since the segment's start
-    op: int | None  # id of the last op issued; an op counts itself
-    item: Alloc | Free | Op
-    after: int | None  # the op that a Free waits for, numbered as in `StepCode.waits`
+# An Alloc, a Free, or an op with its temporaries, where it stands in the host's order: segment, seconds since the start
+# of that, id of the last op issued (an op counts itself), and what a Free waits for, numbered as in `StepCode.waits`.
+MemoryEntry = tuple[int, float, int | None, Alloc | Free | Op, int | None]
 
 
 @dataclass(slots=True)
@@ -64,6 +59,7 @@ class StepCode:
     segments: list[Segment] = field(default_factory=list)
     memory: list[MemoryEntry] = field(default_factory=list)
     last: dict[str, int] = field(default_factory=dict)  # lane -> its last op
+    kernel_lanes: set[str] = field(default_factory=set)
 
 
 def prepare(instructions: Sequence[Instruction], prices: Prices) -> StepCode:
@@ -101,7 +97,8 @@ def prepare(instructions: Sequence[Instruction], prices: Prices) -> StepCode:
                     lanes[lane] = [index]
                 code.last[lane] = index
                 if timing == KERNELS:
-                    memory.append(MemoryEntry(len(segments), clock, last_id, op, None))
+                    code.kernel_lanes.add(lane)
+                    memory.append((len(segments), clock, last_id, op, None))
             if op.waits:
                 waits = [resolve(event, f"op {op.id} ({op.label})") for event in op.waits]
                 # An op on the own lane is over anyway, one on the host ended before this was issued.
@@ -113,12 +110,12 @@ def prepare(instructions: Sequence[Instruction], prices: Prices) -> StepCode:
             code.timing.append(timing)
             code.offset.append(clock)
         elif isinstance(instruction, Alloc):
-            memory.append(MemoryEntry(len(segments), clock, last_id, instruction, None))
+            memory.append((len(segments), clock, last_id, instruction, None))
         elif isinstance(instruction, Free):
             after = instruction.after
             if after is not None:
                 after = resolve(after, f"the free of {instruction.key}")
-            memory.append(MemoryEntry(len(segments), clock, last_id, instruction, after))
+            memory.append((len(segments), clock, last_id, instruction, after))
         else:
             target = IDLE if instruction.op is None else resolve(instruction.op, "the host")
             segments.append(Segment(first, len(ops), lanes, clock, target))
