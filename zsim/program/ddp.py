@@ -58,6 +58,7 @@ class Ddp(Hooks):
             self.buckets = self._assign(self.params)[::-1]  # last parameters first
         else:
             self.buckets = [list(self.params)]
+        self.micro, self.sync = 0, True
         self.rebuilt = False
         self.ready_order: list[int] = []
         self.generation = 0  # of the bucket buffers
@@ -106,15 +107,14 @@ class Ddp(Hooks):
             kind, dtype, numel, numel if out is None else out,
             reduce_op="SUM" if kind == "all_reduce" else None, root=0 if kind == "broadcast" else None,
         )  # fmt: skip
-        return self.builder.launch(lane, kind.replace("_", "-"), phase, work, micro=getattr(self, "micro", 0))
+        return self.builder.launch(lane, kind.replace("_", "-"), phase, work, micro=self.micro)
 
     # One step.
 
     def step(self, first: bool) -> None:
-        accum = self.plan.grad_accum
-        for self.micro in range(accum):
-            self.sync = not self.plan.no_sync or self.micro == accum - 1
-            execution = Execution(self.builder, self, self.micro)
+        for micro in range(self.plan.grad_accum):
+            self.micro, self.sync = micro, not self.plan.no_sync or micro == self.plan.grad_accum - 1
+            execution = Execution(self.builder, self, micro)
             self._before_forward()
             execution.forward(self.tree)
             self._prepare_for_backward()

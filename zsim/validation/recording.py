@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -228,7 +228,12 @@ def _deepspeed(config: Mapping[str, Any], world: int) -> DeepSpeedPlan:
     )
 
 
-_PLANS = {"ddp": _ddp, "ds": _deepspeed, "fsdp1": _fsdp1, "fsdp2": _fsdp2}
+_PLANS: dict[str, Callable[[Mapping[str, Any], int], AnyPlan]] = {
+    "ddp": _ddp,
+    "ds": _deepspeed,
+    "fsdp1": _fsdp1,
+    "fsdp2": _fsdp2,
+}
 
 
 def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:

@@ -1,0 +1,280 @@
+"""What FSDP2 moves for one unit, on which stream, through which buffers.
+
+torch 2.13 `_fully_shard/_fsdp_collectives.py` (foreach_all_gather, foreach_all_gather_copy_out, foreach_reduce) and
+`_fsdp_param.py`. Buffers are allocated and freed at the calls, and on the streams, where the framework does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from math import ceil, prod
+
+from zsim.model.kernels import DTYPE_BYTES, Memory
+from zsim.model.spec import ModelSpec
+from zsim.plan.spec import Fsdp2Plan
+from zsim.program.builder import Builder
+from zsim.program.foreach import foreach
+from zsim.program.ops import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    COMPUTE,
+    COPY_IN,
+    D2H,
+    H2D,
+    REDUCE_SCATTER,
+    Collective,
+    Compute,
+    Copy,
+)
+from zsim.program.units import Group, divide_factors, mesh_of
+
+
+class Training(Enum):
+    IDLE, FORWARD, PRE_BACKWARD, POST_BACKWARD = auto(), auto(), auto(), auto()
+
+
+class Unit:
+    """FSDPParamGroup: parameters that travel together. Element counts include the padding of dim 0 to the shards."""
+
+    def __init__(self, group: Group, model: ModelSpec, shards: int, reshard: bool | int) -> None:
+        self.name, self.modules, self.params, self.role = group.name, group.modules, group.params, group.role
+        self.input_has_grad, self.output_has_grad = group.input_has_grad, group.output_has_grad
+        shapes = [model.parameters[index].shape for index in self.params]
+        # _fsdp_param.py _init_sharded_param: torch.chunk along dim 0, every chunk padded to the first
+        self.shard_numels = [ceil(shape[0] / shards) * prod(shape[1:]) if shape else 1 for shape in shapes]
+        self.shard = sum(self.shard_numels)
+        self.full = self.shard * shards
+        self.reshard = reshard  # after forward; an int: to that many ranks
+        self.forward_prefetch: Sequence[Unit] = ()
+        self.backward_prefetch: Sequence[Unit] = ()
+
+        self.training = Training.IDLE
+        self.running: set[str] = set()  # modules still to run in this forward
+        self.indices: list[int] = []  # places in the post-forward order
+        self.unsharded = False
+        self.post_forward_shard = False  # resharded to fewer ranks
+        self.gathered: int | None = None  # event of an all-gather not yet waited for
+        self.reshard_event: int | None = None
+        self.reduce_event: int | None = None
+        self.grads: set[int] = set()  # parameters with an unsharded gradient from autograd
+        self.accumulated: set[int] = set()  # those whose earlier gradients are kept in the reduce dtype
+        self.has_sharded_grad = False
+        self.has_partial_reduce = False  # reduce-scattered, not all-reduced yet
+        self.all_reduce_input: str | None = None  # kept alive until the end of backward
+
+
+class Collectives:
+    def __init__(self, model: ModelSpec, plan: Fsdp2Plan, builder: Builder) -> None:
+        self.plan, self.model, self.builder = plan, model, builder
+        self.replicas, self.shards = mesh_of(plan.mesh, plan.world_size)
+        self.hsdp = plan.mesh is not None
+        self.compute_size = int(DTYPE_BYTES[plan.param_dtype])
+        self.store_size = int(DTYPE_BYTES[plan.storage_dtype])
+        self.reduce_size = int(DTYPE_BYTES[plan.reduce_dtype])
+        self.device = "host" if plan.cpu_offload else "gpu"
+
+    def ranks(self, unit: Unit) -> int:
+        """How many ranks hold a shard of the unit now."""
+        return int(unit.reshard) if unit.post_forward_shard else self.shards
+
+    def group(self, ranks: int) -> str:
+        if ranks != self.shards:
+            return "post_forward"
+        return "shard" if self.hsdp else "world"
+
+    def gather_streams_wait(self, event: int) -> None:
+        self.builder.stream_wait(COPY_IN, event)
+        self.builder.stream_wait(ALL_GATHER, event)
+
+    # Parameters.
+
+    def all_gather(self, unit: Unit, phase: str, micro: int) -> int:
+        """foreach_all_gather; returns its event."""
+        builder, plan, ranks = self.builder, self.plan, self.ranks(unit)
+        numels = [numel * self.shards // ranks for numel in unit.shard_numels]
+        shard, cast = sum(numels), plan.param_dtype != plan.storage_dtype
+        copied, flat = f"shard on GPU:{unit.name}", f"gather input:{unit.name}"
+        # _get_param_all_gather_inputs: the shards in the compute dtype, cast into one flat buffer
+        if plan.cpu_offload:
+            staged = max(numels) if cast else shard  # with a cast a parameter's copy dies before the next one's
+            builder.alloc(copied, "all_gather_buffers", staged * self.store_size, lane=COPY_IN)
+            builder.wait_stream(H2D, COPY_IN)
+            copy = Copy("h2d", shard * self.store_size)
+            event = builder.launch(H2D, "shard to GPU", phase, copy, module=unit.name, micro=micro)
+            builder.stream_wait(COPY_IN, event)
+        if cast:
+            builder.alloc(flat, "all_gather_buffers", shard * self.compute_size, lane=COPY_IN)
+            reads = self.compute_size if unit.post_forward_shard else self.store_size
+            self._kernel(COPY_IN, "all-gather cast", phase, unit, micro, numels, reads, self.compute_size)
+        builder.alloc(self.gather_key(unit), "all_gather_buffers", shard * ranks * self.compute_size, lane=COPY_IN)
+        self._kernel(COPY_IN, "all-gather copy-in", phase, unit, micro, numels, self.compute_size, self.compute_size)
+        builder.wait_stream(ALL_GATHER, COPY_IN)
+        work = Collective("all_gather", plan.param_dtype, shard, shard * ranks, self.group(ranks))
+        event = builder.launch(ALL_GATHER, "all-gather", phase, work, module=unit.name, micro=micro)
+        if cast:
+            builder.free(flat)
+        if plan.cpu_offload:
+            builder.free(copied)
+        return event
+
+    def copy_out(self, unit: Unit, phase: str, micro: int) -> int:
+        """foreach_all_gather_copy_out: from the gathered buffer into the parameters; returns its event."""
+        builder = self.builder
+        builder.alloc(self.unsharded_key(unit), "all_gather_buffers", unit.full * self.compute_size)
+        if self.ranks(unit) > 1:
+            assert unit.gathered is not None
+            builder.stream_wait(COMPUTE, unit.gathered)
+            numels = [numel * self.shards for numel in unit.shard_numels]
+            event = self._kernel(
+                COMPUTE, "all-gather copy-out", phase, unit, micro, numels, self.compute_size, self.compute_size
+            )
+        else:  # wait_for_unshard without a group: a cast and a copy per parameter
+            copies = Memory(
+                "copy", unit.full * (self.store_size + self.compute_size), 2 * unit.full * self.compute_size,
+                2 * len(unit.params),
+            )  # fmt: skip
+            event = builder.launch(
+                COMPUTE, "unshard copy", phase, Compute((copies,)), module=unit.name, micro=micro,
+                temp_peak=max(unit.shard_numels) * self.compute_size, temp_category="all_gather_buffers",
+            )  # fmt: skip
+        if unit.post_forward_shard:
+            builder.free(f"post-forward shard:{unit.name}")
+            unit.post_forward_shard = False
+        return event
+
+    def reshard_to_fewer(self, unit: Unit, micro: int) -> None:
+        """to_sharded_post_forward: keeps the part of this rank within `reshard` ranks, as a copy."""
+        nbytes = unit.full // int(unit.reshard) * self.compute_size
+        self.builder.alloc(f"post-forward shard:{unit.name}", "all_gather_buffers", nbytes)
+        copy = Compute((Memory("copy", nbytes, nbytes, len(unit.params)),))
+        label = "reshard to fewer ranks"
+        unit.reshard_event = self.builder.launch(COMPUTE, label, "forward", copy, module=unit.name, micro=micro)
+        unit.post_forward_shard = True
+
+    @staticmethod
+    def gather_key(unit: Unit) -> str:
+        return f"all-gather:{unit.name}"
+
+    @staticmethod
+    def unsharded_key(unit: Unit) -> str:
+        return f"unsharded:{unit.name}"
+
+    # Gradients.
+
+    def reduce(self, unit: Unit, micro: int, *, all_reduce: bool) -> tuple[str, int]:
+        """foreach_reduce: returns the buffer to free and the event after which nothing reads it any more.
+
+        `unit.reduce_event` ends the whole reduction. Without `all_reduce` HSDP keeps what is reduce-scattered.
+        """
+        builder, plan, size = self.builder, self.plan, self.reduce_size
+        reduced = unit.grads | unit.accumulated
+        numels = [n for param, n in zip(unit.params, unit.shard_numels, strict=True) if param in reduced]
+        shard, full = sum(numels), sum(numels) * self.shards
+        source = f"reduce-scatter input:{unit.name}"
+        builder.alloc(source, "reduce_buffers", full * size)
+        read = size if unit.accumulated else self.compute_size
+        copy_in = Compute((foreach("copy", [n * self.shards for n in numels], read, size),))
+        builder.launch(COMPUTE, "reduce-scatter copy-in", "backward", copy_in, module=unit.name, micro=micro)
+        self.free_grads(unit)
+        builder.wait_stream(REDUCE_SCATTER, COMPUTE)
+
+        output, category = self._output(unit, all_reduce)
+        builder.alloc(output, category, shard * size, lane=REDUCE_SCATTER)
+        # fp16 could overflow: a sum with divisions around it instead of an average
+        careful = plan.reduce_dtype == "float16"
+        before, after = divide_factors(plan.world_size) if careful else (1, 1)
+        mean = "SUM" if careful or plan.world_size == 1 else "AVG"
+        if before > 1:
+            self._elementwise(REDUCE_SCATTER, "divide gradient", unit, micro, full * size, full * size)
+        if self.shards > 1:
+            work = Collective("reduce_scatter", plan.reduce_dtype, full, shard, self.group(self.shards), mean)
+            event = builder.launch(REDUCE_SCATTER, "reduce-scatter", "backward", work, module=unit.name, micro=micro)
+        else:
+            event = self._elementwise(REDUCE_SCATTER, "reduce copy", unit, micro, shard * size, shard * size)
+        lane = REDUCE_SCATTER
+        if unit.has_partial_reduce:
+            self._elementwise(lane, "add partial reduction", unit, micro, 2 * shard * size, shard * size)
+        if not self.hsdp or all_reduce:
+            if self.hsdp:
+                lane = ALL_REDUCE
+                builder.wait_stream(ALL_REDUCE, REDUCE_SCATTER)
+                work = Collective("all_reduce", plan.reduce_dtype, shard, shard, "replicate", mean)
+                builder.launch(ALL_REDUCE, "all-reduce", "backward", work, module=unit.name, micro=micro)
+            if after > 1:
+                self._elementwise(lane, "divide gradient", unit, micro, shard * size, shard * size)
+            self._store_gradient(unit, output, shard, lane, micro)
+            if unit.has_partial_reduce:
+                builder.free(f"partial reduce:{unit.name}")
+            unit.has_partial_reduce, unit.has_sharded_grad = False, True
+        elif unit.has_partial_reduce:
+            builder.free(output)
+        else:
+            unit.has_partial_reduce = True
+        unit.reduce_event = builder.last(lane)
+        return source, event
+
+    def free_grads(self, unit: Unit) -> None:
+        for param in unit.accumulated:
+            self.builder.free(f"accumulated grad:{unit.name}:{param}")
+        for param in unit.grads:
+            self.builder.free(f"grad:{unit.name}:{param}")
+        unit.grads.clear()
+        unit.accumulated.clear()
+
+    def _output(self, unit: Unit, all_reduce: bool) -> tuple[str, str]:
+        """What the reduce-scatter writes becomes the sharded gradient, or the partial one, unless it is added to it."""
+        plan = self.plan
+        if self.hsdp and not all_reduce:
+            if not unit.has_partial_reduce:
+                return f"partial reduce:{unit.name}", "gradients"
+        elif not (unit.has_sharded_grad or plan.cpu_offload) and plan.reduce_dtype == plan.storage_dtype:
+            return f"sharded grad:{unit.name}", "gradients"
+        return f"reduce output:{unit.name}", "reduce_buffers"
+
+    def _store_gradient(self, unit: Unit, output: str, shard: int, lane: str, micro: int) -> None:
+        """Casts to the shards' dtype, copies to the host, adds to what an earlier micro-step left."""
+        builder, plan = self.builder, self.plan
+        sharded, stored = f"sharded grad:{unit.name}", shard * self.store_size
+        if output == sharded:
+            return
+        current = output
+        if plan.reduce_dtype != plan.storage_dtype:
+            lasting = not (unit.has_sharded_grad or plan.cpu_offload)
+            current = sharded if lasting else f"cast gradient:{unit.name}"
+            builder.alloc(current, "gradients" if lasting else "reduce_buffers", stored, lane=lane)
+            self._elementwise(lane, "cast gradient", unit, micro, shard * self.reduce_size, stored)
+            if not self.hsdp:
+                builder.free(output)
+        if plan.cpu_offload:
+            if not unit.has_sharded_grad:
+                builder.alloc(sharded, "gradients", stored, self.device)
+            builder.stream_wait(D2H, builder.last(lane))
+            copy = Copy("d2h", stored)
+            event = builder.launch(D2H, "gradient to host", "backward", copy, module=unit.name, micro=micro)
+            builder.stream_wait(lane, event)
+        elif unit.has_sharded_grad:
+            self._elementwise(lane, "accumulate gradient", unit, micro, 2 * stored, stored)
+        if current not in (sharded, output):
+            builder.free(current)
+        if self.hsdp:
+            unit.all_reduce_input = output  # FSDPParamGroup._all_reduce_state
+        elif current == output:
+            builder.free(output)
+
+    def drop_all_reduce_input(self, unit: Unit) -> None:
+        if unit.all_reduce_input is not None:
+            self.builder.free(unit.all_reduce_input)
+            unit.all_reduce_input = None
+
+    # Kernels.
+
+    def _kernel(
+        self, lane: str, label: str, phase: str, unit: Unit, micro: int, numels: Sequence[int], read: int, write: int
+    ) -> int:
+        work = Compute((foreach("copy", numels, read, write),))
+        return self.builder.launch(lane, label, phase, work, module=unit.name, micro=micro)
+
+    def _elementwise(self, lane: str, label: str, unit: Unit, micro: int, read: float, write: float) -> int:
+        work = Compute((Memory("copy", read, write),))
+        return self.builder.launch(lane, label, "backward", work, module=unit.name, micro=micro)
