@@ -9,14 +9,14 @@ from zsim.cluster.spec import Cluster, global_link, global_name
 
 # From bottom to top, as people draw servers: what GPUs share among themselves below them, the way out above.
 _ROWS = {
-    "nvswitch": -1.0,
+    "nvswitch": -1.2,
     "gpu": 0.0,
-    "pcie_switch": 1.0,
-    "nic": 1.4,
-    "cpu": 2.0,
-    "dram": 3.0,
-    "nvme": 2.6,
-    "fabric": 4.0,
+    "pcie_switch": 1.2,
+    "nic": 2.2,
+    "cpu": 3.4,
+    "nvme": 4.4,
+    "dram": 5.2,
+    "fabric": 6.2,
 }
 
 
@@ -67,7 +67,7 @@ def _places(kinds: dict[str, str], ends: list[tuple[str, ...]]) -> dict[str, tup
         x |= placed
     rows: dict[float, list[str]] = {}
     for name, kind in kinds.items():
-        rows.setdefault(_ROWS.get(kind, 2.0), []).append(name)
+        rows.setdefault(_ROWS.get(kind, 3.4), []).append(name)
     width = max(len(rows.get(0.0, ())), 2) - 1
     places: dict[str, tuple[float, float]] = {}
     for y, names in rows.items():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from importlib.resources import files
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from zsim.engine.timeline import OpRecord
 from zsim.program.ops import COMPUTE, HOST, LANES
 from zsim.result.breakdown import cause, waiting_segments
 from zsim.result.critical_path import RankView
-from zsim.result.curve import points
+from zsim.result.curve import Point, points
 from zsim.result.render import terminal
 from zsim.result.render.drawing import drawing
 from zsim.result.render.style import CATEGORY_COLORS, CATEGORY_LABELS, CAUSE_COLORS, PHASE_COLORS, cause_label
@@ -22,6 +23,8 @@ from zsim.result.spec import Result
 from zsim.result.tables import kind, link_rows, moved_bytes
 
 GIB = 2**30
+MOST_POINTS, MOST_BARS = 3000, 8000  # what a browser draws without lagging
+WAITS = "compute waits for"
 ASSETS = files("zsim.result.render") / "assets"
 
 
@@ -71,18 +74,24 @@ def _data(result: Result, others: Sequence[Result]) -> dict[str, Any]:
 
 def _memory(result: Result, view: RankView) -> dict[str, Any]:
     """Bytes by category over the steady step, in GiB, and the kernel that runs."""
-    curve = list(points(view, CATEGORY_COLORS))
-    texts: dict[str, int] = {}
-    at = [texts.setdefault(_title(point.kernel), len(texts)) for point in curve]
+    curve = list(_thinned(list(points(view, CATEGORY_COLORS))))
+    texts = Texts()
     columns = {name: [point.held[name] for point in curve] for name in CATEGORY_COLORS}
     columns["framework"] = [result.gpu.framework_bytes] * len(curve)
     return {
         "t": [round(point.time_s, 7) for point in curve],
         "categories": {name: [round(n / GIB, 4) for n in column] for name, column in columns.items() if any(column)},
         "total": [round(sum(row) / GIB, 4) for row in zip(*columns.values(), strict=True)],
-        "at": at,
-        "texts": list(texts),
+        "at": [texts.index(_title(point.kernel)) for point in curve],
+        "texts": list(texts.known),
     }
+
+
+def _thinned(curve: list[Point]) -> Iterator[Point]:
+    """At most `MOST_POINTS`: of each run of neighbours the fullest, so that no peak is lost."""
+    length = -(-len(curve) // MOST_POINTS)
+    for at in range(0, len(curve), length or 1):
+        yield max(curve[at : at + length], key=lambda point: sum(point.held.values()))
 
 
 def _title(kernel: OpRecord | None) -> str:
@@ -92,37 +101,63 @@ def _title(kernel: OpRecord | None) -> str:
     return f"{op.phase}, {op.module + ': ' if op.module else ''}{op.label}"
 
 
+class Texts:
+    """Strings that repeat, written once."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, int] = {}
+
+    def index(self, text: str) -> int:
+        return self.known.setdefault(text, len(self.known))
+
+
 def _lanes(view: RankView) -> dict[str, Any]:
-    """Bars of the lanes chart: (row, start, length, colour group, text), seconds from the start of the step."""
+    """Bars of the lanes chart: row, start, length, colour, what (a text), and what it waited for (a text).
+
+    Seconds from the start of the step. Kernels of one layer become one bar where there are more than a browser likes.
+    """
     names = [lane for lane in LANES if view.on(lane)]
-    titles = [HOST, COMPUTE, "compute waits for", *(name for name in names if name != COMPUTE)]
-    origin = view.steady.start_s
-    bars: list[tuple[int, float, float, str, str]] = []
+    rows = [HOST, COMPUTE, WAITS, *(name for name in names if name != COMPUTE)]
+    origin, texts, colors = view.steady.start_s, Texts(), Texts()
+    bars: list[tuple[int, float, float, int, int, int]] = []
 
-    def bar(row: str, start: float, end: float, group: str, text: str) -> None:
-        bars.append((titles.index(row), round(start - origin, 8), round(end - start, 8), group, text))
+    def bar(row: str, start: float, end: float, color: str, what: str, why: str = "") -> None:
+        place = rows.index(row), round(start - origin, 8), round(end - start, 8)
+        bars.append((*place, colors.index(color), texts.index(what), texts.index(why)))
 
+    crowded = sum(len(view.on(lane)) for lane in names) > MOST_BARS
     for lane in names:
-        for record in view.on(lane):
-            op = record.op
-            text = f"{op.label}" + (f" of {op.module}" if op.module else "") + f"<br>{op.phase}, {kind(record)}"
-            moved = moved_bytes(record)
-            text += f", {moved / 1e6:.2f} MB" if moved else ""
-            text += f"<br>{1e6 * (record.end_s - record.start_s):.1f} µs, started when {_blocker(view, record.blocker)}"
-            bar(lane, record.start_s, record.end_s, op.phase, text)
+        for group in _layers(view.on(lane)) if crowded else ([record] for record in view.on(lane)):
+            bar(
+                lane,
+                group[0].start_s,
+                group[-1].end_s,
+                group[0].op.phase,
+                _what(group),
+                _blocker(view, group[0].blocker),
+            )
     for segment in waiting_segments(view):
-        group, name = cause(segment)
-        group = group if group in CAUSE_COLORS else "other"
-        bar(
-            "compute waits for",
-            segment.start_s,
-            segment.end_s,
-            group,
-            f"{cause_label(name)}: {1e6 * segment.seconds:.1f} µs",
-        )
+        group_name, name = cause(segment)
+        color = group_name if group_name in CAUSE_COLORS else "other"
+        bar(WAITS, segment.start_s, segment.end_s, color, f"waits for {cause_label(name)}")
     for wait in view.host_waits():
         bar(HOST, wait.start_s, wait.end_s, "host", f"blocked until {wait.record.op.label} is done")
-    return {"names": titles, "items": bars}
+    return {"names": rows, "items": bars, "texts": list(texts.known), "colors": list(colors.known)}
+
+
+def _layers(records: Sequence[OpRecord]) -> Iterator[list[OpRecord]]:
+    """Neighbours of the same layer and phase."""
+    for _, group in groupby(records, key=lambda r: (r.op.layer, r.op.phase, r.step, kind(r))):
+        yield list(group)
+
+
+def _what(group: Sequence[OpRecord]) -> str:
+    op = group[0].op
+    if len(group) > 1:
+        return f"{len(group)} ops of layer {op.layer}<br>{op.phase}, {kind(group[0])}"
+    moved = moved_bytes(group[0])
+    size = f", {moved / 1e6:.2f} MB" if moved else ""
+    return f"{op.label}" + (f" of {op.module}" if op.module else "") + f"<br>{op.phase}, {kind(group[0])}{size}"
 
 
 def _blocker(view: RankView, blocker: int | str) -> str:

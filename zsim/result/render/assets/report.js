@@ -152,7 +152,7 @@ function memory() {
     (gpu.allocator_retries ? ` To get through, the allocator gives cached memory back ${gpu.allocator_retries} times, which is slow.` : "");
   chart("memory-time", () => {
     const traces = Object.entries(held.categories).map(([name, values]) => ({
-      x: held.t, y: values, name: words(name), type: "scatter", mode: "lines", line: { width: 0, shape: "hv" },
+      x: held.t, y: values, name: data.labels[name] || words(name), type: "scatter", mode: "lines", line: { width: 0, shape: "hv" },
       stackgroup: "all", fillcolor: data.colors[name], hovertemplate: "%{y:.2f} GiB",
     }));
     traces.push({ x: held.t, y: held.total, name: "total", type: "scatter", mode: "lines",
@@ -198,16 +198,19 @@ function step() {
     `Collectives run for ${seconds(time.comm_s)}, of which ${seconds(time.overlapped_comm_s)} under compute. Bottleneck: ${result.bottleneck.name}.`;
   chart("lanes", () => {
     const groups = new Map();
-    for (const [lane, start, length, group, text] of data.lanes.items) {
+    const { names, items, texts, colors } = data.lanes;
+    for (const [lane, start, length, color, what, why] of items) {
+      const group = colors[color];
       if (!groups.has(group)) groups.set(group, { y: [], base: [], x: [], text: [] });
       const bars = groups.get(group);
-      bars.y.push(data.lanes.names[lane]); bars.base.push(start); bars.x.push(length); bars.text.push(text);
+      bars.y.push(names[lane]); bars.base.push(start); bars.x.push(length);
+      bars.text.push(`${texts[what]}<br>${seconds(length)}${texts[why] ? `, started when ${texts[why]}` : ""}`);
     }
     const traces = [...groups].map(([name, bars]) => ({ type: "bar", orientation: "h", name: words(name), y: bars.y, x: bars.x,
       base: bars.base, customdata: bars.text, marker: { color: data.phases[name] || data.causes[name], line: { width: 0 } },
       hovertemplate: "%{customdata}<br>from %{base:.6f} s<extra></extra>" }));
     return { traces, layout: { barmode: "overlay", bargap: 0.25, hovermode: "closest", xaxis: { ticksuffix: " s" },
-      yaxis: { type: "category", categoryorder: "array", categoryarray: [...data.lanes.names].reverse(), fixedrange: true } } };
+      yaxis: { type: "category", categoryorder: "array", categoryarray: [...names].reverse(), fixedrange: true } } };
   });
 }
 
@@ -269,7 +272,7 @@ function compare() {
   chart("compare-time", () => ({ traces: kinds.map(([name, key, color]) => ({ type: "bar", name, x: names, y: data.compare.map((o) => o.result.time[key]),
     marker: { color }, hovertemplate: "%{y:.4f} s" })), layout: { barmode: "stack", yaxis: { title: { text: "seconds per step" } } } }));
   const categories = Object.keys(data.colors).filter((name) => data.compare.some((o) => o.result.memory.gpu.by_category[name]));
-  chart("compare-memory", () => ({ traces: [...categories.map((name) => ({ type: "bar", name: words(name), x: names,
+  chart("compare-memory", () => ({ traces: [...categories.map((name) => ({ type: "bar", name: data.labels[name] || words(name), x: names,
     y: data.compare.map((o) => (o.result.memory.gpu.by_category[name] || 0) / GIB), marker: { color: data.colors[name] }, hovertemplate: "%{y:.2f} GiB" })),
   { type: "scatter", mode: "markers", name: "capacity", x: names, y: data.compare.map((o) => o.result.memory.gpu.capacity_bytes / GIB),
     marker: { symbol: "line-ew-open", size: 40, color: css("--bad"), line: { width: 3 } }, hovertemplate: "%{y:.2f} GiB" }],
