@@ -60,3 +60,41 @@ def _report(found: Sequence[dict[str, object]], matches: Sequence[bool], lines: 
     else:
         print(*lines, f"{sum(matches)} matched of {len(matches)}", sep="\n")
     return 0 if all(matches) else 1
+
+
+@app.command()
+def collectives(
+    file: Annotated[Path, typer.Argument(help="A CSV of measured points, or a log of nccl-tests.", show_default=False)],
+    topology: Annotated[Path | None, typer.Option(help="The machine of a log.", show_default=False)] = None,
+    op: Annotated[
+        str | None, typer.Option(help="The collective of a log that does not name it.", show_default=False)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Measured collectives: error of time per set and overall, and the algorithm NCCL chose where known."""
+    from zsim.validation.collectives_report import report
+
+    found = report(file, topology, op)
+    if json:
+        from dataclasses import asdict
+        from json import dumps
+
+        print(dumps(asdict(found)).replace("NaN", "null"))
+        return
+    print(f"{'set':<30}{'points':>7}{'median':>9}{'>=16 MiB':>10}{'worst':>9} at")
+    for title, lines in (("", found.sets), ("of doubtful quality, not counted:", found.other)):
+        if lines and title:
+            print(title)
+        for line in lines:
+            large = "" if line.median_large != line.median_large else f"{line.median_large:.1%}"
+            at = f"{line.worst_at / 2**20:.4g} MiB"
+            print(
+                f"{line.name:<30}{line.points:>7}{line.median:>9.1%}{large:>10}{line.worst:>+9.0%} {at:<12} {line.what}"
+            )
+    for name, why in found.skipped.items():
+        print(f"skipped {name}: {why}")
+    print(f"median absolute error of time: {found.median:.1%} over {found.points} points of all sizes,")
+    print(f"  {found.median_large:.1%} over {found.points_large} of at least 16 MiB")
+    same, known = found.algorithms
+    if known:
+        print(f"algorithm as NCCL's in {same} of {known} points where it is known")

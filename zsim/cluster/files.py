@@ -38,6 +38,23 @@ def read_machine(path: str | Path, hints: Hints = NO_HINTS, nodes: int | None = 
         raise
 
 
+def write_yaml(reading: Reading, path: str | Path) -> None:
+    """The topology as a file for `topologies/`. Raises InputError where it already is one."""
+    if not reading.document:
+        raise InputError("this already is a topology file", field="--yaml")
+    import yaml
+
+    lines = [f"# Read from {reading.source}."]
+    for key, value in reading.document.items():
+        flow = not isinstance(value, str | int)
+        lines.append(
+            yaml.safe_dump(
+                {key: value}, sort_keys=False, default_flow_style=None if flow else False, width=110
+            ).rstrip()
+        )
+    Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def read_text(text: str, hints: Hints = NO_HINTS) -> Reading:
     """The topology document in `text`, whichever tool printed it."""
     if not text.strip():

@@ -36,8 +36,15 @@ TRANSPORT_LATENCY = {"rdma": 0.0, "efa": 65e-6, "tcpx": 55e-6, "tcp": 50e-6}
 
 
 def load_topology(path: str | Path, nodes: int | None = None) -> Cluster:
-    """Read the topology at `path`; `nodes` overrides its number of nodes. Raises InputError."""
+    """Read the topology at `path`; `nodes` overrides its number of nodes. Raises InputError.
+
+    A file that does not end in .yaml or .yml is taken for what a vendor's tool prints.
+    """
     path = Path(path)
+    if path.suffix not in (".yaml", ".yml") and path.is_file():
+        from zsim.cluster.files import read_machine
+
+        return read_machine(path, nodes=nodes)[0]
     try:
         text = path.read_text(encoding="utf-8")
         data = yaml.load(text, Loader=yaml.CSafeLoader)

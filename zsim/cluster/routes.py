@@ -9,6 +9,7 @@ import itertools
 from dataclasses import dataclass
 
 from zsim.cluster.spec import Node
+from zsim.errors import InputError
 
 # Closest first (NCCL graph/topo.h): same NVLink or NVSwitch, one PCIe switch, several, through a CPU, across sockets.
 TYPES = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
@@ -50,6 +51,10 @@ def pcie_path(node: Node, a: str, b: str) -> tuple[str, list[str]]:
 def _route(node: Node, kind: str, links: list[str], staged: bool = False) -> Route:
     usage: dict[str, float] = {}
     for link in links:
+        if link not in node.links:
+            raise InputError(
+                f"no link {link.replace('>', ' to ')}: these CPUs do not see each other", field="cpu.socket_link"
+            )
         usage[link] = usage.get(link, 0.0) + 1.0
     bandwidth = min(node.links[link].bandwidth / times for link, times in usage.items())
     return Route(kind, usage, bandwidth, sum(node.links[link].latency_s for link in links), staged)

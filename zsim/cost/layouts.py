@@ -135,6 +135,8 @@ def _ring(node: Node, part: Part, kind: str) -> tuple[Usage, float]:
     else:
         usage = _scaled(rings(node, part.gpus).usage, factor) if len(part.gpus) > 1 else {}
     wires = _wires(node, usage)
+    if kind in ("broadcast", "reduce"):
+        return usage, min(wires * factor, wires * _net_efficiency(node, part))  # an edge in use carries everything
     if part.ranks == 2 and part.nodes == 1:
         return usage, 1 / (1 / wires + factor / PAIR_STAGE)
     return usage, wires * _net_efficiency(node, part)

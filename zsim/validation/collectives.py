@@ -19,6 +19,7 @@ from typing import Any
 
 from zsim.cluster.load import cluster_from
 from zsim.cluster.spec import Cluster
+from zsim.cost.bench import seconds_alone
 from zsim.cost.collectives import KINDS, transfer
 from zsim.errors import InputError
 
@@ -134,11 +135,8 @@ def predict(point: Point) -> tuple[float, str]:
     cluster = _machine(point.gpu, point.gpus, point.nodes, point.intra, point.net)
     group = (tuple(range(cluster.world_size)),)
     one = transfer(cluster, point.kind, point.nbytes, group, override(point))
-    links = cluster.links
-    rate = min((links[link].bandwidth / times for link, times in one.usage.items()), default=float("inf"))
     launch = LAUNCH_PER_GPU * point.gpus / point.nodes if "single process" in point.note else 0.0
-    seconds = one.latency_s + one.payload_bytes / min(rate, one.max_rate)
-    return max(seconds, launch), one.algorithm
+    return max(seconds_alone(cluster, one), launch), one.algorithm
 
 
 def override(point: Point) -> str | None:

@@ -1,0 +1,101 @@
+"""zsim topo: show, check and convert a machine's topology."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from zsim.cli.options import Json, new_app
+
+app = new_app()
+
+
+@app.command()
+def topo(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="A topology YAML, `nvidia-smi topo -m`, `rocm-smi --showtopo` or NCCL XML.", show_default=False
+        ),
+    ],
+    gpu: Annotated[str | None, typer.Option(help="GPU model, where the file does not say.", show_default=False)] = None,
+    pcie_gen: Annotated[int | None, typer.Option(help="PCIe generation of the slots.", show_default=False)] = None,
+    p2p: Annotated[
+        str | None, typer.Option(help="Peer-to-peer over PCIe: auto, none or all.", show_default=False)
+    ] = None,
+    nic_gbps: Annotated[float | None, typer.Option(help="Rate of each NIC, Gb/s.", show_default=False)] = None,
+    nodes: Annotated[int | None, typer.Option(help="How many such nodes.", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option(help="Draw the graph to this picture.", show_default=False)] = None,
+    yaml: Annotated[Path | None, typer.Option(help="Write it as a topology YAML.", show_default=False)] = None,
+    json: Json = False,
+) -> None:
+    """Show and check a machine: its tree, link capacities, paths between GPUs and the rings found."""
+    from zsim.cluster.describe import describe, draw
+    from zsim.cluster.files import read_machine, write_yaml
+    from zsim.cluster.matrix import Hints
+
+    cluster, reading = read_machine(file, Hints(gpu, pcie_gen, p2p, nic_gbps), nodes)
+    seen = describe(cluster)
+    if out:
+        draw(cluster, str(out))
+    if yaml:
+        write_yaml(reading, yaml)
+    if json:
+        from json import dumps
+
+        print(dumps(_to_dict(cluster, reading, seen)))
+        return
+    print(f"{cluster.name}: {cluster.nodes} x {len(cluster.templates[0].devices)} GPUs, read as {reading.source}")
+    print(*seen.tree, sep="\n")
+    print("\nlinks of a node           each way   on the sheet")
+    for row in seen.links:
+        rates = f"{_gb(row['bandwidth']):>12} {_gb(row['raw']):>14}"
+        print(f"  {row['kind']:<9}{row['links']:>4} x {rates}   {row['example']}")
+    if seen.rings:
+        _print_rings(seen)
+    for line in reading.assumptions:
+        print(f"assumed: {line}")
+    for line in seen.problems:
+        print(f"check: {line}")
+    if not seen.problems:
+        print("check: every GPU reaches every other, links are symmetric")
+
+
+def _print_rings(seen: Any) -> None:
+    found = seen.rings
+    print("\npaths between GPUs: " + ", ".join(f"{kind} {count}" for kind, count in seen.paths.items()))
+    way = "NVLink" if found.type == "NVL" else f"PCIe ({found.type}{', through host memory' if found.staged else ''})"
+    print(f"ring bus bandwidth {_gb(found.bandwidth)} over {way}, bound by {seen.limit}")
+    for order in dict.fromkeys(found.orders):
+        print("  " + " - ".join(f"gpu{gpu}" for gpu in order) + f" - gpu{order[0]}")
+
+
+def _to_dict(cluster: Any, reading: Any, seen: Any) -> dict[str, Any]:
+    rings = seen.rings
+    return {
+        "name": cluster.name,
+        "read_as": reading.source,
+        "nodes": cluster.nodes,
+        "gpus_per_node": cluster.gpus_per_node,
+        "gpus": [device.name for device in cluster.templates[0].devices],
+        "nics": len(cluster.templates[0].nics),
+        "links": seen.links,
+        "paths": seen.paths,
+        "rings": rings
+        and {
+            "bus_bandwidth": rings.bandwidth,
+            "type": rings.type,
+            "through_host": rings.staged,
+            "bound_by": seen.limit,
+            "orders": [list(order) for order in dict.fromkeys(rings.orders)],
+        },
+        "assumptions": reading.assumptions,
+        "problems": seen.problems,
+    }
+
+
+def _gb(rate: object) -> str:
+    assert isinstance(rate, float)
+    return f"{rate / 1e9:.4g} GB/s"

@@ -1,0 +1,191 @@
+"""Reads the tables of nccl-tests and rccl-tests from logs as people keep them, and two others of the same content.
+
+Survives launcher prefixes ("[1,0]<stdout>:", a bare "[0]" inside rows), other programs' lines between rows, tables
+without redop or root, one group of columns or two, several tests in one file; reads torch's all_reduce_bench and
+DeepSpeed's comms log too.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zsim import units
+from zsim.errors import InputError
+
+_PREFIX = re.compile(r"\[\d+(?:,\d+)?\](?:<std(?:out|err)>)?:?")
+_TYPES = r"float|half|bfloat16|double|int8|uint8|int32|uint32|int64|uint64|fp8_e4m3|fp8_e5m2|f8e4m3|f8e5m2"
+_ROW = re.compile(rf"^\s*(\d+)\s+(\d+)\s+(?:{_TYPES})\b\s*(sum|prod|min|max|avg|none|all|mulsum)?\s*(.*)$")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|N/A", re.IGNORECASE)
+_HEADER = re.compile(r"size\s+count")
+_TITLE = re.compile(r"\b(all_reduce|all_gather|reduce_scatter|broadcast|reduce|alltoall|sendrecv)_perf")
+_DEVICE = re.compile(r"Rank\s+(\d+)\b.*?device\s+\d+\s+\[[^\]]*\]\s+(.+?)\s*$")
+_THREADS = re.compile(r"nThread (\d+) nGpus (\d+)")
+_VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
+_OPS = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One size. Bytes, seconds, bytes/s; the in-place half is absent from narrow tables."""
+
+    nbytes: int
+    seconds: float
+    algbw: float
+    busbw: float
+    in_place_seconds: float | None = None
+
+
+@dataclass
+class Table:
+    """One test. `op` and `ranks` are None where neither the log nor its numbers tell."""
+
+    op: str | None = None
+    ranks: int | None = None
+    gpus_per_process: int = 1
+    devices: list[str] = field(default_factory=list)
+    version: str | None = None
+    rows: list[Row] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def read(path: str | Path) -> list[Table]:
+    """All tables of a log. Raises InputError where there is none."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InputError(f"cannot read: {error.strerror}", file=path) from None
+    tables = parse(text)
+    if not tables:
+        raise InputError("no row of a collective benchmark in it", file=path, accepted="the output of nccl-tests")
+    return tables
+
+
+def parse(text: str) -> list[Table]:
+    """Tables in order; without rows they are dropped."""
+    if re.search(r"^\s*Comm\. Op\s+Message Size", text, re.MULTILINE):
+        return _comms_logger(text)
+    if re.search(r"^\|\s*payload\s*\|", text, re.MULTILINE):
+        return _markdown(text)
+    tables = [Table()]
+    kinds: list[tuple[str, int]] = []  # (redop, root) of the current table's rows
+    for raw in text.splitlines():
+        line = _PREFIX.sub(" ", raw)
+        version, device, title = _VERSION.search(line), _DEVICE.search(line), _TITLE.search(line)
+        threads = _THREADS.search(line)
+        row = _ROW.match(line.replace("#", " ", 1) if line.lstrip().startswith("#") else line)
+        if (
+            row is None
+            and (threads or device or _HEADER.search(line) or (title and "concluded" not in line))
+            and tables[-1].rows
+        ):
+            _finish(tables[-1], kinds)
+            before = tables[-1]
+            tables.append(Table(version=before.version, gpus_per_process=before.gpus_per_process))
+            if not device and not threads:  # only a new header: the same ranks
+                tables[-1].ranks, tables[-1].devices = before.ranks, before.devices
+            kinds = []
+        if threads:
+            tables[-1].gpus_per_process = int(threads.group(1)) * int(threads.group(2))
+        elif version:
+            tables[-1].version = version.group(1)
+        elif device:
+            tables[-1].devices.append(device.group(2))
+            tables[-1].ranks = max(tables[-1].ranks or 0, int(device.group(1)) + 1)  # often only the last line is kept
+        elif title:
+            tables[-1].op = _OPS.get(title.group(1), title.group(1))
+        elif row:
+            _add(tables[-1], kinds, int(row.group(1)), row.group(3) or "", row.group(4))
+    _finish(tables[-1], kinds)
+    return [table for table in tables if table.rows]
+
+
+def _add(table: Table, kinds: list[tuple[str, int]], nbytes: int, redop: str, rest: str) -> None:
+    """A row's numbers: [root] (time algbw busbw wrong) once or twice; an odd count starts with the root."""
+    numbers = _NUMBER.findall(rest)
+    root = -1
+    if len(numbers) % 2 and len(numbers) in (5, 7, 9):
+        root, numbers = int(float(numbers[0])), numbers[1:]
+    if len(numbers) < 3 or "N/A" in (values := [number.upper() for number in numbers])[:3]:
+        table.warnings.append(f"row of {nbytes} bytes is cut")
+        return
+    micro, algbw, busbw = (float(value) for value in values[:3])
+    again = float(values[4]) * 1e-6 if len(values) >= 7 and values[4] != "N/A" else None
+    kinds.append((redop, root))
+    if nbytes > 0 and micro > 0:
+        table.rows.append(Row(nbytes, micro * 1e-6, algbw * 1e9, busbw * 1e9, again))
+
+
+def _finish(table: Table, kinds: list[tuple[str, int]]) -> None:
+    """Work out op and number of ranks from what the numbers say, and doubt impossible ones."""
+    fastest = max(table.rows, key=lambda row: row.algbw, default=None)
+    ratio = fastest.busbw / fastest.algbw if fastest and fastest.algbw > 1e9 else None  # two digits are too few below
+    if table.op is None and kinds:
+        table.op = _guess_op(kinds[-1], ratio)
+    if ratio is not None:
+        deduced = _ranks(table.op or "all_gather", ratio)
+        table.ranks = table.ranks or deduced
+    if ratio == 0.0:
+        table.ranks = table.ranks or 1
+        table.warnings.append("one rank: nothing crosses a link, the bandwidths mean nothing")
+    if any(row.algbw > 5e12 for row in table.rows):
+        table.warnings.append("faster than any memory: not a link rate")
+
+
+def _guess_op(kind: tuple[str, int], ratio: float | None) -> str | None:
+    redop, root = kind
+    if root >= 0:
+        return "broadcast" if redop in ("", "none") else "reduce"
+    if redop in ("sum", "avg", "min", "max", "prod"):
+        return "all_reduce" if ratio is None or ratio >= 1 else "reduce_scatter"
+    return None  # all_gather and alltoall look alike
+
+
+def _ranks(op: str, ratio: float) -> int | None:
+    """From bus over algorithm bandwidth, 2 (n-1)/n or (n-1)/n."""
+    share = ratio / 2 if op == "all_reduce" else ratio
+    if op in ("broadcast", "reduce", "send_recv") or not 0.4 < share < 0.9995:
+        return None
+    return round(1 / (1 - share))
+
+
+def _markdown(text: str) -> list[Table]:
+    """`| 32KiB | 1.44GBps | 0.82GBps |`: payload, busbw, algbw of torch's all_reduce_bench."""
+    table = Table(op="all_reduce")
+    for cells in (line.strip().strip("|").split("|") for line in text.splitlines() if line.strip().startswith("|")):
+        rates = [re.fullmatch(r"([\d.]+)([GMT])(B|b)ps", cell.strip()) for cell in cells[1:3]]
+        if len(cells) < 3 or not all(rates):
+            continue
+        busbw, algbw = (_rate(match) for match in rates if match)
+        nbytes = units.parse_size(cells[0].strip())
+        table.rows.append(Row(nbytes, nbytes / algbw, algbw, busbw))
+    _finish(table, [("sum", -1)])
+    return [table] if table.rows else []
+
+
+def _rate(match: re.Match[str]) -> float:
+    scale = {"M": 1e6, "G": 1e9, "T": 1e12}[match.group(2)]
+    return float(match.group(1)) * scale / (1 if match.group(3) == "B" else 8)
+
+
+def _comms_logger(text: str) -> list[Table]:
+    """DeepSpeed's log_summary: op, then size, count, total ms, average ms, Gb/s. Negative totals overflowed there."""
+    tables: list[Table] = []
+    for line in text.splitlines():
+        named = re.fullmatch(r"\s*(all_reduce|all_gather\w*|reduce_scatter\w*|broadcast|reduce|barrier)\s*", line)
+        row = re.match(r"\s+([\d.]+)\s*([KMG]?B)\s+\d+\s+(-?[\d.]+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)", line)
+        if named:
+            op = named.group(1)
+            tables.append(
+                Table(op=next((known for known in ("all_gather", "reduce_scatter") if op.startswith(known)), op))
+            )
+        elif row and tables:
+            if float(row.group(3)) < 0:
+                tables[-1].warnings.append(f"{row.group(1)} {row.group(2)}: its total latency is negative, left out")
+                continue
+            nbytes, seconds = units.parse_size(f"{row.group(1)} {row.group(2)}"), float(row.group(4)) * 1e-3
+            if nbytes and seconds:
+                tables[-1].rows.append(Row(nbytes, seconds, nbytes / seconds, float(row.group(6)) * 1e9 / 8))
+    return [table for table in tables if table.rows]
