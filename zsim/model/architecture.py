@@ -13,47 +13,52 @@ class Moe:
     top_k: int
     intermediate: int
     norm_top_k: bool = True  # the chosen weights are divided by their sum
-    sparse: tuple[bool, ...] = ()  # which layers have experts; empty: all
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """What distinguishes a layer from its neighbours."""
+
+    sliding: bool = False  # windowed attention
+    sparse: bool = False  # experts in place of the MLP
+    rotary: bool = True  # SmolLM3 leaves every fourth layer without positions
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A causal decoder. Widths in elements; `layer_types[i]` is what distinguishes layer i ("full", "sliding")."""
+    """A causal decoder, in the words of `zsim.model.families`. Widths in elements, probabilities of dropouts in 0..1."""
 
-    family: str
+    family: str  # transformers' model_type
     hidden: int
-    layers: int
     heads: int
     kv_heads: int
     head_dim: int
     intermediate: int
     vocab: int
-    positions: int
+    kinds: tuple[LayerKind, ...]  # one per layer
     tied: bool
+    positions: int = 0  # rows of a learned position embedding; a limit elsewhere
     activation: str = "silu"
-    attention_bias: bool = False  # q, k, v
-    output_bias: bool = False  # o
+    attention_bias: bool = False  # of q, k and v
+    output_bias: bool = False  # of the projection after attention
     mlp_bias: bool = False
     norm_bias: bool = True  # of LayerNorms
-    qk_norm: bool = False
-    parallel: bool = False  # attention and MLP read the same input
-    rotary_dim: int = 0
-    embed_width: int = 0  # of the token embedding, where it differs from `hidden` (OPT)
-    final_norm: bool = True
     head_bias: bool = False
+    qk_norm: str = ""  # "head": each head of q and k, "width": all heads together
+    parallel: bool = False  # attention and MLP add to the same residual
+    rotary_dim: int = 0  # rotated entries of a head; 0: all
+    embed_width: int = 0  # of the token embedding if not `hidden` (OPT 350m)
+    pre_norm: bool = True
+    final_norm: bool = True
     dropout: float = 0.0  # of the residual stream
     attention_dropout: float = 0.0
     embedding_dropout: float = 0.0
     window: int | None = None
-    layer_types: tuple[str, ...] = ()
     moe: Moe | None = None
-    softcap: bool = False  # Gemma 2: attention logits
-    final_softcap: bool = False
-    pad_rows: int = 0
+    softcap: bool = False  # tanh on attention logits (Gemma 2)
+    final_softcap: bool = False  # tanh on logits
+    variant: str = ""  # Falcon: "7b" (one norm), "40b" (new decoder architecture), "rw" (sequential)
 
     @property
-    def kinds(self) -> tuple[tuple[str, bool], ...]:
-        """What distinguishes each layer: its attention, and whether it has experts."""
-        types = self.layer_types or ("full",) * self.layers
-        sparse = (self.moe is not None,) * self.layers if self.moe is None or not self.moe.sparse else self.moe.sparse
-        return tuple(zip(types, sparse, strict=True))
+    def layers(self) -> int:
+        return len(self.kinds)

@@ -19,26 +19,6 @@ def run_block(net: Net, block: Callable[..., Tensor], *tensors: Tensor | None) -
     return checkpoint(block, present, net.checkpointing)
 
 
-def positions(net: Net, s: int) -> Tensor:
-    """`torch.arange(s) + 0`, [1, s] int64."""
-    ids = F.pointwise(net.tape.empty((1, s), "int64"))
-    if net.checkpointing != "none":  # an argument of every block
-        net.tape.share(ids)
-    return ids
-
-
-def causal_mask(net: Net, b: int, s: int) -> Tensor | None:
-    """The float mask [b, 1, s, s] that eager attention adds; fused attention needs none."""
-    if net.attention != "eager":
-        return None
-    allowed = net.tape.empty((1, 1, s, s), "bool")
-    net.tape.memory(0, allowed.nbytes)
-    mask = F.pointwise(allowed, shape=(b, 1, s, s), dtype=net.dtype)
-    if net.checkpointing != "none":
-        net.tape.share(mask)
-    return mask
-
-
 class CausalLM(Module):
     """The root. A family's subclass makes `self.model` (or another name), `self.lm_head`, and calls `finish`."""
 
@@ -47,9 +27,12 @@ class CausalLM(Module):
     logits = True
 
     def finish(self, hidden: Tensor, labels: Tensor, head: Linear) -> Tensor:
-        """Head and loss: `ForCausalLMLoss` (transformers 5.24, loss_utils.py), logits in float32."""
-        logits = head(hidden)
+        """Head and loss of transformers 5.24 (`ForCausalLMLoss`: logits in float32)."""
+        logits = self.logits_of(hidden, head)
         return causal_loss(logits, labels)
+
+    def logits_of(self, hidden: Tensor, head: Linear) -> Tensor:
+        return head(hidden)
 
 
 def head(net: Net, embedding: Embedding, bias: bool = False) -> Linear:

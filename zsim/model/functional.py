@@ -202,14 +202,15 @@ def dropout(x: Tensor, p: float) -> Tensor:
         out = tape.empty(x.shape, x.dtype, _layout(x))
         mask = tape.empty(x.shape, "bool", _layout(x))
         tape.memory(x.nbytes, out.nbytes + mask.nbytes, "dropout")
+        saved = tape.save(mask) if x.needs_grad else None
     else:
         mask = tape.empty(x.shape, x.dtype, _layout(x))
         tape.memory(mask.nbytes, mask.nbytes, "dropout")  # bernoulli_
         tape.memory(mask.nbytes, mask.nbytes, "dropout")  # div_
+        saved = tape.save(mask) if x.needs_grad else None
         out = _binary(x, mask)
     if x.needs_grad:
-        saved = tape.save(mask)
-        tape.link((x,), lambda g: (pointwise(g, *saved()),), out)
+        tape.link((x,), lambda g: (pointwise(g, *saved()),), out)  # type: ignore[misc]
     return out
 
 
@@ -393,3 +394,56 @@ def complex_rotate(x: Tensor, table: Tensor) -> Tensor:
     tape.link((pairs,), backward, out)
     del wide, pairs
     return to(reshape(out, *shape), dtype)
+
+
+# ------------------------------------------------------------------------------------------------- reductions
+
+
+def sum_last(x: Tensor) -> Tensor:
+    """`x.sum(-1, keepdim=True)`; backward is a view."""
+    out = pointwise(x, shape=(*x.shape[:-1], 1))
+    if x.needs_grad:
+        shape = x.shape
+        x.tape.link((x,), lambda g: (_expanded(g, shape),), out)
+    return out
+
+
+def sum_middle(x: Tensor) -> Tensor:
+    """`x.sum(1)` of [a, b, c]; backward is a view."""
+    a, _, c = x.shape
+    out = pointwise(x, shape=(a, c))
+    if x.needs_grad:
+        shape = x.shape
+        x.tape.link((x,), lambda g: (_expanded(_view(g, (a, 1, c), (c, c, 1)), shape),), out)
+    return out
+
+
+def _expanded(g: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """`g.expand(shape)`: dimensions of size one repeated with stride zero."""
+    strides = tuple(0 if size == 1 != full else stride for size, full, stride in zip(g.shape, shape, g.strides, strict=True))
+    return _view(g, shape, strides)
+
+
+def divide(x: Tensor, by: Tensor, in_place: bool = False) -> Tensor:
+    """x / by. Gradients: grad / other, and -grad * ((self / other) / other)."""
+    grad = x.needs_grad or by.needs_grad
+    if grad:
+        source = _clone(x) if in_place else x
+        saved = x.tape.save(source, by)
+        del source
+    out = _view(x, x.shape, x.strides) if in_place else _binary(x, by)
+    if in_place:
+        x.tape.memory(x.nbytes + by.nbytes, x.nbytes)
+    if grad:
+
+        def backward(g: Tensor) -> tuple[Tensor, Tensor]:
+            x, by = saved()
+            ratio = pointwise(x, by)
+            twice = pointwise(ratio, by)
+            opposite = pointwise(g)
+            grad_by = pointwise(opposite, twice)
+            del ratio, twice, opposite
+            return pointwise(g, by), grad_by
+
+        x.tape.link((x, by), backward, out)
+    return out

@@ -1,42 +1,229 @@
-"""Reads a Hugging Face config.json."""
+"""Reads a Hugging Face config.json: which family it is, and its normalized architecture."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from zsim.model import families
-from zsim.model.architecture import Architecture
-from zsim.model.layers import Net
+from zsim.errors import NotModeled
+from zsim.model.architecture import Architecture, LayerKind, Moe
+from zsim.model.families import FAMILIES, build
+from zsim.model.fields import Fields
+from zsim.model.layers import ACTIVATIONS, Net
 from zsim.model.spec import ModelSpec
 from zsim.model.trace import parameters
 
+# config.json of transformers 5 writes a default of the class as null or leaves it out; what is left out here takes
+# the default of the configuration class (transformers 5.24), except sizes, which must be there.
+
 
 def read_config(path: Path | str) -> ModelSpec:
+    """The model of a config.json (or of the directory that holds one).
+
+    Raises InputError for a file or field that is wrong, NotModeled for an architecture that is not in `FAMILIES`.
+    """
     path = Path(path)
-    c = json.loads(path.read_text())
-    hidden, heads = c["hidden_size"], c["num_attention_heads"]
-    family = c["model_type"]
-    arch = Architecture(
-        family=family,
-        hidden=hidden,
-        layers=c["num_hidden_layers"],
-        heads=heads,
-        kv_heads=c.get("num_key_value_heads") or heads,
-        head_dim=c.get("head_dim") or hidden // heads,
-        intermediate=c["intermediate_size"],
-        vocab=c["vocab_size"],
-        positions=c.get("max_position_embeddings", 2048),
-        tied=c.get("tie_word_embeddings", False),
-        activation=c.get("hidden_act", "silu"),
-        attention_bias=c.get("attention_bias", family == "qwen2"),
-        output_bias=c.get("attention_bias", False),
-        mlp_bias=c.get("mlp_bias", False),
-        qk_norm=family == "qwen3",
-    )
-    return from_architecture(path.parent.name, arch)
+    if path.is_dir():
+        path = path / "config.json"
+    fields = Fields.read(path)
+    family = fields.text("model_type", default="")
+    if not family:
+        fields.fail("model_type", "is missing", ", ".join(FAMILIES))
+    _refuse(fields, family)
+    arch = READERS[family](fields, family)
+    return from_architecture(path.parent.name if path.name == "config.json" else path.stem, arch)
 
 
 def from_architecture(name: str, arch: Architecture, notes: tuple[str, ...] = ()) -> ModelSpec:
-    model = families.build(Net(arch))
-    return ModelSpec(name, arch.family, parameters(model), arch, notes=notes)
+    """The spec of an architecture: its parameters in `named_parameters()` order."""
+    model = build(Net(arch))
+    return ModelSpec(name, arch.family, parameters(model), arch, model.buffers_bytes(), notes)
+
+
+def _refuse(fields: Fields, family: str) -> None:
+    """What this reader knows it cannot describe."""
+    where = {"file": fields.path}
+    if fields.raw("quantization_config") is not None:
+        raise NotModeled(
+            "weights quantized by the checkpoint", line=fields.line("quantization_config"),
+            field="quantization_config", accepted="the configuration of the unquantized model", **where,
+        )  # fmt: skip
+    for tower in ("text_config", "vision_config", "audio_config"):
+        if fields.raw(tower) is not None:
+            raise NotModeled(
+                f"{family}: a language model inside a multimodal one", line=fields.line(tower), field=tower,
+                accepted="a text model's config.json (the text_config as a file of its own trains without the tower)",
+                **where,
+            )  # fmt: skip
+    if family not in READERS:
+        raise NotModeled(
+            f"model family {family!r}", line=fields.line("model_type"), field="model_type",
+            accepted=", ".join(sorted(READERS)), **where,
+        )  # fmt: skip
+
+
+# -- readers, one per family of field names ----------------------------------------------------------------------
+
+
+def _activation(fields: Fields, *names: str, default: str) -> str:
+    name = fields.text(*names, default=default)
+    if name not in ACTIVATIONS:
+        fields.fail(next((n for n in names if n in fields), names[0]), f"is {name!r}", ", ".join(sorted(ACTIVATIONS)))
+    return name
+
+
+def _dropout(fields: Fields, *names: str, default: float = 0.0) -> float:
+    return fields.number(*names, default=default, low=0.0, high=1.0)
+
+
+def _heads(fields: Fields, hidden: int, *names: str) -> tuple[int, int]:
+    """Number of heads and their width, which divides `hidden` unless head_dim says otherwise."""
+    heads = fields.size(*names)
+    if "head_dim" in fields:
+        return heads, fields.size("head_dim")
+    if hidden % heads:
+        name = next(n for n in names if n in fields)
+        fields.fail(name, f"is {heads}, which does not divide the hidden size {hidden}", f"a divisor of {hidden}")
+    return heads, hidden // heads
+
+
+def _kv_heads(fields: Fields, heads: int, *names: str) -> int:
+    kv_heads = fields.size(*names, default=heads)
+    if heads % kv_heads:
+        name = next(n for n in names if n in fields)
+        fields.fail(name, f"is {kv_heads}, which does not divide the {heads} heads", f"a divisor of {heads}")
+    return kv_heads
+
+
+def _sliding(fields: Fields, layers: int, default: Callable[[int], bool]) -> list[bool]:
+    types = fields.items("layer_types", layers)
+    if types is None:
+        return [default(layer) for layer in range(layers)]
+    for entry in types:
+        if entry not in ("full_attention", "sliding_attention"):
+            fields.fail("layer_types", f"has {entry!r}", "full_attention, sliding_attention")
+    return [entry == "sliding_attention" for entry in types]
+
+
+def _llama(fields: Fields, family: str) -> Architecture:
+    hidden = fields.size("hidden_size")
+    heads, head_dim = _heads(fields, hidden, "num_attention_heads")
+    layers = fields.size("num_hidden_layers")
+    window = fields.size("sliding_window", default=0) or None
+    if family.startswith(("qwen", "smollm")):  # the window is off unless use_sliding_window, and starts at a layer
+        window = window if fields.flag("use_sliding_window", default=False) else None
+        first = fields.size("max_window_layers", default=28, least=0)
+        sliding = _sliding(fields, layers, lambda layer: window is not None and layer >= first)
+    else:
+        sliding = _sliding(fields, layers, lambda layer: window is not None)
+    kinds = tuple(LayerKind(sliding=is_sliding and window is not None) for is_sliding in sliding)
+    bias = fields.flag("attention_bias", default=family == "qwen2")
+    common: dict[str, Any] = {
+        "family": family,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": _kv_heads(fields, heads, "num_key_value_heads"),
+        "head_dim": head_dim,
+        "intermediate": fields.size("intermediate_size"),
+        "vocab": fields.size("vocab_size"),
+        "kinds": kinds,
+        "tied": fields.flag("tie_word_embeddings", default=family == "smollm3"),
+        "positions": fields.size("max_position_embeddings", default=2048),
+        "activation": _activation(fields, "hidden_act", default="silu"),
+        "attention_bias": True if family == "qwen2" else bias and family != "mistral",
+        "output_bias": bias and family not in ("qwen2", "mistral"),
+        "mlp_bias": fields.flag("mlp_bias", default=False) and family in ("llama", "smollm3"),
+        "attention_dropout": _dropout(fields, "attention_dropout"),
+        "window": window,
+    }
+    if family == "smollm3":
+        interval = fields.size("no_rope_layer_interval", default=4)
+        ropes = fields.items("no_rope_layers", layers) or [int((i + 1) % interval != 0) for i in range(layers)]
+        common["kinds"] = tuple(
+            LayerKind(sliding=kind.sliding, rotary=bool(rope)) for kind, rope in zip(kinds, ropes, strict=True)
+        )
+    if family in ("qwen3", "qwen3_moe"):
+        common["qk_norm"] = "head"
+    if family == "olmo2":
+        common["qk_norm"] = "width"
+    return _experts(fields, family, common)
+
+
+def _experts(fields: Fields, family: str, common: dict[str, Any]) -> Architecture:
+    layers = len(common["kinds"])
+    if family == "mixtral":
+        experts, top_k = fields.size("num_local_experts", default=8), fields.size("num_experts_per_tok", default=2)
+        width, sparse, norm = common["intermediate"], [True] * layers, True
+    elif family == "qwen3_moe":
+        experts, top_k = fields.size("num_experts"), fields.size("num_experts_per_tok")
+        width, norm = fields.size("moe_intermediate_size"), fields.flag("norm_topk_prob", default=False)
+        step, dense = fields.size("decoder_sparse_step", default=1), fields.items("mlp_only_layers") or []
+        sparse = [i not in dense and (i + 1) % step == 0 for i in range(layers)]
+    else:
+        return Architecture(**common)
+    if top_k > experts:
+        fields.fail("num_experts_per_tok", f"is {top_k}, more than the {experts} experts", f"1 to {experts}")
+    kinds = tuple(LayerKind(kind.sliding, is_sparse) for kind, is_sparse in zip(common["kinds"], sparse, strict=True))
+    return Architecture(**{**common, "kinds": kinds, "moe": Moe(experts, top_k, width, norm)})
+
+
+def _gemma(fields: Fields, family: str) -> Architecture:
+    hidden, layers = fields.size("hidden_size"), fields.size("num_hidden_layers")
+    heads = fields.size("num_attention_heads")
+    window = None if family == "gemma" else fields.size("sliding_window", default=4096)
+    if family == "gemma2":
+        sliding = _sliding(fields, layers, lambda layer: layer % 2 == 0)
+    elif family == "gemma3_text":
+        period = fields.size("sliding_window_pattern", "_sliding_window_pattern", default=6)
+        sliding = _sliding(fields, layers, lambda layer: (layer + 1) % period != 0)
+    else:
+        sliding = [False] * layers
+    return Architecture(
+        family=family,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=_kv_heads(fields, heads, "num_key_value_heads"),
+        head_dim=fields.size("head_dim", default=256),
+        intermediate=fields.size("intermediate_size"),
+        vocab=fields.size("vocab_size"),
+        kinds=tuple(LayerKind(sliding=is_sliding) for is_sliding in sliding),
+        tied=fields.flag("tie_word_embeddings", default=True),
+        activation=_activation(fields, "hidden_activation", "hidden_act", default="gelu_pytorch_tanh"),
+        attention_bias=fields.flag("attention_bias", default=False),
+        output_bias=fields.flag("attention_bias", default=False),
+        attention_dropout=_dropout(fields, "attention_dropout"),
+        qk_norm="head" if family == "gemma3_text" else "",
+        window=window,
+        softcap=family == "gemma2" and fields.given("attn_logit_softcapping", default=True),
+        final_softcap=family != "gemma" and fields.given("final_logit_softcapping", default=family == "gemma2"),
+    )
+
+
+def _gpt2(fields: Fields, family: str) -> Architecture:
+    hidden = fields.size("n_embd", "hidden_size")
+    heads, head_dim = _heads(fields, hidden, "n_head", "num_attention_heads")
+    layers = fields.size("n_layer", "num_hidden_layers")
+    return Architecture(
+        family=family,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        intermediate=fields.size("n_inner", "intermediate_size", default=4 * hidden),
+        vocab=fields.size("vocab_size"),
+        kinds=(LayerKind(),) * layers,
+        tied=fields.flag("tie_word_embeddings", default=family == "gpt2"),
+        positions=fields.size("n_positions", "max_position_embeddings", default=1024),
+        activation=_activation(fields, "activation_function", default="gelu_new"),
+        dropout=_dropout(fields, "resid_pdrop", default=0.1 if family == "gpt2" else 0.0),
+        attention_dropout=_dropout(fields, "attn_pdrop", default=0.1 if family == "gpt2" else 0.0),
+        embedding_dropout=_dropout(fields, "embd_pdrop", default=0.1 if family == "gpt2" else 0.0),
+    )
+
+
+READERS: dict[str, Callable[[Fields, str], Architecture]] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "mixtral", "qwen3_moe"), _llama),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), _gemma),
+    **dict.fromkeys(("gpt2",), _gpt2),
+}

@@ -75,6 +75,10 @@ class Module:
     def forward(self, *args: Any) -> Any:
         raise NotImplementedError
 
+    def buffers_bytes(self) -> int:
+        """Bytes of buffers on the device: rotary frequencies, twice (transformers keeps the original ones, too)."""
+        return sum(child.buffers_bytes() for child in self.children.values())
+
     def named_weights(self, prefix: str = "", layer: int = -1) -> Iterator[tuple[str, int, Module, Weight]]:
         """(name, layer or -1, owner, weight) in the order of `named_parameters`; tied weights under every name."""
         for name, weight in self.weights.items():
@@ -206,62 +210,3 @@ ACTIVATIONS: dict[str, tuple[str, Any]] = {
     "gelu_new": ("NewGELUActivation", _gelu_new),
     "relu": ("ReLU", F.activation_by_result),
 }
-
-
-class Rotary(Module):
-    """cos and sin for all positions, [1, s, d]. They live as long as the blocks that multiply with them."""
-
-    kind = "rotary"
-
-    def __init__(self, net: Net, head_dim: int, class_name: str) -> None:
-        super().__init__(net)
-        self.head_dim, self.class_name = head_dim, class_name
-
-    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        tape = self.net.tape
-        s, d = positions.shape[-1], self.head_dim
-        angles = F.pointwise(F.pointwise(positions, dtype="float32"), shape=(1, s, d // 2))
-        table = F.cat((angles, angles))
-        cos = F.pointwise(F.pointwise(table))
-        sin = F.pointwise(F.pointwise(table))
-        tables = F.to(cos, x.dtype), F.to(sin, x.dtype)
-        if x.needs_grad:
-            tape.share(*tables)
-        return tables
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding of [b, h, s, d]: `x * cos + rotate_half(x) * sin`."""
-    half = x.shape[-1] // 2
-    return F.add(F.mul(x, cos), F.mul(_rotate_half(x, half), sin))
-
-
-def _rotate_half(x: Tensor, half: int) -> Tensor:
-    first = F.narrow(x, -1, half)
-    second = F.narrow(x, -1, half)
-    return F.cat((F.neg(second), first))
-
-
-def attend(net: Net, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, window: int | None = None) -> Tensor:
-    """Scaled-dot-product attention of [b, h, s, d]: returns [b, s, h, d]. Eager repeats the key and value heads."""
-    tape = net.tape
-    outer = tape.label
-    if net.attention != "eager":
-        out = P.flash_attention(q, k, v, net.attention, window=window)
-        return F.contiguous(F.transpose(out, 1, 2))
-    repeats = q.shape[1] // k.shape[1]
-    k, v = F.repeat_heads(k, repeats), F.repeat_heads(v, repeats)
-    tape.label = "softmax"
-    weights = F.scale(P.matmul(q, F.transpose(k, 2, 3)))
-    if mask is not None:
-        weights = F.add(weights, mask)
-    weights = F.to(P.softmax(F.to(weights, "float32")), q.dtype)
-    out = P.matmul(weights, v)
-    tape.label = outer
-    return F.contiguous(F.transpose(out, 1, 2))
-
-
-def split_heads(x: Tensor, head_dim: int) -> Tensor:
-    """[b, s, h * d] -> [b, h, s, d]."""
-    b, s, _ = x.shape
-    return F.transpose(F.reshape(x, b, s, -1, head_dim), 1, 2)

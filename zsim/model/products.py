@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zsim.model.functional import reshape
 from zsim.model.kernels import Attention
-from zsim.model.tape import ITEM, Tensor
+from zsim.model.tape import ITEM, Tape, Tensor
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, conv1d: bool = False) -> Tensor:
@@ -230,3 +230,85 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
         target_bytes = target.nbytes
         tape.link((scores,), nll_backward, loss)
     return loss
+
+
+def grouped_linear(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
+    """`_grouped_mm`: rows of x [r, k], sorted by expert, times their expert's weight [e, n, k]. Rows taken as even."""
+    tape = x.tape
+    rows, k = x.shape
+    experts, n, _ = weight.shape
+    dtype = x.dtype
+    x_grad, w_grad = x.needs_grad, weight.needs_grad
+    saved = tape.save(*([x] if w_grad else []), *([weight] if x_grad else []), offsets) if x_grad or w_grad else None
+    out = tape.empty((rows, n), dtype)
+    _grouped(tape, rows, experts, "m", n, k, dtype)
+
+    def backward(g: Tensor) -> tuple[Tensor | None, ...]:
+        kept = saved()  # type: ignore[misc]  # noqa: F841
+        grad_w = grad_x = None
+        if w_grad:
+            grad_w = tape.gradient(weight, weight.shape, dtype)
+            _grouped(tape, rows, experts, "k", n, k, dtype)
+        if x_grad:
+            grad_x = tape.empty((rows, k), dtype)
+            _grouped(tape, rows, experts, "m", k, n, dtype)
+        return grad_x, grad_w
+
+    if x_grad or w_grad:
+        tape.link((x, weight), backward, out)
+    return out
+
+
+def _grouped(tape: Tape, rows: int, experts: int, along: str, n: int, k: int, dtype: str) -> None:
+    """One product per expert that has rows. `along`: rows are the result's ("m") or are summed over ("k")."""
+    share, more = divmod(rows, experts)
+    for height, count in ((share + 1, more), (share, experts - more)):
+        if height and count:
+            shape = (height, n, k) if along == "m" else (n, k, height)
+            tape.gemm(*shape, dtype, count, "grouped_gemm")
+
+
+def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest per row and their indices, which are saved; backward scatters into zeros."""
+    tape = x.tape
+    values = tape.empty((x.shape[0], k), x.dtype)
+    indices = tape.empty((x.shape[0], k), "int64")
+    tape.memory(x.nbytes, values.nbytes + indices.nbytes)
+    if x.needs_grad:
+        saved = tape.save(indices)
+        shape, dtype = x.shape, x.dtype
+
+        def backward(g: Tensor) -> tuple[Tensor]:
+            (indices,) = saved()
+            zeros = tape.empty(shape, dtype)
+            tape.memory(g.nbytes, zeros.nbytes)
+            grad = tape.empty(shape, dtype)
+            tape.memory(zeros.nbytes + indices.nbytes + g.nbytes, grad.nbytes)
+            return (grad,)
+
+        tape.link((x,), backward, values)
+    return values, indices
+
+
+def gather(x: Tensor, rows: Tensor) -> Tensor:
+    """`x[rows]`: backward adds into zeros (`index_put` with accumulation)."""
+    tape = x.tape
+    saved = tape.save(rows) if x.needs_grad else None
+    out = tape.empty((rows.shape[0], *x.shape[1:]), x.dtype)
+    tape.memory(out.nbytes + rows.nbytes, out.nbytes)
+    if x.needs_grad:
+        shape, dtype = x.shape, x.dtype
+
+        def backward(g: Tensor) -> tuple[Tensor]:
+            (rows,) = saved()  # type: ignore[misc]
+            zeros = tape.empty(shape, dtype)
+            tape.memory(g.nbytes, zeros.nbytes)
+            if tape.cuda:  # in place: autograd has no other use for the zeros
+                tape.memory(zeros.nbytes + rows.nbytes + g.nbytes, zeros.nbytes)
+                return (zeros,)
+            grad = tape.empty(shape, dtype)
+            tape.memory(zeros.nbytes + rows.nbytes + g.nbytes, grad.nbytes)
+            return (grad,)
+
+        tape.link((x,), backward, out)
+    return out

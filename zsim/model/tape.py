@@ -195,6 +195,14 @@ class Tape:
         self._stack.pop()
         self._boundary = True
 
+    def part(self) -> None:
+        """What follows is a segment of its own.
+
+        A segment's weight gradients count from the start of its backward, so where they are large the product that
+        makes them should stand alone.
+        """
+        self._boundary = True
+
     def open(self) -> Segment:
         """The segment that the next kernel or tensor belongs to."""
         if not self._boundary:

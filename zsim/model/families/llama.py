@@ -1,4 +1,4 @@
-"""Llama and its relatives: Mistral, Qwen2, Qwen3, and the MoE ones that only replace the MLP.
+"""Llama and its relatives: Mistral, Qwen2, Qwen3, SmolLM3, OLMo 2, and the MoE models that only replace the MLP.
 
 Module and parameter names, and the order of calls, are those of transformers 5.24 (`modeling_llama.py` ...).
 """
@@ -6,40 +6,63 @@ Module and parameter names, and the order of calls, are those of transformers 5.
 from __future__ import annotations
 
 from zsim.model import functional as F
-from zsim.model.decoder import CausalLM, causal_mask, head, positions, run_block
-from zsim.model.layers import Activation, Blocks, Embedding, Linear, Module, Net, RMSNorm, Rotary, attend, rotate, split_heads
+from zsim.model.attention import Rotary, attend, causal_mask, positions, rotate, split_heads
+from zsim.model.decoder import CausalLM, head, run_block
+from zsim.model.layers import Activation, Blocks, Embedding, Linear, Module, Net, RMSNorm
 from zsim.model.tape import Tensor
 
 
 class Attention(Module):
+    """`prefix` names the classes. Queries and keys may be normed per head (Qwen3) or over their width (OLMo 2)."""
+
     kind = "rotary"
 
-    def __init__(self, net: Net, prefix: str) -> None:
+    def __init__(self, net: Net, prefix: str, index: int) -> None:
         super().__init__(net)
         arch = net.arch
+        q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
         self.class_name = f"{prefix}Attention"
-        self.q_proj = Linear(net, arch.hidden, arch.heads * arch.head_dim, arch.attention_bias)
-        self.k_proj = Linear(net, arch.hidden, arch.kv_heads * arch.head_dim, arch.attention_bias)
-        self.v_proj = Linear(net, arch.hidden, arch.kv_heads * arch.head_dim, arch.attention_bias)
-        self.o_proj = Linear(net, arch.heads * arch.head_dim, arch.hidden, arch.output_bias)
-        if arch.qk_norm:
-            self.q_norm = RMSNorm(net, arch.head_dim, f"{prefix}RMSNorm")
-            self.k_norm = RMSNorm(net, arch.head_dim, f"{prefix}RMSNorm")
+        self.q_proj = Linear(net, arch.hidden, q, arch.attention_bias)
+        self.k_proj = Linear(net, arch.hidden, kv, arch.attention_bias)
+        self.v_proj = Linear(net, arch.hidden, kv, arch.attention_bias)
+        self.o_proj = Linear(net, q, arch.hidden, arch.output_bias)
+        self.window = arch.window if arch.kinds[index].sliding else None
+        self.rotates = arch.kinds[index].rotary
+        if arch.qk_norm == "head":
+            self.q_norm = self.norm(arch.head_dim, prefix)
+            self.k_norm = self.norm(arch.head_dim, prefix)
+        elif arch.qk_norm == "width":
+            self.q_norm = self.norm(q, prefix)
+            self.k_norm = self.norm(kv, prefix)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+    def norm(self, width: int, prefix: str) -> Module:
+        return RMSNorm(self.net, width, f"{prefix}RMSNorm")
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        arch = self.net.arch
+        q, k, v = self.heads(x)
+        if self.rotates:
+            cos, sin = F.unsqueeze(cos, 1), F.unsqueeze(sin, 1)
+            q, k = self.rotated(q, k, cos, sin)
+        out, weights = attend(self.net, q, k, v, mask, self.window, arch.attention_dropout, softcap=arch.softcap)
+        return self.o_proj(out), weights
+
+    def rotated(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return rotate(q, cos, sin), rotate(k, cos, sin)
+
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        arch, d = self.net.arch, self.net.arch.head_dim
         b, s, _ = x.shape
-        d = self.net.arch.head_dim
-        if self.net.arch.qk_norm:
+        if arch.qk_norm == "head":
             q = F.transpose(self.q_norm(F.reshape(self.q_proj(x), b, s, -1, d)), 1, 2)
             k = F.transpose(self.k_norm(F.reshape(self.k_proj(x), b, s, -1, d)), 1, 2)
-        else:
-            q = split_heads(self.q_proj(x), d)
-            k = split_heads(self.k_proj(x), d)
-        v = split_heads(self.v_proj(x), d)
-        cos, sin = F.unsqueeze(cos, 1), F.unsqueeze(sin, 1)
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        out = attend(self.net, q, k, v, mask, self.net.arch.window)
-        return self.o_proj(F.reshape(out, b, s, -1))
+            return q, k, split_heads(self.v_proj(x), d)
+        if arch.qk_norm == "width":
+            q, k, v = self.q_norm(self.q_proj(x)), self.k_norm(self.k_proj(x)), self.v_proj(x)
+            return split_heads(q, d), split_heads(k, d), split_heads(v, d)
+        return split_heads(self.q_proj(x), d), split_heads(self.k_proj(x), d), split_heads(self.v_proj(x), d)
 
 
 class MLP(Module):
@@ -60,20 +83,22 @@ class MLP(Module):
 
 class Block(Module):
     kind = "residual"
-    role = "block"
 
     def __init__(self, net: Net, prefix: str, index: int) -> None:
         super().__init__(net)
         self.class_name = f"{prefix}DecoderLayer"
-        self.self_attn = Attention(net, prefix)
-        self.mlp = MLP(net, prefix)
+        self.self_attn = Attention(net, prefix, index)
+        self.mlp = self.feed_forward(prefix, index)
         self.input_layernorm = RMSNorm(net, net.arch.hidden, f"{prefix}RMSNorm")
         self.post_attention_layernorm = RMSNorm(net, net.arch.hidden, f"{prefix}RMSNorm")
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+    def feed_forward(self, prefix: str, index: int) -> Module:
+        return MLP(self.net, prefix)
+
+    def forward(self, x: Tensor, *context: Tensor) -> Tensor:
         residual = x
         x = self.input_layernorm(x)
-        x = self.self_attn(x, cos, sin, mask)
+        x, _weights = self.self_attn(x, *context)
         x = F.add(residual, x)
         residual = x
         x = self.post_attention_layernorm(x)
@@ -88,11 +113,21 @@ class Model(Module):
         super().__init__(net)
         arch = net.arch
         self.class_name = f"{prefix}Model"
-        self.embed_tokens = Embedding(net, arch.vocab, arch.hidden)
-        self.layers = Blocks(net, arch.kinds, lambda index: Block(net, prefix, index))
-        self.norm = RMSNorm(net, arch.hidden, f"{prefix}RMSNorm")
+        self.embed_tokens = self.embedding(prefix)
+        self.layers = Blocks(net, arch.kinds, lambda index: self.block(prefix, index))
+        self.norm = self.final_norm(prefix)
         self.norm.role = "norm"
         self.rotary_emb = Rotary(net, arch.head_dim, f"{prefix}RotaryEmbedding")
+        self.rotary_emb.wide = prefix == "Olmo2"
+
+    def embedding(self, prefix: str) -> Embedding:
+        return Embedding(self.net, self.net.arch.vocab, self.net.arch.hidden)
+
+    def block(self, prefix: str, index: int) -> Module:
+        return (Olmo2Block if prefix == "Olmo2" else Block)(self.net, prefix, index)
+
+    def final_norm(self, prefix: str) -> Module:
+        return (Olmo2Norm if prefix == "Olmo2" else RMSNorm)(self.net, self.net.arch.hidden, f"{prefix}RMSNorm")
 
     def forward(self, ids: Tensor) -> Tensor:
         net = self.net
@@ -106,11 +141,59 @@ class Model(Module):
 
 
 class LlamaForCausalLM(CausalLM):
-    def __init__(self, net: Net, prefix: str = "Llama") -> None:
+    """`prefix`: "Llama", "Mistral", "Qwen2" ..."""
+
+    def __init__(self, net: Net, prefix: str) -> None:
         super().__init__(net)
         self.class_name = f"{prefix}ForCausalLM"
-        self.model = Model(net, prefix)
+        self.model = self.decoder(prefix)
         self.lm_head = head(net, self.model.embed_tokens)
+
+    def decoder(self, prefix: str) -> Model:
+        return Model(self.net, prefix)
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         return self.finish(self.model(ids), labels, self.lm_head)
+
+
+class Olmo2Norm(RMSNorm):
+    """The weight multiplies in float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = x.dtype
+        x = F.to(x, "float32")
+        variance = F.mean_last(F.power(x))
+        x = F.mul(x, F.rsqrt(F.shift(variance)))
+        return F.to(F.mul(self.weight, x), dtype)
+
+
+class Olmo2Attention(Attention):
+    def norm(self, width: int, prefix: str) -> Module:
+        return Olmo2Norm(self.net, width, f"{prefix}RMSNorm")
+
+    def rotated(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        wide_q, wide_k = rotate(q, cos, sin), rotate(k, cos, sin)  # its tables are float32
+        return F.to(wide_q, q.dtype), F.to(wide_k, k.dtype)
+
+
+class Olmo2Block(Block):
+    """Norms after attention and MLP instead of before."""
+
+    def __init__(self, net: Net, prefix: str, index: int) -> None:
+        Module.__init__(self, net)
+        width = net.arch.hidden
+        self.class_name = f"{prefix}DecoderLayer"
+        self.self_attn = Olmo2Attention(net, prefix, index)
+        self.mlp = MLP(net, prefix)
+        self.post_attention_layernorm = Olmo2Norm(net, width, f"{prefix}RMSNorm")
+        self.post_feedforward_layernorm = Olmo2Norm(net, width, f"{prefix}RMSNorm")
+
+    def forward(self, x: Tensor, *context: Tensor) -> Tensor:
+        residual = x
+        x, _weights = self.self_attn(x, *context)
+        x = self.post_attention_layernorm(x)
+        x = F.add(residual, x)
+        residual = x
+        x = self.mlp(x)
+        x = self.post_feedforward_layernorm(x)
+        return F.add(residual, x)

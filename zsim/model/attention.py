@@ -1,0 +1,117 @@
+"""What attention layers of all families are made of: rotary tables and rotation, heads, masks, the attention itself."""
+
+from __future__ import annotations
+
+from zsim.model import functional as F
+from zsim.model import products as P
+from zsim.model.layers import Module, Net
+from zsim.model.tape import Tensor
+
+
+class Rotary(Module):
+    """cos and sin for all positions, [1, s, dim]. They live as long as the blocks that multiply with them."""
+
+    kind = "rotary"
+    wide = False  # tables stay in float32
+
+    def __init__(self, net: Net, dim: int, class_name: str) -> None:
+        super().__init__(net)
+        self.dim, self.class_name = dim, class_name
+
+    def buffers_bytes(self) -> int:
+        return 2 * (self.dim // 2) * 4
+
+    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        s, d = positions.shape[-1], self.dim
+        angles = F.pointwise(F.pointwise(positions, dtype="float32"), shape=(1, s, d // 2))
+        table = F.cat((angles, angles))
+        cos = F.pointwise(F.pointwise(table))
+        sin = F.pointwise(F.pointwise(table))
+        tables = (cos, sin) if self.wide else (F.to(cos, x.dtype), F.to(sin, x.dtype))
+        if x.needs_grad:
+            self.net.tape.share(*tables)
+        return tables
+
+
+def positions(net: Net, s: int) -> Tensor:
+    """`torch.arange(s) + 0`, [1, s] int64."""
+    ids = F.pointwise(net.tape.empty((1, s), "int64"))
+    if net.checkpointing != "none":  # an argument of every block
+        net.tape.share(ids)
+    return ids
+
+
+def causal_mask(net: Net, b: int, s: int, dtype: str | None = None) -> Tensor | None:
+    """The mask [b, 1, s, s] that eager attention adds (`dtype`: the model's); fused attention needs none."""
+    if net.attention != "eager":
+        return None
+    return dense_mask(net, b, s, dtype or net.dtype)
+
+
+def dense_mask(net: Net, b: int, s: int, dtype: str) -> Tensor:
+    allowed = net.tape.empty((1, 1, s, s), "bool")
+    net.tape.memory(0, allowed.nbytes)
+    mask = F.pointwise(allowed, shape=(b, 1, s, s), dtype=dtype)
+    if net.checkpointing != "none":
+        net.tape.share(mask)
+    return mask
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding of [b, h, s, d]: `x * cos + rotate_half(x) * sin`."""
+    return F.add(F.mul(x, cos), F.mul(_rotate_half(x), sin))
+
+
+def rotate_part(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The same for the first `cos.shape[-1]` entries of each head; the rest passes through a concatenation."""
+    rotary = cos.shape[-1]
+    turned, passed = F.narrow(x, -1, rotary), F.narrow(x, -1, x.shape[-1] - rotary)
+    return F.cat((rotate(turned, cos, sin), passed))
+
+
+def _rotate_half(x: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    first = F.narrow(x, -1, half)
+    second = F.narrow(x, -1, half)
+    return F.cat((F.neg(second), first))
+
+
+def split_heads(x: Tensor, head_dim: int) -> Tensor:
+    """[b, s, h * d] -> [b, h, s, d]."""
+    b, s, _ = x.shape
+    return F.transpose(F.reshape(x, b, s, -1, head_dim), 1, 2)
+
+
+def attend(
+    net: Net,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    window: int | None = None,
+    dropout: float = 0.0,
+    upcast: bool = True,
+    softcap: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Scaled-dot-product attention of [b, h, s, d]: the result, [b, s, h * d], and the weights if there are any.
+
+    Eager: keys and values repeated for grouped queries, the softmax in float32 if `upcast`, `softcap` as in Gemma 2.
+    Callers hand the weights on as transformers does, which keeps them alive to the end of the block.
+    """
+    b, h, s, d = q.shape
+    weights = None
+    if net.attention != "eager":
+        out = P.flash_attention(q, k, v, net.attention, window=window)
+    else:
+        k, v = F.repeat_heads(k, h // k.shape[1]), F.repeat_heads(v, h // v.shape[1])
+        outer, net.tape.label = net.tape.label, "softmax"
+        weights = F.scale(P.matmul(q, F.transpose(k, 2, 3)))
+        if softcap:
+            weights = F.scale(F.activation_by_result(F.scale(weights)))
+        if mask is not None:
+            weights = F.add(weights, mask)
+        weights = F.to(P.softmax(F.to(weights, "float32")), q.dtype) if upcast else P.softmax(weights)
+        weights = F.dropout(weights, dropout)
+        out = P.matmul(weights, v)
+        net.tape.label = outer
+    return F.reshape(F.contiguous(F.transpose(out, 1, 2)), b, s, h * d), weights

@@ -1,0 +1,121 @@
+"""Mixtral and Qwen3-MoE: Llama blocks whose MLP is a router and experts kept as three-dimensional tensors.
+
+The experts run as transformers' `grouped_mm` implementation does: tokens are sorted by expert, two grouped products,
+back in order, summed over the chosen experts in float32. Routing is taken as even, which the shapes of all tensors do
+not depend on; only the expert's shares of the products do.
+"""
+
+from __future__ import annotations
+
+from zsim.model import functional as F
+from zsim.model import products as P
+from zsim.model.families import llama
+from zsim.model.layers import Activation, Module, Net, Weight
+from zsim.model.tape import Tensor
+
+
+class Router(Module):
+    kind = "router"
+
+    def __init__(self, net: Net, prefix: str) -> None:
+        super().__init__(net)
+        self.class_name = f"{prefix}TopKRouter"
+        self.weight = Weight(net, net.arch.moe.experts, net.arch.hidden)
+        self.mixtral = prefix == "Mixtral"
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        moe = self.net.arch.moe
+        logits = P.linear(x, self.weight)
+        probabilities = P.softmax(F.to(logits, "float32"))
+        values, chosen = P.topk(probabilities, moe.top_k)
+        if moe.norm_top_k:
+            values = F.divide(values, F.sum_last(values), in_place=True)
+        if not self.mixtral:
+            values = F.to(values, logits.dtype)
+        return logits, values, chosen
+
+
+class Experts(Module):
+    kind = "experts"
+
+    def __init__(self, net: Net, prefix: str) -> None:
+        super().__init__(net)
+        arch, moe = net.arch, net.arch.moe
+        self.class_name = f"{prefix}Experts"
+        self.gate_up_proj = Weight(net, moe.experts, 2 * moe.intermediate, arch.hidden, expert=True)
+        self.down_proj = Weight(net, moe.experts, arch.hidden, moe.intermediate, expert=True)
+        self.act_fn = Activation(net, arch.activation)
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        tape, moe = self.net.tape, self.net.arch.moe
+        tokens, width = x.shape
+        rows = tokens * moe.top_k
+        sample_weights = F.reshape(weights, -1)
+        expert_ids = F.reshape(chosen, -1)
+        ordered, order = tape.empty((rows,), "int64"), tape.empty((rows,), "int64")
+        tape.memory(expert_ids.nbytes, ordered.nbytes + order.nbytes)
+        picked = P.gather(x, F.pointwise(order))
+        picked_weights = P.gather(sample_weights, order)
+        wide = F.pointwise(ordered, dtype="int32" if tape.cuda else "float32")
+        per_expert = F.pointwise(wide, shape=(moe.experts,))
+        offsets = F.pointwise(per_expert, dtype="int32")
+        tape.part()
+        out = P.grouped_linear(picked, self.gate_up_proj, offsets)
+        tape.part()
+        gate, up = F.split(out, [moe.intermediate, moe.intermediate])
+        out = F.mul(self.act_fn(gate), up)
+        del gate, up
+        tape.part()
+        out = P.grouped_linear(out, self.down_proj, offsets)
+        tape.part()
+        weighted = F.mul(out, F.reshape(picked_weights, rows, 1))
+        inverse = tape.empty((rows,), "int64")
+        self._invert(order, inverse)
+        weighted = P.gather(weighted, inverse)
+        final = F.sum_middle(F.reshape(weighted, tokens, moe.top_k, width))
+        return F.to(final, x.dtype)
+
+    def _invert(self, order: Tensor, inverse: Tensor) -> None:
+        """`inverse[order] = arange(rows)`."""
+        tape = self.net.tape
+        numbers = tape.empty(order.shape, "int64")
+        tape.memory(0, numbers.nbytes)
+        tape.memory(2 * order.nbytes + inverse.nbytes, inverse.nbytes)
+
+
+class SparseMoeBlock(Module):
+    kind = "experts"
+
+    def __init__(self, net: Net, prefix: str) -> None:
+        super().__init__(net)
+        self.class_name = f"{prefix}SparseMoeBlock"
+        if prefix == "Mixtral":
+            self.gate = Router(net, prefix)
+            self.experts = Experts(net, prefix)
+        else:
+            self.experts = Experts(net, prefix)
+            self.gate = Router(net, prefix)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, s, h = x.shape
+        flat = F.reshape(x, -1, h)
+        _logits, weights, chosen = self.gate(flat)
+        out = self.experts(flat, chosen, weights)
+        return F.reshape(out, b, s, h)
+
+
+class Block(llama.Block):
+    def feed_forward(self, prefix: str, index: int) -> Module:
+        if self.net.arch.kinds[index].sparse:
+            return SparseMoeBlock(self.net, prefix)
+        return llama.MLP(self.net, prefix)
+
+
+class Model(llama.Model):
+    def block(self, prefix: str, index: int) -> Module:
+        return Block(self.net, prefix, index)
+
+
+class MoeForCausalLM(llama.LlamaForCausalLM):
+    def decoder(self, prefix: str) -> Model:
+        return Model(self.net, prefix)
