@@ -30,14 +30,9 @@ def compare(
     results = [simulate(path, overrides) for path, overrides in _runs(scenarios, list(set_), stages)]
     comparison = compare(results)
     if out is not None:
-        from json import dumps
+        from zsim.result.render import write_comparison
 
-        from zsim.result.render import html, plots
-
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "compare.json").write_text(dumps(comparison.to_dict(), indent=2) + "\n")
-        html.write(results[0], out / "report.html", results[1:])
-        plots.write_comparison(results, comparison.names, out)
+        write_comparison(results, out)
     if json:
         from json import dumps
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,10 +27,11 @@ class Line:
 class Comparison:
     """`inputs` has what differs only; the others have everything that is not zero for all.
 
-    `programs`: collectives and copies issued in a steady step, calls and bytes by kind and phase.
-    `reasons`: sentences on what makes each setup differ from the first.
+    `programs`: collectives and copies issued in a steady step, calls and bytes by kind and phase. `reasons`: sentences
+    on what makes each setup differ from the first, in which `letters` stand for the setups.
     """
 
+    letters: tuple[str, ...]
     names: tuple[str, ...]
     inputs: tuple[Line, ...]
     outcome: tuple[Line, ...]
@@ -44,18 +46,26 @@ class Comparison:
 
 def compare(results: Sequence[Result]) -> Comparison:
     """Compares `results`, the first being the one that others are held against."""
-    names = _unique([result.name for result in results])
+    letters = tuple(chr(ord("A") + index) if index < 26 else str(index + 1) for index in range(len(results)))
     time = tuple(_lines([causes(result) for result in results], "s"))
-    memory = tuple(_lines([result.gpu.by_category for result in results], "bytes"))
+    memory = tuple(_lines([holders(result) for result in results], "bytes"))
     return Comparison(
-        names=names,
+        letters=letters,
+        names=titles(results),
         inputs=tuple(_inputs(results)),
         outcome=tuple(_outcome(results)),
         time=time,
         memory=memory,
         programs=tuple(_programs(results)),
-        reasons=tuple(_reasons(names, results, time, memory)),
+        reasons=tuple(_reasons(letters, results, time, memory)),
     )
+
+
+def holders(result: Result) -> dict[str, int]:
+    """What a GPU's memory is needed for, bytes; adds up to what nvidia-smi shows."""
+    gpu = result.gpu
+    cached = gpu.peak_reserved_bytes - gpu.peak_allocated_bytes
+    return {**gpu.by_category, "cached by the allocator": cached}
 
 
 def causes(result: Result) -> dict[str, float]:
@@ -122,8 +132,8 @@ def _programs(results: Sequence[Result]) -> Iterator[Line]:
         calls.append(count)
         sizes.append(nbytes)
     for name in sorted({name for count in calls for name in count}):
-        yield Line(f"{name}, calls", tuple(count[name] for count in calls), "count")
-        yield Line(f"{name}, payload", tuple(nbytes[name] for nbytes in sizes), "bytes")
+        yield Line(f"{name} calls", tuple(count[name] for count in calls), "count")
+        yield Line(f"{name} bytes", tuple(nbytes[name] for nbytes in sizes), "bytes")
 
 
 def _reasons(
@@ -147,7 +157,17 @@ def _reasons(
 def _largest(lines: Sequence[Line], index: int, show: Any) -> str:
     """The three largest differences from the first setup, in words."""
     changes = sorted(((line.values[index] - line.values[0], line.name) for line in lines), key=lambda c: -abs(c[0]))
-    return ", ".join(f"{name.replace('_', ' ')} {show(change)}" for change, name in changes[:3] if change)
+    return ", ".join(f"{label(name)} {show(change)}" for change, name in changes[:3] if change)
+
+
+def label(name: str) -> str:
+    """A cause or category as people say it: "exposed all_gather/forward" -> "exposed all-gather of forward"."""
+    return (
+        re.sub(r"(\w+)/(\w+)", r"\1 of \2", name)
+        .replace("all_", "all-")
+        .replace("reduce_sc", "reduce-sc")
+        .replace("_", " ")
+    )
 
 
 def _seconds(value: float) -> str:
@@ -158,6 +178,7 @@ def _gib(value: float) -> str:
     return f"{value / GIB:+.2f} GiB"
 
 
-def _unique(names: Sequence[str]) -> tuple[str, ...]:
-    seen = Counter(names)
-    return tuple(name if seen[name] == 1 else f"{index + 1}: {name}" for index, name in enumerate(names))
+def titles(results: Sequence[Result]) -> tuple[str, ...]:
+    """The names of the setups, numbered where two share one."""
+    seen = Counter(result.name for result in results)
+    return tuple(r.name if seen[r.name] == 1 else f"{index + 1}: {r.name}" for index, r in enumerate(results))

@@ -45,6 +45,7 @@ class Change:
     step_s: float
     tokens_per_s_per_gpu: float
     needed_bytes: int
+    headroom_bytes: int
     fits: bool
 
 
@@ -64,6 +65,7 @@ def changes(result: Result, variants: list[Variant]) -> Iterator[Change]:
             other.time.step_s,
             speed,
             other.gpu.nvidia_smi_bytes,
+            other.gpu.headroom_bytes,
             other.fits,
         )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from zsim.program.ops import Compute
 from zsim.result.breakdown import cause
-from zsim.result.compare import causes
+from zsim.result.compare import causes, label
 from zsim.result.critical_path import Segment
 from zsim.result.render.style import cause_label
 from zsim.result.render.terminal import verdict
@@ -23,14 +23,18 @@ LONGEST = 8
 
 
 def render(result: Result, changes: Sequence[Change], console: Console) -> None:
-    def section(title: str, lines: Iterable[str]) -> None:
-        console.print(title, style="bold", highlight=False)
-        for line in lines:
-            console.print("  " + line, highlight=False, markup=False, soft_wrap=True)
-        console.print()
+    """Prints the explanation to a rich console."""
 
-    console.print(verdict(result), style="bold green" if result.fits else "bold red", highlight=False)
-    console.print()
+    def say(text: str, style: str = "") -> None:
+        console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    def section(title: str, lines: Iterable[str]) -> None:
+        say("")
+        say(title, "bold")
+        for line in lines:
+            say("  " + line)
+
+    say(verdict(result), "bold green" if result.fits else "bold red")
     said = to_dict(result, changes)
     section("Every second of the step", (_share(line) for line in said["attribution"]))
     section("Critical path of the step, by what it runs through", (_share(line) for line in said["critical_path"]))
@@ -89,7 +93,7 @@ def _stretches(path: Sequence[Segment]) -> Iterator[dict[str, Any]]:
 
 
 def _share(line: dict[str, Any]) -> str:
-    return f"{cause_label(line['name'])[:38]:<38} {line['seconds']:>10.4g} s {line['share']:>7.1%}"
+    return f"{label(line['name'])[:44]:<44} {line['seconds']:>10.4g} s {line['share']:>7.1%}"
 
 
 def _stretch(line: dict[str, Any]) -> str:
@@ -99,6 +103,9 @@ def _stretch(line: dict[str, Any]) -> str:
 
 
 def _changes(changes: Iterable[Change]) -> Iterator[str]:
+    """What fits first, the fastest first."""
     for change in sorted(changes, key=lambda change: (not change.fits, -change.gain)):
-        memory = f"{change.needed_bytes / GIB:6.1f} GiB" + ("" if change.fits else ", does not fit")
-        yield f"{change.gain:>+7.1%} tokens/s  {change.name:<42} {memory}"
+        memory = "fits, " if change.fits else "lacks "
+        yield f"{change.gain:>+7.1%} tokens/s  {change.name:<42} {memory}{abs(change.headroom_bytes) / GIB:.1f} GiB" + (
+            " free" if change.fits else ""
+        )

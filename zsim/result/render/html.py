@@ -14,6 +14,7 @@ from typing import Any
 from zsim.engine.timeline import OpRecord
 from zsim.program.ops import COMPUTE, HOST, LANES
 from zsim.result.breakdown import cause, waiting_segments
+from zsim.result.compare import titles
 from zsim.result.critical_path import RankView
 from zsim.result.curve import Point, points
 from zsim.result.render import terminal
@@ -68,8 +69,12 @@ def _data(result: Result, others: Sequence[Result]) -> dict[str, Any]:
         "topology": drawing(result.setup.cluster, links),
         "links": links,
         "ops": _ops(view),
-        "compare": [{"name": each.name, "result": each.to_dict()} for each in (result, *others)] if others else [],
+        "compare": _side_by_side([result, *others]) if others else [],
     }
+
+
+def _side_by_side(results: Sequence[Result]) -> list[dict[str, Any]]:
+    return [{"name": name, "result": each.to_dict()} for name, each in zip(titles(results), results, strict=True)]
 
 
 def _memory(result: Result, view: RankView) -> dict[str, Any]:

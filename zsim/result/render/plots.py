@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from zsim.engine.timeline import OpRecord
 from zsim.program.ops import HOST, LANES
+from zsim.result.compare import titles
 from zsim.result.critical_path import RankView
 from zsim.result.curve import points
 from zsim.result.render.style import CATEGORY_COLORS, CATEGORY_LABELS, CAUSE_COLORS, PHASE_COLORS
@@ -21,15 +24,81 @@ if TYPE_CHECKING:
 GIB = 2**30
 
 
-def write(result: Result, folder: Path, formats: tuple[str, ...] = ("png",)) -> list[Path]:
-    """memory_timeline.{png,svg}; returns the paths."""
-    figure = memory_and_lanes(result)
+def write(result: Result, folder: Path) -> list[Path]:
+    """memory_timeline and breakdown, each as PNG and SVG; returns the paths."""
+    return _save({"memory_timeline": memory_and_lanes(result), "breakdown": comparison([result])}, folder)
+
+
+def write_comparison(results: Sequence[Result], folder: Path) -> list[Path]:
+    """comparison as PNG and SVG; returns the paths."""
+    return _save({"comparison": comparison(results)}, folder)
+
+
+def _save(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
+    from matplotlib import rc_context
+
     paths = []
-    for extension in formats:
-        path = folder / f"memory_timeline.{extension}"
-        figure.savefig(path, dpi=150)
-        paths.append(path)
+    # Text stays text, and the same figure gives the same file.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "zsim"}):
+        for name, figure in figures.items():
+            for extension, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
+                paths.append(folder / f"{name}.{extension}")
+                figure.savefig(paths[-1], dpi=150, metadata=metadata)
     return paths
+
+
+def comparison(results: Sequence[Result]) -> Figure:
+    """Bars: memory per GPU by category against capacity and the textbook's figure; the step by cause."""
+    from matplotlib.figure import Figure
+
+    names = ["\n".join(wrap(name, 24)) for name in titles(results)]
+    figure = Figure(figsize=(max(7.0, 3.0 + 1.6 * len(results)), 7.5), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True)
+    base = np.zeros(len(results))
+    for category, color in CATEGORY_COLORS.items():
+        held = np.array([result.gpu.by_category.get(category, 0) for result in results]) / GIB
+        base = _stack(top, names, base, held, color, CATEGORY_LABELS[category])
+    cached = np.array([result.gpu.nvidia_smi_bytes for result in results]) / GIB - base
+    _stack(top, names, base, cached, "#E8E8E8", "cached by the allocator")
+    for index, result in enumerate(results):
+        width = (index - 0.45, index + 0.45)
+        named = index == 0  # once in the legend
+        capacity, book = result.gpu.capacity_bytes / GIB, result.textbook.per_gpu_bytes / GIB
+        top.plot(width, [capacity] * 2, color="red", lw=2, label="capacity" if named else None)
+        top.plot(width, [book] * 2, color="black", lw=1.2, ls="--", label="textbook: states" if named else None)
+    top.set_ylabel("GiB per GPU")
+    _legend(top)
+    base = np.zeros(len(results))
+    for phase, color in PHASE_COLORS.items():
+        seconds = np.array([result.time.compute_by_phase.get(phase, 0.0) for result in results])
+        base = _stack(bottom, names, base, seconds, color, f"compute, {phase}")
+    for cause, field, color in (
+        ("exposed communication", "exposed_comm_s", CAUSE_COLORS["communication"]),
+        ("waiting for the host", "host_s", CAUSE_COLORS["host"]),
+        ("other idle", "idle_s", CAUSE_COLORS["other"]),
+    ):
+        base = _stack(bottom, names, base, np.array([getattr(r.time, field) for r in results]), color, cause)
+    for index, result in enumerate(results):
+        text = f"{base[index]:.3g} s" + ("" if result.fits else "\nas if it fitted")
+        bottom.annotate(text, (index, base[index]), ha="center", va="bottom", fontsize="small")
+    bottom.set_ylim(0, 1.15 * base.max(initial=0.0) or 1.0)
+    bottom.set_ylabel("seconds per step")
+    _legend(bottom)
+    return figure
+
+
+def _stack(axes: Axes, names: list[str], base: np.ndarray, height: np.ndarray, color: str, label: str) -> np.ndarray:
+    if height.any():
+        axes.bar(names, height, bottom=base, color=color, label=label, width=0.7)
+    return base + height
+
+
+def _legend(axes: Axes) -> None:
+    """Beside the plot, in the order of the stack."""
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(
+        handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small", frameon=False
+    )
 
 
 def memory_and_lanes(result: Result) -> Figure:
@@ -68,10 +137,7 @@ def _memory(axes: Axes, result: Result, view: RankView) -> None:
         )  # fmt: skip
     axes.set_ylim(0, 1.12 * max(result.gpu.capacity_bytes / GIB, base.max(initial=0)))
     axes.set_ylabel("GiB per GPU")
-    handles, labels = axes.get_legend_handles_labels()
-    axes.legend(
-        handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small", frameon=False
-    )
+    _legend(axes)
 
 
 def _lanes(axes: Axes, view: RankView) -> None:

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zsim.result.compare import Comparison, Line
+from zsim.result.compare import label as label_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 GIB = 2**30
 PER_BLOCK = 4
-LABEL, CELL = 28, 12
+CELL = 12
 
 
 def render(comparison: Comparison, console: Console) -> None:
@@ -25,19 +26,20 @@ def render(comparison: Comparison, console: Console) -> None:
 
     columns = range(len(comparison.names))
     for block in (columns[at : at + PER_BLOCK] for at in range(0, len(columns), PER_BLOCK)):
+        label = width - CELL * len(block)
         for index in block:
-            say(f"({_letter(index)}) {comparison.names[index]}", "bold")
+            say(f"({comparison.letters[index]}) {comparison.names[index]}", "bold")
         say()
         for title, lines in (
             ("Inputs that differ", comparison.inputs),
             ("Outcome", comparison.outcome),
-            ("Step by cause", comparison.time),
-            ("Memory at the peak", comparison.memory),
+            ("Step by cause", _visible(comparison.time, 1e-4)),
+            ("Memory at the peak", _visible(comparison.memory, 0.005 * GIB)),
             ("Communication per step", comparison.programs),
         ):
             if lines:
-                say(f"{title:<{LABEL}}" + "".join(f"{_letter(index):>{CELL}}" for index in block), "bold")
-                for row in _rows(lines, block):
+                say(f"{title:<{label}}" + "".join(f"{comparison.letters[index]:>{CELL}}" for index in block), "bold")
+                for row in _rows(lines, block, comparison.letters, label):
                     say(row)
                 say()
     if comparison.reasons:
@@ -47,16 +49,20 @@ def render(comparison: Comparison, console: Console) -> None:
             say("  " + part)
 
 
-def _rows(lines: Iterable[Line], block: Sequence[int]) -> Iterator[str]:
+def _visible(lines: Sequence[Line], smallest: float) -> list[Line]:
+    return [line for line in lines if max(map(abs, line.values)) >= smallest]
+
+
+def _rows(lines: Iterable[Line], block: Sequence[int], letters: Sequence[str], label: int) -> Iterator[str]:
     for line in lines:
         cells = [show(line.values[index], line.unit) for index in block]
-        name = line.name.replace("_", " ") if line.unit else line.name
+        name = label_of(line.name) if line.unit not in ("", "1/s") else line.name
         if all(len(cell) < CELL for cell in cells):
-            yield f"  {_short(name):<{LABEL - 2}}" + "".join(f"{cell:>{CELL}}" for cell in cells)
+            yield f"  {name[: label - 3]:<{label - 2}}" + "".join(f"{cell:>{CELL}}" for cell in cells)
         else:
             yield f"  {name}"
             for index, cell in zip(block, cells, strict=True):
-                yield f"    {_letter(index)}: {cell}"
+                yield f"    {letters[index]}: {cell}"
 
 
 def show(value: Any, unit: str) -> str:
@@ -66,17 +72,9 @@ def show(value: Any, unit: str) -> str:
     if unit == "bytes":
         return f"{value / GIB:.2f} GiB"
     if unit == "s":
-        return f"{value:.4g} s"
+        return f"{value:.4f} s"
     if unit == "share":
         return f"{value:.1%}"
     if unit in ("1/s", "count"):
         return f"{value:,.0f}"
     return str(value)
-
-
-def _short(name: str) -> str:
-    return name if len(name) < LABEL - 2 else name[: LABEL - 4] + "…"
-
-
-def _letter(index: int) -> str:
-    return chr(ord("A") + index) if index < 26 else str(index + 1)

@@ -18,12 +18,9 @@ STATES = ("parameters", "gradients", "optimizer_states", "master_weights")
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-def render(result: Result, console: Console, *, quiet: bool = False) -> None:
-    """Prints the whole report to a rich console; `quiet`: the verdict alone, on one line."""
+def render(result: Result, console: Console) -> None:
+    """Prints the whole report to a rich console."""
     style = "bold green" if result.fits else "bold red"
-    if quiet:
-        console.print(verdict(result), style=style, highlight=False, markup=False, soft_wrap=True)
-        return
     width = min(console.width, WIDEST)
     blocks = "utf" in console.encoding.lower()
 
@@ -41,6 +38,7 @@ def render(result: Result, console: Console, *, quiet: bool = False) -> None:
         ("Expected error", _accuracy(result)),
         ("Assumed", _bullets(result.assumptions)),
         ("Not modeled", _bullets(result.not_modeled)),
+        ("What would help", _next(result)),
     ):
         said = list(lines)
         if said:
@@ -180,6 +178,12 @@ def _accuracy(result: Result) -> Iterator[str]:
         yield f"unknown: {accuracy.evidence}"
     else:
         yield f"step time {accuracy.step_time_error:.0%} on average ({accuracy.evidence})"
+
+
+def _next(result: Result) -> Iterator[str]:
+    """Each change is simulated again, which this report has no time for."""
+    if result.setup.sources:
+        yield f"zsim explain {result.setup.sources[0]}"
 
 
 def bar(share: float, room: int, blocks: bool, mark: float | None = None) -> str:
