@@ -26,13 +26,20 @@ def read_config(path: Path | str) -> ModelSpec:
     path = Path(path)
     if path.is_dir():
         path = path / "config.json"
-    fields = Fields.read(path)
+    return _from_fields(Fields.read(path), path.parent.name if path.name == "config.json" else path.stem)
+
+
+def from_config(config: dict[str, Any], name: str, source: Path | str = "config.json") -> ModelSpec:
+    """The model of a configuration already in memory; `source` is the file that errors name. Raises as read_config."""
+    return _from_fields(Fields(Path(source), "", config), name)
+
+
+def _from_fields(fields: Fields, name: str) -> ModelSpec:
     family = fields.text("model_type", default="")
     if not family:
         fields.fail("model_type", "is missing", ", ".join(FAMILIES))
     _refuse(fields, family)
-    arch = READERS[family](fields, family)
-    return from_architecture(path.parent.name if path.name == "config.json" else path.stem, arch)
+    return from_architecture(name, READERS[family](fields, family))
 
 
 def from_architecture(name: str, arch: Architecture, notes: tuple[str, ...] = ()) -> ModelSpec:
