@@ -159,7 +159,9 @@ class _Reader:
         old = section in ("bf16", "bfloat16", "fp16")
         if section in STRICT and not (old and self.version < (0, 17)):
             notes = ("DeepSpeed before 0.17 ignored it: framework: {name: deepspeed, version: 0.16.9}",) if old else ()
-            raise self.error(path, f"DeepSpeed does not know this key and refuses it{hint}", ", ".join(keys), notes)
+            raise self.error(
+                path, f"DeepSpeed does not know this key and refuses it{hint}", close or ", ".join(keys), notes
+            )
         if not name.startswith("_"):
             self.reading.notes.append(f"DeepSpeed does not know {dotted(path)} and ignores it{hint}")
 

@@ -42,6 +42,7 @@ def refused(kind: type, default: Any, why: str) -> Key:
 
 
 _PRINTS = "printing and logging"
+_ALL_AT_ONCE = "all_gather_into_tensor gathers each parameter group at once"
 _LOSS_SCALE = "numbers only"
 _OPTIMIZER_NUMBER = "a number of the optimizer, not its shape"
 
@@ -51,8 +52,8 @@ ZERO: dict[str, Key] = {
     "reduce_scatter": used(bool, True),
     "reduce_bucket_size": used(int, 500_000_000),
     "use_multi_rank_bucket_allreduce": used(bool, True),
-    "allgather_partitions": used(bool, True),
-    "allgather_bucket_size": used(int, 500_000_000),
+    "allgather_partitions": none(bool, _ALL_AT_ONCE),
+    "allgather_bucket_size": none(int, _ALL_AT_ONCE),
     "overlap_comm": used(bool, None),
     "compute_grad_norm": refused(bool, True, "a step without the gradient norm"),
     "load_from_fp32_weights": none(bool, "loading checkpoints"),

@@ -106,7 +106,7 @@ def _places(text: str, file: Path | str) -> dict[Path_, Place]:
                 position += 1
                 continue
             pending = (*open_[-1][0], key.group().strip("\"'"))
-            places.setdefault(pending, (file, text.count("\n", 0, position) + 1))
+            places[pending] = file, text.count("\n", 0, position) + 1  # of a repeated key: the last
             colon = text.find(":", key.end())
             position = size if colon < 0 else colon + 1
     return places

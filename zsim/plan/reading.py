@@ -34,8 +34,11 @@ class Reading:
 
     def lacks(self, field: str, why: str = "") -> None:
         """A scenario needs `field`, and this file leaves it open; `why` in parentheses."""
-        if field not in [name.split(" ")[0] for name in self.missing]:
+        known = [what.split(" ")[0] for what in self.missing]
+        if field not in known:
             self.missing.append(f"{field} {why}".strip())
+        elif why and field in self.missing:
+            self.missing[self.missing.index(field)] = f"{field} {why}"
 
     def include(self, other: Reading) -> None:
         """Add what another file says. The same field with two values is a contradiction, as the tools treat it."""

@@ -53,11 +53,11 @@ def read_torchtitan(document: Document, ranks: int | None = None) -> Reading:
     reading = Reading("torchtitan job", document, ranks=ranks)
     sections = {name: subsection(document, document.data, (), name) for name in document.data}
     training, model = sections.get("training", {}), sections.get("model", {})
+    _refuse_low_precision(reading, sections)
     _training(reading, training)
     _parallelism(reading, sections.get("parallelism", {}), training)
     _optimizer(reading, sections.get("optimizer", {}))
     _checkpointing(reading, sections.get("activation_checkpoint", {}))
-    _refuse_low_precision(reading, sections)
     if sections.get("compile", {}).get("enable", training.get("compile", False)):
         reading.set(("compile",), True, ("compile", "enable"))
     reading.fields[("implementation",)] = "torchtitan"

@@ -12,6 +12,7 @@ from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
 if TYPE_CHECKING:
     from zsim.scenario.load import Scenario
 
+_PLANS: dict[str, Any] = {"deepspeed": DeepSpeedPlan, "fsdp2": Fsdp2Plan, "fsdp1": Fsdp1Plan, "ddp": DdpPlan}
 TORCH_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -29,13 +30,18 @@ def build_plan(
         "grad_clip": fields.grad_clip or None,
         "optimizer": Optimizer(**fields.optimizer.given()),
     }
-    if fields.framework.version:
-        common["version"] = fields.framework.version
-    if fields.framework.name == "deepspeed":
-        return _deepspeed(scenario, model, common)
-    if fields.framework.name == "ddp":
-        return _ddp(scenario, common), [], []
-    return _fsdp(scenario, common), [], []
+    name, version = fields.framework.name, fields.framework.version
+    plan_class = _PLANS[name]
+    not_modeled = []
+    if version:
+        common["version"] = version
+        recorded = plan_class.__dataclass_fields__["version"].default
+        if version != recorded:
+            not_modeled.append(f"{name} {version}: its defaults, but the operations of {recorded}")
+    if name == "deepspeed":
+        plan, notes, more = _deepspeed(scenario, model, common)
+        return plan, notes, not_modeled + more
+    return (_ddp if name == "ddp" else _fsdp)(scenario, common), [], not_modeled
 
 
 def _ddp(scenario: Scenario, common: dict[str, Any]) -> DdpPlan:
@@ -112,7 +118,7 @@ def _resolve_auto(scenario: Scenario, model: ModelSpec, given: dict[str, Any]) -
 def _fsdp(scenario: Scenario, common: dict[str, Any]) -> Fsdp1Plan | Fsdp2Plan:
     fields = scenario.fields
     name, dtype = fields.framework.name, TORCH_DTYPE[fields.precision]
-    plan_class: type[Fsdp1Plan] | type[Fsdp2Plan] = Fsdp2Plan if name == "fsdp2" else Fsdp1Plan
+    plan_class = Fsdp2Plan if name == "fsdp2" else Fsdp1Plan
     given = fields.fsdp.given() if fields.fsdp else {}
     for option in given:
         if option not in plan_class.__dataclass_fields__:

@@ -1,0 +1,260 @@
+"""From a checked scenario to model, plan and cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zsim.errors import InputError, NotModeled
+from zsim.plan.batch import triangle
+from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
+from zsim.scenario import Setup, load
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "tests" / "data"
+
+
+def resolve(path: Path, overrides: Sequence[str] = ()) -> Setup:
+    return load(path, overrides).resolve()
+
+
+def plan_of(path: Path, overrides: Sequence[str] = ()) -> Any:
+    return resolve(path, overrides).plan
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "scenarios").glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_scenarios_resolve(path: Path) -> None:
+    setup = resolve(path)
+    assert setup.plan.world_size == setup.cluster.world_size
+    assert setup.model.numel > 1e9
+    assert path in setup.sources
+    assert all(source.exists() for source in setup.sources)
+
+
+def test_deepspeed_defaults_are_its_own(write) -> None:
+    plan = plan_of(write("zero: {stage: 3}\n"))
+    assert plan == DeepSpeedPlan(world_size=8, stage=3)
+
+
+def test_every_deepspeed_field_arrives(write) -> None:
+    """Whatever the scenario sets stands in the plan under the same name."""
+    text = """zero:
+  stage: 3
+  reduce_bucket_size: 1e7
+  allgather_bucket_size: 2e7
+  allgather_partitions: false
+  reduce_scatter: false
+  overlap_comm: false
+  contiguous_gradients: false
+  round_robin_gradients: true
+  use_multi_rank_bucket_allreduce: false
+  sub_group_size: 3e7
+  stage3_prefetch_bucket_size: 4e7
+  stage3_param_persistence_threshold: 5
+  stage3_model_persistence_threshold: 6
+  stage3_max_live_parameters: 7
+  stage3_max_reuse_distance: 8
+  stage3_allgather_sequential: true
+  stage3_use_all_reduce_for_fetch_params: true
+  zero_hpz_partition_size: 4
+  offload_optimizer: {device: cpu, pin_memory: false}
+  offload_param: {device: cpu, pin_memory: false}
+  zero_init: true
+  leaf_blocks: true
+  prescale_gradients: true
+  communication_data_type: float32
+  grad_accum_dtype: float32
+  check_grad_overflow: false
+grad_accum: 2
+grad_clip: 0
+precision: fp16
+"""
+    plan = plan_of(write(text))
+    changed = {
+        field.name: getattr(plan, field.name)
+        for field in dataclasses.fields(plan)
+        if getattr(plan, field.name) != getattr(DeepSpeedPlan(world_size=8), field.name)
+    }
+    assert changed.pop("optimizer").impl == "cpu"
+    assert changed == {
+        "grad_accum": 2,
+        "grad_clip": None,
+        "stage": 3,
+        "dtype": "float16",
+        "communication_data_type": "float32",
+        "grad_accum_dtype": "float32",
+        "reduce_bucket_size": 10_000_000,
+        "allgather_bucket_size": 20_000_000,
+        "allgather_partitions": False,
+        "reduce_scatter": False,
+        "overlap_comm": False,
+        "contiguous_gradients": False,
+        "round_robin_gradients": True,
+        "use_multi_rank_bucket_allreduce": False,
+        "prescale_gradients": True,
+        "sub_group_size": 30_000_000,
+        "stage3_prefetch_bucket_size": 40_000_000,
+        "stage3_param_persistence_threshold": 5,
+        "stage3_model_persistence_threshold": 6,
+        "stage3_max_live_parameters": 7,
+        "stage3_max_reuse_distance": 8,
+        "stage3_allgather_sequential": True,
+        "use_all_reduce_for_fetch_params": True,
+        "zero_init": True,
+        "leaf_blocks": True,
+        "zero_hpz_partition_size": 4,
+        "offload_optimizer": "cpu",
+        "offload_param": "cpu",
+        "offload_optimizer_pin_memory": False,
+        "offload_param_pin_memory": False,
+        "check_grad_overflow": False,
+    }
+
+
+def test_auto_sizes_follow_the_trainer(write) -> None:
+    """transformers 5.24: hidden ** 2, 0.9 hidden ** 2 rounded down, 10 hidden; Qwen2.5-7B has hidden size 3584."""
+    sizes = "reduce_bucket_size: auto, stage3_prefetch_bucket_size: auto, stage3_param_persistence_threshold: auto"
+    setup = resolve(write(f"zero: {{stage: 3, {sizes}}}\n"))
+    plan = setup.plan
+    assert isinstance(plan, DeepSpeedPlan)
+    assert plan.reduce_bucket_size == 3584 * 3584
+    assert plan.stage3_prefetch_bucket_size == 11_560_550
+    assert plan.stage3_param_persistence_threshold == 35_840
+    assert sum("auto is" in text for text in setup.assumptions) == 3
+
+
+@pytest.mark.parametrize(
+    ("version", "stage", "check", "pinned"),
+    [("0.19.8", 2, True, True), ("0.18.9", 2, False, False), ("0.18.9", 3, True, False), ("0.16.9", 2, True, False)],
+)
+def test_defaults_by_version(write, version: str, stage: int, check: bool, pinned: bool) -> None:
+    text = f"zero: {{stage: {stage}, offload_optimizer: cpu}}\n"
+    setup = resolve(write(text, framework=f"{{name: deepspeed, version: {version}}}"))
+    assert isinstance(setup.plan, DeepSpeedPlan)
+    assert (setup.plan.check_grad_overflow, setup.plan.offload_optimizer_pin_memory) == (check, pinned)
+    assert bool(setup.not_modeled) == (version != "0.19.8")
+
+
+def test_ddp_is_autocast_over_float32(write) -> None:
+    assert plan_of(write(framework="ddp")) == DdpPlan(world_size=8, dtype="float32", autocast="bfloat16")
+    assert plan_of(write("precision: fp32\n", framework="ddp")) == DdpPlan(world_size=8)
+    pure = plan_of(write("ddp: {dtype: bfloat16, bucket_cap_mb: 10}\n", framework="ddp"))
+    assert pure == DdpPlan(world_size=8, dtype="bfloat16", bucket_cap_mb=10)
+
+
+def test_fsdp_plans(write) -> None:
+    assert plan_of(write(framework="fsdp2")) == Fsdp2Plan(world_size=8)
+    assert plan_of(write("implementation: torchtitan\n", framework="fsdp2")) == Fsdp2Plan(
+        world_size=8, grouping="titan"
+    )
+    assert plan_of(write(framework="fsdp1")) == Fsdp1Plan(world_size=8)
+    float32 = plan_of(write("precision: fp32\n", framework="fsdp2"))
+    assert (float32.param_dtype, float32.reduce_dtype) == ("float32", "float32")
+    text = "fsdp: {sharding_strategy: HYBRID_SHARD, mesh: [2, 4], backward_prefetch: NONE}\n"
+    hybrid = plan_of(write(text, framework="fsdp1"))
+    assert (hybrid.mesh, hybrid.backward_prefetch) == ((2, 4), None)
+    assert plan_of(write("fsdp: {reshard_after_forward: 4}\n", framework="fsdp2")).reshard_after_forward == 4
+
+
+BAD = [
+    ("deepspeed", "zero: {stage: 2, offload_param: cpu}\n", "zero.offload_param", "needs stage 3, not 2"),
+    ("deepspeed", "zero: {offload_optimizer: cpu}\n", "zero.offload_optimizer", "needs stage 1, 2 or 3, not 0"),
+    ("deepspeed", "zero: {stage: 3, zero_hpz_partition_size: 3}\n", "zero.zero_hpz_partition_size", "does not divide"),
+    ("deepspeed", "train_batch_size: 12\n", "train_batch_size", "12 != 1 x 1 x 8"),
+    ("deepspeed", "model: {params: 8e9, config: x}\n", "model", "one of config and params"),
+    (
+        "deepspeed",
+        "zero.reduce_bucket_size",
+        "hidden",
+    ),
+    ("deepspeed", "model: nowhere/config.json\n", "model", "no such file"),
+    ("deepspeed", "cluster: nowhere.yaml\n", "cluster", "no such file"),
+    ("fsdp2", "fsdp: {mesh: [2, 3]}\n", "fsdp.mesh", "2 x 3 is not the cluster's 8 ranks"),
+    ("fsdp2", "fsdp: {reshard_after_forward: 3}\n", "fsdp.reshard_after_forward", "does not divide the 8 ranks"),
+    ("fsdp2", "fsdp: {sharding_strategy: FULL_SHARD}\n", "fsdp.sharding_strategy", "is an option of fsdp1"),
+    ("fsdp1", "fsdp: {reshard_after_forward: true}\n", "fsdp.reshard_after_forward", "is an option of fsdp2"),
+    ("fsdp1", "fsdp: {sharding_strategy: HYBRID_SHARD}\n", "fsdp.mesh", "is missing for hybrid sharding"),
+]
+
+
+@pytest.mark.parametrize(("framework", "text", "field", "says"), BAD, ids=[f"{case[0]} {case[2]}" for case in BAD])
+def test_what_cannot_be_is_refused(write, framework: str, text: str, field: str, says: str) -> None:
+    replaced = {line.split(":")[0]: "" for line in text.splitlines() if line.split(":")[0] in ("model", "cluster")}
+    path = write(text, framework=framework, **replaced)
+    with pytest.raises(InputError) as refused:
+        resolve(path)
+    assert says in refused.value.message
+    assert refused.value.field == field
+    assert refused.value.file == path
+    assert (refused.value.line or 0) >= 1
+
+
+def test_a_gpu_the_catalog_does_not_know(write, tmp_path: Path) -> None:
+    topology = tmp_path / "topology.yaml"
+    topology.write_text("name: x\ngpu: H900\ngpus: 8\n")
+    with pytest.raises(InputError) as refused:
+        resolve(write(cluster=str(topology)))
+    assert refused.value.file == topology
+
+
+def test_partial_offload_is_not_modeled_or_planned(write) -> None:
+    path = write("zero: {stage: 3, offload_optimizer: {device: cpu, ratio: 0.5}}\n")
+    if "offload_optimizer_ratio" in {field.name for field in dataclasses.fields(DeepSpeedPlan)}:
+        assert plan_of(path).offload_optimizer_ratio == 0.5
+    else:
+        with pytest.raises(NotModeled, match="partial offloading"):
+            resolve(path)
+
+
+def test_freezing(write) -> None:
+    path = write("zero: {stage: 2}\n")
+    model = resolve(path, ["model.freeze=[model.embed_tokens.*, '*.mlp.*']"]).model
+    frozen = {parameter.name for parameter in model.parameters if not parameter.trainable}
+    assert "model.embed_tokens.weight" in frozen
+    assert all(".mlp." in name or "embed" in name for name in frozen)
+    assert 0 < model.trainable_numel < model.numel
+    with pytest.raises(InputError, match="no parameter is named like 'modell") as refused:
+        resolve(path, ["model.freeze=[modell.*]"])
+    assert refused.value.field == "model.freeze.0"
+    with pytest.raises(InputError, match="nothing to train"):
+        resolve(path, ["model.freeze=['*']"])
+
+
+def test_a_bare_number_of_parameters(write) -> None:
+    setup = resolve(write("zero: {stage: 3}\nmodel: {params: 8B}\n", model=""))
+    assert setup.model.numel == pytest.approx(8e9, rel=1e-3)
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 64))
+def test_the_triangle_closes_from_any_two_sides(micro: int, accum: int, ranks: int) -> None:
+    whole = micro * accum * ranks
+    for given_ in ((whole, micro, accum), (whole, micro, None), (whole, None, accum), (None, micro, accum)):
+        assert triangle(*given_, ranks) == (micro, accum)
+    assert triangle(None, micro, None, ranks) == (micro, 1)
+    assert triangle(micro * ranks, None, None, ranks) == (micro, 1)
+
+
+@pytest.mark.parametrize(
+    ("sides", "says"),
+    [
+        ((64, 3, None), "64 != 3 x 2 x 8"),  # DeepSpeed divides, then checks the product
+        ((4, None, None), "4 != 0 x 1 x 8"),
+        ((64, 2, 2), "64 != 2 x 2 x 8"),
+        ((None, None, 4), "neither"),
+    ],
+)
+def test_a_triangle_that_does_not_close(sides: tuple[int | None, int | None, int | None], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        triangle(*sides, 8)
+
+
+def test_micro_batch_from_deepspeeds_triangle(write) -> None:
+    config = str(DATA / "ds_config/commented_stage3.json")
+    setup = resolve(write("", framework="", micro_batch="", deepspeed_config=config))
+    assert (setup.workload.micro_batch, setup.plan.grad_accum) == (2, 4)  # 64 sequences on 8 GPUs
