@@ -70,14 +70,8 @@ def cluster_from(data: Any, nodes: int | None = None) -> Cluster:
     _positive_int(count, "nodes")
     node = build(_node_plan(data))
     fabric_data = _mapping(data.get("fabric") or {}, "fabric", ("kind", "transport", "uplink_share"))
-    kind = fabric_data.get("kind", "rail" if node.nics else "none")
-    if kind not in FABRICS:
-        raise InputError(f"unknown fabric {kind!r}", field="fabric.kind", accepted=" | ".join(FABRICS))
-    transport = fabric_data.get("transport", "rdma")
-    if transport not in TRANSPORT_LATENCY:
-        raise InputError(
-            f"unknown transport {transport!r}", field="fabric.transport", accepted=" | ".join(TRANSPORT_LATENCY)
-        )
+    kind = _one_of(fabric_data.get("kind", "rail" if node.nics else "none"), "fabric.kind", FABRICS)
+    transport = _one_of(fabric_data.get("transport", "rdma"), "fabric.transport", tuple(TRANSPORT_LATENCY))
     if count > 1 and not node.nics:
         raise InputError("several nodes need NICs to talk", field="nics", accepted="nics: {gbps: 400}")
     fabric = Fabric(kind, transport, TRANSPORT_LATENCY[transport])
@@ -120,6 +114,9 @@ def _node_plan(data: Mapping[str, Any]) -> NodePlan:
     if nic_names and "gbps" not in nics:
         raise InputError("missing the NICs' rate", field="nics.gbps", accepted="gigabits per second, e.g. 400")
     fabric_kind = (data.get("fabric") or {}).get("kind", "rail")
+    socket_link = _one_of(
+        cpu.get("socket_link", "upi_sapphire_rapids"), "cpu.socket_link", ("none", *catalog.SOCKET_LINKS)
+    )
     wires, islands = _nvlinks(data.get("nvlink", "none"), count)
     rates = nics.get("gbps", 0)
     rates = rates if isinstance(rates, Mapping) else dict.fromkeys(nic_names, rates)
@@ -131,11 +128,11 @@ def _node_plan(data: Mapping[str, Any]) -> NodePlan:
         nvlinks=wires,
         nic_bandwidth={nic: _positive(rates.get(nic), f"nics.gbps.{nic}") * 1e9 / 8 for nic in nic_names},
         rails={nic: f"fabric/rail{nic[3:]}" if fabric_kind == "rail" else "fabric" for nic in nic_names},
-        socket_link=None if cpu.get("socket_link") == "none" else cpu.get("socket_link", "upi_sapphire_rapids"),
-        pcie_gen=pcie.get("gen"),
+        socket_link=None if socket_link == "none" else socket_link,
+        pcie_gen=_one_of(pcie.get("gen"), "pcie.gen", (None, 1, 2, 3, 4, 5, 6)),
         pcie_lanes=pcie.get("lanes"),
         slots={name: (gen, lanes) for name, (gen, lanes) in (pcie.get("slots") or {}).items()},
-        p2p=data.get("p2p", "auto"),
+        p2p=_one_of(data.get("p2p", "auto"), "p2p", ("auto", "none", "all")),
         uplink_share=_positive((data.get("fabric") or {}).get("uplink_share", 1.0), "fabric.uplink_share"),
         gdr=nics.get("gdr", (data.get("fabric") or {}).get("transport") != "tcp"),  # sockets read host memory
     )
@@ -196,6 +193,14 @@ def _mapping(value: Any, where: str, fields: Sequence[str]) -> Mapping[str, Any]
             hint = f"; did you mean {close[0]!r}?" if close else ""
             field = str(key) if where == "topology" else f"{where}.{key}"
             raise InputError(f"unknown field{hint}", field=field, accepted=", ".join(fields))
+    return value
+
+
+def _one_of(value: Any, field: str, accepted: Sequence[Any]) -> Any:
+    if value not in accepted:
+        raise InputError(
+            f"got {value!r}", field=field, accepted=" | ".join(str(one) for one in accepted if one is not None)
+        )
     return value
 
 

@@ -49,18 +49,23 @@ def lay(cluster: Cluster, work: Collective, groups: Groups, algorithm: str | Non
 
 
 def transfer(cluster: Cluster, kind: str, nbytes: float, groups: Groups, algorithm: str | None = None) -> Transfer:
-    """As `lay`, for `nbytes` of payload per group (the full buffer)."""
-    shape = shape_of(cluster, groups)
+    """As `lay`, for `nbytes` of payload per group (the full buffer).
+
+    Algorithm and latency are those of the first group alone: a communicator does not know of the others.
+    """
+    one = groups[:1]
+    shape = shape_of(cluster, one)
     if shape.ranks == 1:
         return Transfer(0.0, {}, 0.0, algorithm="none")
-    name, protocol = choose(cluster, kind, nbytes, groups, algorithm)
-    layout = lay_out(cluster, groups, name, kind)
+    name, protocol = choose(cluster, kind, nbytes, one, algorithm)
+    alone = lay_out(cluster, one, name, kind)
+    layout = lay_out(cluster, groups, name, kind) if len(groups) > 1 else alone
     wire = nccl.WIRE_BYTES[protocol]
     usage = {link: times * wire for link, times in layout.usage.items()} if wire != 1 else layout.usage
     scale = 1.0 if name.startswith("nvls") else LATENCY_SCALE[protocol]
     latency = START + scale * nccl.latency(name, protocol, kind, shape)
     latency += nccl.crossings(name, kind, shape) * (cluster.fabric.latency_s + SHARED_PROXY * (shape.local > 1))
-    fill = 2 * sqrt(FILL * latency * nbytes * wire / layout.rate)
+    fill = 2 * sqrt(FILL * latency * nbytes * wire / alone.rate)
     return Transfer(nbytes, usage, latency + fill, layout.max_rate / wire, f"{name}/{protocol}")
 
 

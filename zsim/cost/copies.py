@@ -12,6 +12,7 @@ from zsim.program.ops import Copy
 # A copy engine's large DMA packs a PCIe wire better than the stores of a collective's kernel, which the links'
 # figures are for: 25-26 against 24 GB/s on PCIe 4, 52 against 48 on PCIe 5 (hardware/host.csv).
 COPY_LOAD = 24 / 26
+DIRECTIONS = ("h2d", "d2h", "nvme_read", "nvme_write")
 COPY_LATENCY = 10e-6  # launch and completion of one cudaMemcpyAsync
 PAGEABLE_SLOWDOWN = 5.0  # pinned over pageable, 4-6x (DeepSpeed PR 5301)
 
@@ -19,8 +20,10 @@ PAGEABLE_SLOWDOWN = 5.0  # pinned over pageable, 4-6x (DeepSpeed PR 5301)
 def lay(cluster: Cluster, work: Copy, ranks: tuple[int, ...]) -> Transfer:
     """All `ranks` doing this copy at the same time, each between its GPU and its own socket's memory.
 
-    On unified memory nothing moves. Raises NotModeled for NVMe on a machine without one.
+    On unified memory nothing moves. Raises NotModeled for another direction, and for NVMe on a machine that lists none.
     """
+    if work.direction not in DIRECTIONS:
+        raise NotModeled(f"a copy {work.direction!r}", accepted=" | ".join(DIRECTIONS))
     key = ("copy", work.direction, work.pinned, ranks)
     if key not in cluster._cache:
         cluster._cache[key] = _usage(cluster, work, ranks)

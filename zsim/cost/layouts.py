@@ -137,7 +137,7 @@ def _ring(node: Node, part: Part, kind: str) -> tuple[Usage, float]:
     wires = _wires(node, usage)
     if kind in ("broadcast", "reduce"):
         return usage, min(wires * factor, wires * _net_efficiency(node, part))  # an edge in use carries everything
-    if part.ranks == 2 and part.nodes == 1:
+    if part.ranks == 2 and part.nodes == 1 and rings(node, part.gpus).type == "NVL":
         return usage, 1 / (1 / wires + factor / PAIR_STAGE)
     return usage, wires * _net_efficiency(node, part)
 

@@ -16,6 +16,11 @@ import yaml
 from zsim.cluster.spec import Device
 from zsim.errors import InputError
 
+# Entries of links.yaml that join sockets.
+SOCKET_LINKS = (
+    "qpi", "upi_skylake", "upi_sapphire_rapids", "upi_emerald_rapids", "xgmi_rome", "xgmi_milan", "xgmi_genoa",
+    "xgmi_turin", "grace", "xbus_power9",
+)  # fmt: skip
 GB = 1e9
 GIB = 2**30
 

@@ -1,0 +1,110 @@
+"""Topology files: what they mean, and one clear error for each thing that is wrong with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import networkx
+import pytest
+
+from zsim.cluster.classes import rank_classes
+from zsim.cluster.load import cluster_from, load_topology
+from zsim.errors import InputError
+
+TOPOLOGIES = Path(__file__).parents[2] / "topologies"
+ALL = sorted(TOPOLOGIES.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+def test_every_shipped_topology_is_sound(path: Path) -> None:
+    cluster = load_topology(path, 2 if "nics" in path.read_text() and "NVL72" not in path.name else None)
+    graph = cluster.graph
+    assert [name for name, kind in graph.nodes(data="kind") if kind == "gpu"] == list(cluster.gpus)
+    for source, target, link in graph.edges(data="link"):
+        assert cluster.links[link.id] is link
+        assert link.bandwidth > 0
+        assert link.bandwidth <= link.raw * 1.001
+        if link.kind in ("nvlink", "pcie", "socket", "nic", "c2c"):
+            assert graph.edges[target, source]["link"].bandwidth == link.bandwidth
+    wired = networkx.Graph(graph)
+    if cluster.world_size > 1:
+        assert all(networkx.has_path(wired, cluster.gpus[0], gpu) for gpu in cluster.gpus)
+
+
+def test_the_machines_people_ask_for_are_there() -> None:
+    names = {path.stem for path in ALL}
+    assert names >= {
+        "dgx1_v100_8", "dgx_a100_8", "hgx_h100_8", "hgx_h200_8", "hgx_b200_8", "gb200_nvl72", "a100_pcie_8",
+        "rtx4090_8_pcie4", "rtx4090_8_p2p", "rtx3090_8_nvlink_pairs", "rtx3090_2_nvlink", "rtx6000ada_4", "l40s_8",
+        "aws_g5_48xlarge", "aws_p4d_24xlarge", "aws_p5_48xlarge", "azure_nd_a100_v4", "azure_nd_h100_v5",
+        "gcp_a3_mega", "mi300x_8", "mac_studio_m3_ultra", "h100_8x64_ib400", "h100_8x16_roce400_fat_tree",
+        "a100_8x2_ethernet100", "a100_4",
+    }  # fmt: skip
+
+
+def test_number_of_nodes_is_one_field() -> None:
+    assert load_topology(TOPOLOGIES / "h100_8x64_ib400.yaml").world_size == 512
+    cluster = load_topology(TOPOLOGIES / "h100_8x64_ib400.yaml", nodes=3)
+    assert cluster.world_size == 24
+    assert cluster.gpus[-1] == "n2/gpu7"
+    assert cluster.links["n2/gpu7>n2/nvswitch"].bandwidth == pytest.approx(370.8e9)
+
+
+def test_equal_ranks_are_one_class() -> None:
+    assert rank_classes(load_topology(TOPOLOGIES / "h100_8x64_ib400.yaml")) == (tuple(range(512)),)
+    assert rank_classes(load_topology(TOPOLOGIES / "rtx4090_8_pcie4.yaml")) == (tuple(range(8)),)
+
+
+def test_unequal_ranks_are_not() -> None:
+    uneven = cluster_from(
+        {"gpu": "RTX 4090", "gpus": 3, "pcie": {"tree": [["gpu0", "gpu1"], ["gpu2"]]}, "cpu": {"sockets": 2}}
+    )
+    assert rank_classes(uneven) == ((0, 1), (2,))
+    narrow = cluster_from(
+        {"gpu": "RTX 4090", "gpus": 2, "pcie": {"tree": [["gpu0", "gpu1"]], "slots": {"gpu1": [4, 8]}}}
+    )
+    assert rank_classes(narrow) == ((0,), (1,))
+    mixed = cluster_from({"gpu": ["RTX 4090", "RTX 3090"], "gpus": 2})
+    assert rank_classes(mixed) == ((0,), (1,))
+
+
+BAD = {
+    "unknown field": ("gpu: H100\ngpuss: 8\n", "gpuss", 2, "did you mean 'gpus'"),
+    "unknown gpu": ("name: x\ngpu: H1000\n", "gpu", 2, "unknown GPU"),
+    "no gpu": ("gpus: 8\n", "gpu", None, "missing"),
+    "nodes": ("gpu: H100\ngpus: 2\nnodes: 0\n", "nodes", 3, "got 0"),
+    "half a node": ("gpu: H100\nnodes: 1.5\n", "nodes", 2, "got 1.5"),
+    "nodes without nics": ("gpu: H100\nnodes: 2\n", "nics", None, "need NICs"),
+    "tree misses one": ("gpu: H100\ngpus: 2\npcie:\n  tree: [[gpu0]]\n", "pcie.tree", 4, "each once"),
+    "nic rate": ("gpu: H100\npcie: {tree: [[gpu0, nic0]]}\n", "nics.gbps", None, "missing"),
+    "nic nan": ("gpu: H100\npcie: {tree: [[gpu0, nic0]]}\nnics:\n  gbps: .nan\n", "nics.gbps.nic0", 4, "nan"),
+    "fabric": ("gpu: H100\nfabric: {kind: mesh}\n", "fabric.kind", 2, "got 'mesh'"),
+    "transport": ("gpu: H100\nfabric: {transport: carrier pigeon}\n", "fabric.transport", 2, "carrier pigeon"),
+    "wires": ("gpu: A100\ngpus: 2\nnvlink: [[0, 2, 4]]\n", "nvlink", 3, "with 2 GPUs"),
+    "nvlink on a 4090": ("gpu: RTX 4090\ngpus: 2\nnvlink: [[0, 1, 4]]\n", "nvlink", 3, "has no NVLink"),
+    "p2p": ("gpu: H100\np2p: maybe\n", "p2p", 2, "maybe"),
+    "socket link": ("gpu: H100\ngpus: 2\ncpu: {sockets: 2, socket_link: string}\n", "cpu.socket_link", 3, "string"),
+    "not yaml": ("gpu: [H100\n", None, 2, "not YAML"),
+    "a list": ("- H100\n", None, None, "expected a mapping"),
+    "pcie 7": ("gpu: H100\npcie: {gen: 7}\n", "pcie.gen", 2, "got 7"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_says_file_line_field(tmp_path: Path, case: str) -> None:
+    text, field, line, message = BAD[case]
+    path = tmp_path / "topology.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError) as refused:
+        load_topology(path)
+    assert refused.value.file == path
+    assert message in str(refused.value)
+    if field:
+        assert refused.value.field == field
+    if line:
+        assert refused.value.line == line
+
+
+def test_a_missing_file_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read"):
+        load_topology(tmp_path / "nothing.yaml")

@@ -1,0 +1,279 @@
+"""Collectives on links: bytes owed, symmetry, contention, and NCCL's choices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zsim.cluster.load import cluster_from, load_topology
+from zsim.cluster.spec import Cluster
+from zsim.cost import copies
+from zsim.cost.bench import bench, bus_factor, parse_sizes, seconds_alone
+from zsim.cost.collectives import KINDS, lay, transfer
+from zsim.cost.layouts import lay_out
+from zsim.errors import InputError, NotModeled
+from zsim.program.ops import Collective, Copy
+
+TOPOLOGIES = Path(__file__).parents[2] / "topologies"
+MIB = 2**20
+
+
+def machine(name: str, nodes: int | None = None) -> Cluster:
+    return load_topology(TOPOLOGIES / f"{name}.yaml", nodes)
+
+
+def unfolded(cluster: Cluster) -> Cluster:
+    return replace(cluster, collapse=False, _cache={})
+
+
+def work(kind: str, payload: int, n: int) -> Collective:
+    whole, part = payload // 2, payload // 2 // n
+    ins, outs = {"all_gather": (part, whole), "reduce_scatter": (whole, part)}.get(kind, (whole, whole))
+    return Collective(kind, "bfloat16", ins, outs)
+
+
+RING_EDGES = {
+    "all_gather": lambda n: n - 1,
+    "reduce_scatter": lambda n: n - 1,
+    "all_reduce": lambda n: 2 * (n - 1),
+    "broadcast": lambda n: n - 1,
+    "reduce": lambda n: n - 1,
+}
+
+
+@pytest.mark.parametrize("kind", RING_EDGES)
+@pytest.mark.parametrize("name", ["hgx_h100_8", "dgx1_v100_8", "mi300x_8"])
+@given(gpus=st.sets(st.integers(0, 7), min_size=2, max_size=8))
+@settings(max_examples=6, deadline=None)
+def test_bytes_that_leave_the_gpus_are_what_the_ring_owes(kind: str, name: str, gpus: set[int]) -> None:
+    """n GPUs send (n-1) payloads in all for a gather, twice that for an all_reduce, on NVLink alone."""
+    cluster = machine(name)
+    group = tuple(sorted(gpus))
+    usage = lay_out(cluster, (group,), "ring", kind).usage
+    links = cluster.links
+    if any(links[link].kind != "nvlink" for link in usage):
+        return  # a subset of the cube mesh that NVLink does not close to a ring
+    sent = sum(times for link, times in usage.items() if "/gpu" in links[link].src)
+    assert sent == pytest.approx(RING_EDGES[kind](len(group)))
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 8])
+def test_every_node_sends_what_a_ring_owes_the_network(nodes: int) -> None:
+    cluster = unfolded(machine("h100_8x64_ib400", nodes))
+    n = cluster.world_size
+    usage = lay_out(cluster, (tuple(range(n)),), "ring", "all_gather").usage
+    for node in range(nodes):
+        out = sum(times for link, times in usage.items() if link.startswith(f"n{node}/nic") and "fabric" in link)
+        assert out == pytest.approx((n - 1) / n)
+
+
+def test_tree_traffic_between_nodes() -> None:
+    cluster = unfolded(machine("h100_8x64_ib400", 4))
+    usage = lay_out(cluster, (tuple(range(32)),), "tree", "all_reduce").usage
+    out = sum(times for link, times in usage.items() if "/nic" in link.split(">")[0] and "fabric" in link)
+    assert out == pytest.approx(2 * 3)  # three edges, up and down
+
+
+MESHES = {
+    "world": lambda n, g: (tuple(range(n)),),
+    "shards inside nodes": lambda n, g: tuple(tuple(range(start, start + g)) for start in range(0, n, g)),
+    "replicas across nodes": lambda n, g: tuple(tuple(range(local, n, g)) for local in range(g)),
+    "pairs": lambda n, g: tuple((start, start + 1) for start in range(0, n, 2)),
+    "half nodes": lambda n, g: tuple(tuple(range(start, start + g // 2)) for start in range(0, n, g // 2)),
+}
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("name", ["hgx_h100_8", "dgx_a100_8", "aws_p4d_24xlarge", "l40s_8"])
+@pytest.mark.parametrize("kind", ["all_gather", "all_reduce"])
+def test_folded_is_the_sum_of_unfolded(mesh: str, name: str, kind: str) -> None:
+    """The folded usage names one node; there it is exactly what all groups together put on its links."""
+    cluster = machine(name, 4)
+    groups = MESHES[mesh](cluster.world_size, cluster.gpus_per_node)
+    job = work(kind, 64 * MIB, len(groups[0]))
+    folded = lay(cluster, job, groups)
+    plain = unfolded(cluster)
+    singles = [lay(plain, job, (group,)) for group in groups]
+    total: dict[str, float] = {}
+    for single in singles:
+        assert single.algorithm == folded.algorithm
+        assert single.latency_s == pytest.approx(folded.latency_s)
+        assert single.max_rate == pytest.approx(folded.max_rate)
+        for link, times in single.usage.items():
+            total[link] = total.get(link, 0.0) + times
+    assert set(folded.usage) == {link for link in total if "n0/" in link}
+    for link, times in folded.usage.items():
+        assert times == pytest.approx(total[link])
+    assert max(total[link] / plain.links[link].bandwidth for link in total) == pytest.approx(
+        max(folded.usage[link] / cluster.links[link].bandwidth for link in folded.usage)
+    )
+
+
+def test_cost_does_not_grow_with_nodes() -> None:
+    small, large = machine("h100_8x64_ib400", 2), machine("h100_8x64_ib400", 512)
+    groups = [(tuple(range(cluster.world_size)),) for cluster in (small, large)]
+    usages = [
+        lay_out(cluster, group, "ring", "all_gather").usage
+        for cluster, group in zip((small, large), groups, strict=True)
+    ]
+    assert len(usages[0]) == len(usages[1])
+
+
+def test_two_gathers_on_one_root_take_twice_as_long_on_separate_roots_no_longer() -> None:
+    tree = [[["gpu0", "gpu1"], ["gpu2", "gpu3"]], [["gpu4", "gpu5"], ["gpu6", "gpu7"]]]
+    cluster = cluster_from({"gpu": "L40S", "gpus": 8, "pcie": {"tree": tree}, "cpu": {"sockets": 2}})
+    one = rate(cluster, ((0, 1, 2, 3),))
+    same_root = rate(cluster, ((0, 1, 2, 3), (0, 1, 2, 3)))
+    other_root = rate(cluster, ((0, 1, 2, 3), (4, 5, 6, 7)))
+    assert same_root == pytest.approx(one / 2)
+    assert other_root == pytest.approx(one)
+
+
+def test_without_peer_to_peer_neighbours_share_the_way_to_host_memory() -> None:
+    """Four GeForce cards behind one switch: two pairs at once have half the uplink each."""
+    cluster = cluster_from({"gpu": "RTX 4090", "gpus": 4, "pcie": {"tree": [[["gpu0", "gpu1", "gpu2", "gpu3"]]]}})
+    assert rate(cluster, ((0, 1), (2, 3))) == pytest.approx(rate(cluster, ((0, 1),)) / 2)
+
+
+def rate(cluster: Cluster, groups: tuple[tuple[int, ...], ...]) -> float:
+    return lay_out(cluster, groups, "ring", "all_gather").rate
+
+
+def test_offload_copies_and_collectives_meet_on_pcie() -> None:
+    cluster = machine("rtx4090_8_pcie4")
+    gather = lay(cluster, work("all_gather", 256 * MIB, 8), (tuple(range(8)),))
+    copy = copies.lay(cluster, Copy("d2h", 256 * MIB), tuple(range(8)))
+    assert any(cluster.links[link].kind == "pcie" for link in set(gather.usage) & set(copy.usage))
+
+
+def test_copies() -> None:
+    cluster = machine("hgx_h100_8")
+    one = copies.lay(cluster, Copy("h2d", 1e9), (0,))
+    assert 1e9 / seconds_alone(cluster, one) == pytest.approx(52e9, rel=0.01)  # hardware/host.csv: 51 to 55
+    both_gpus_of_a_switch = copies.lay(machine("dgx_a100_8"), Copy("h2d", 1e9), (0, 1))
+    alone = copies.lay(machine("dgx_a100_8"), Copy("h2d", 1e9), (0,))
+    assert max(both_gpus_of_a_switch.usage.values()) == pytest.approx(2 * max(alone.usage.values()))
+    pageable = copies.lay(cluster, Copy("h2d", 1e9, pinned=False), (0,))
+    assert 4 < seconds_alone(cluster, pageable) / seconds_alone(cluster, one) < 6
+    read, write = (copies.lay(cluster, Copy(way, 1e9), (0,)) for way in ("nvme_read", "nvme_write"))
+    assert seconds_alone(cluster, write) > seconds_alone(cluster, read)
+    with pytest.raises(NotModeled, match="sideways"):
+        copies.lay(cluster, Copy("sideways", 1.0), (0,))
+    with pytest.raises(NotModeled, match="NVMe"):
+        copies.lay(machine("a100_8x2_ethernet100"), Copy("nvme_read", 1.0), (0,))
+
+
+def test_unified_memory_copies_nothing() -> None:
+    mac = machine("mac_studio_m3_ultra")
+    copy = copies.lay(mac, Copy("d2h", 1e9), (0,))
+    assert copy.payload_bytes == 0
+    assert not copy.usage
+    assert seconds_alone(mac, copy) == 0
+
+
+def test_one_rank_needs_no_collective() -> None:
+    assert (
+        seconds_alone(
+            machine("mac_studio_m3_ultra"), lay(machine("mac_studio_m3_ultra"), work("all_gather", MIB, 1), ((0,),))
+        )
+        == 0
+    )
+
+
+# What NCCL chose: nccl-tests with NCCL_DEBUG and notes of validation/measured/collectives.csv.
+CHOICES = [
+    ("hgx_h200_8", 1, "all_reduce", 8, 1024 * MIB, "nvls/simple"),
+    ("hgx_h200_8", 1, "all_reduce", 5, 1024 * MIB, "nvls/simple"),
+    ("hgx_h200_8", 1, "all_reduce", 4, 1024 * MIB, "ring/simple"),  # NVLS from five H200
+    ("hgx_b200_8", 1, "all_reduce", 5, 1024 * MIB, "ring/simple"),  # and from six B200
+    ("hgx_b200_8", 1, "all_reduce", 6, 1024 * MIB, "nvls/simple"),
+    ("hgx_h200_8", 1, "all_gather", 8, 1024 * MIB, "ring/simple"),
+    ("hgx_h200_8", 1, "reduce_scatter", 8, 1024 * MIB, "ring/simple"),
+    ("dgx_a100_8", 1, "all_reduce", 8, 1024 * MIB, "ring/simple"),
+    ("dgx_a100_8", 1, "all_reduce", 8, 4 * MIB, "ring/ll128"),
+    ("dgx_a100_8", 1, "all_reduce", 8, 1024, "ring/ll"),
+    ("rtx4090_8_pcie4", 1, "all_reduce", 8, 1024 * MIB, "ring/simple"),
+    ("azure_nd_h100_v5", 8, "all_reduce", 64, 1024 * MIB, "nvls_tree/simple"),
+    ("azure_nd_h100_v5", 32, "all_reduce", 256, 64 * 1024, "tree/ll"),
+    ("azure_nd_a100_v4", 2, "all_gather", 16, 1024 * MIB, "ring/simple"),
+]
+
+
+@pytest.mark.parametrize(("name", "nodes", "kind", "ranks", "nbytes", "expected"), CHOICES)
+def test_choice_of_algorithm(name: str, nodes: int, kind: str, ranks: int, nbytes: int, expected: str) -> None:
+    assert transfer(machine(name, nodes), kind, nbytes, (tuple(range(ranks)),)).algorithm == expected
+
+
+def test_ll128_only_over_nvlink() -> None:
+    for nbytes in (2**power for power in range(10, 30)):
+        assert "ll128" not in transfer(machine("l40s_8"), "all_reduce", nbytes, (tuple(range(8)),)).algorithm
+
+
+def test_pat_only_with_one_gpu_per_node() -> None:
+    one_each = machine("azure_nd_h100_v5", 8)
+    group = (tuple(range(0, 64, 8)),)
+    assert transfer(one_each, "all_gather", MIB, group, "pat").algorithm == "pat/simple"
+    with pytest.raises(InputError, match="cannot run"):
+        transfer(one_each, "all_gather", MIB, (tuple(range(64)),), "pat")
+
+
+def test_override() -> None:
+    cluster, group = machine("hgx_h200_8"), (tuple(range(8)),)
+    assert transfer(cluster, "all_reduce", 1024 * MIB, group, "ring").algorithm == "ring/simple"
+    assert transfer(cluster, "all_reduce", 1024 * MIB, group, "tree/ll").algorithm == "tree/ll"
+    with pytest.raises(InputError) as refused:
+        transfer(cluster, "all_gather", MIB, group, "tree")
+    assert refused.value.accepted
+    with pytest.raises(NotModeled):
+        lay(cluster, Collective("all_to_some", "float32", 1, 1), group)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["hgx_h100_8", "rtx4090_8_pcie4", "dgx1_v100_8"])
+def test_no_collective_beats_its_bytes(kind: str, name: str) -> None:
+    """Time falls neither below the wire's nor with size, and bus bandwidth grows towards the ring's."""
+    cluster = machine(name)
+    rows = bench(cluster, kind, parse_sizes("1KiB..8GiB"))
+    wire = 576e9 if name == "hgx_h100_8" and kind == "all_reduce" else None  # NVLS sends 1 + 1/n bytes, not 2 (n-1)/n
+    fastest = wire or lay_out(cluster, (tuple(range(8)),), "ring", "send_recv").rate
+    for row in rows:
+        if kind != "all_to_all":
+            assert row.busbw < fastest
+    assert all(later.time_s >= earlier.time_s for earlier, later in pairwise(rows))
+
+
+@given(st.integers(2, 8), st.integers(10, 33), st.sampled_from(["all_gather", "all_reduce", "broadcast"]))
+@settings(max_examples=40, deadline=None)
+def test_a_faster_machine_is_never_slower(ranks: int, power: int, kind: str) -> None:
+    h100, b200 = machine("hgx_h100_8"), machine("hgx_b200_8")
+    times = [seconds_alone(c, transfer(c, kind, 2**power, (tuple(range(ranks)),), "ring/simple")) for c in (h100, b200)]
+    assert times[1] <= times[0]
+
+
+def test_hierarchy_of_hsdp_uses_both_networks() -> None:
+    cluster = machine("azure_nd_h100_v5", 4)
+    shards, replicas = MESHES["shards inside nodes"](32, 8), MESHES["replicas across nodes"](32, 8)
+    inside = lay(cluster, work("all_gather", 256 * MIB, 8), shards)
+    across = lay(cluster, work("all_reduce", 32 * MIB, 4), replicas)
+    assert {cluster.links[link].kind for link in inside.usage} == {"nvlink"}
+    assert {cluster.links[link].kind for link in across.usage} == {"pcie", "nic"}
+
+
+def test_parse_sizes() -> None:
+    assert parse_sizes("1KiB..8KiB") == [1024, 2048, 4096, 8192]
+    assert parse_sizes("1MiB,3MB") == [MIB, 3_000_000]
+    for bad in ("8KiB..1KiB", "0..1KiB", "many", "1KiB,-4", ""):
+        with pytest.raises(InputError) as refused:
+            parse_sizes(bad)
+        assert refused.value.field == "--sizes"
+
+
+def test_bus_factors_are_those_of_nccl_tests() -> None:
+    assert bus_factor("all_reduce", 8) == 1.75
+    assert bus_factor("all_gather", 8) == bus_factor("all_to_all", 8) == 0.875
+    assert bus_factor("broadcast", 8) == 1.0
