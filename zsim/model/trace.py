@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from zsim.errors import InputError
 from zsim.model import families
 from zsim.model.families.torchtitan import transformers_name
+from zsim.model.fusion import fused
 from zsim.model.kernels import Kernel, Memory
 from zsim.model.layers import Blocks, Net
 from zsim.model.layers import Module as Layer
@@ -74,7 +75,7 @@ class _Tracer:
         tape.finish_forward()
         tape.backward(loss)
         _number_labels(root, Counter())
-        computes = {id(segment): _compute(segment) for segment in tape.segments}
+        computes = {id(segment): _compute(segment, workload.compile) for segment in tape.segments}
         return self._module(root.body[0], "", 0, computes)
 
     def _module(self, call: Call, prefix: str, shift: int, computes: dict[int, Compute]) -> Module:
@@ -145,12 +146,15 @@ def _number_labels(call: Call, seen: Counter[tuple[int, str]]) -> None:
             item.label = f"{item.label}.{seen[key]}"
 
 
-def _compute(segment: Segment) -> Compute:
+def _compute(segment: Segment, compiled: bool) -> Compute:
+    forward, backward, recompute = (_merged(k) for k in (segment.forward, segment.backward, segment.recompute))
+    if compiled and not segment.logits:
+        forward, backward, recompute = fused(forward), fused(backward), fused(recompute)
     return Compute(
         segment.label,
-        _merged(segment.forward),
-        _merged(segment.backward),
-        _merged(segment.recompute),
+        forward,
+        backward,
+        recompute,
         tuple(segment.saved),
         tuple(segment.resaved),
         tuple(segment.grads),

@@ -12,15 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
-from zsim.cost.price import kernel_seconds
+from zsim.cluster.classes import rank_classes
+from zsim.cost.price import Price, kernel_seconds, straggling
 from zsim.cost.profile import Profile
+from zsim.engine.simulator import run
 from zsim.errors import InputError
 from zsim.model.kernels import Kernel
 from zsim.program.lower import lower
-from zsim.program.ops import COMPUTE, Compute, Launch
+from zsim.program.ops import COMPUTE, Compute, Launch, Program
 from zsim.scenario import Setup
 from zsim.validation.evidence import Row, setup_of
-from zsim.validation.published import simulate_setup
+from zsim.validation.published import extrapolate, micro_steps
 
 ROUNDS = 4
 ROBUST_SCALE = 0.03  # errors beyond 3 % pull less and less: single odd rows must not set a constant
@@ -45,36 +47,51 @@ KNOBS = (
 
 @dataclass(frozen=True)
 class Case:
-    """A fit row with its kernels counted."""
+    """A fit row with its kernels counted. `runs`: the programs whose steps give the row's step (`micro_steps`)."""
 
     row: Row
     setup: Setup
-    kernels: Mapping[Kernel, int]
+    runs: Sequence[tuple[Setup, Program]]
+    kernels: Mapping[Kernel, float]
     measured_s: float
 
     def compute_alone(self, profile: Profile) -> float:
         device = self.setup.cluster.devices[0]
-        return sum(count * kernel_seconds(kernel, device, profile) for kernel, count in self.kernels.items())
+        slowest = straggling(self.setup.cluster.world_size, profile.spread)
+        return slowest * sum(count * kernel_seconds(kernel, device, profile) for kernel, count in self.kernels.items())
+
+    def simulate(self, profile: Profile) -> float:
+        """Seconds of the steady step."""
+        times = []
+        for setup, program in self.runs:
+            timeline = run(program, rank_classes(setup.cluster), Price(setup.cluster, profile))
+            steady = timeline.steps[timeline.steady_step]
+            times.append(steady.end_s - steady.start_s)
+        return extrapolate(self.setup, times)
 
 
-def cases(rows: Sequence[Row]) -> list[Case]:
-    """Rows that can be simulated and have a step time."""
-    found = []
-    for row in rows:
-        try:
-            setup = setup_of(row)
-            program = lower(setup.model, setup.tree, setup.plan, setup.workload)
-        except InputError:
-            continue
-        if row.step_s is None:
-            continue
-        kernels: Counter[Kernel] = Counter()
-        ops = [instruction.op for instruction in program.steps[-1] if isinstance(instruction, Launch)]
-        for op in ops:
-            if op.lane == COMPUTE and isinstance(op.work, Compute):
-                kernels.update(op.work.kernels)
-        found.append(Case(row, setup, kernels, row.step_s))
-    return found
+def case_of(row: Row) -> Case | None:
+    """None where the row cannot be simulated or has no step time."""
+    try:
+        setup, measured = setup_of(row), row.step_s
+        runs = [(part, lower(part.model, part.tree, part.plan, part.workload)) for part in micro_steps(setup)]
+    except InputError:
+        return None
+    if measured is None:
+        return None
+    counts = [_kernels(program) for _, program in runs]
+    kernels = {kernel: extrapolate(setup, [count[kernel] for count in counts]) for kernel in counts[-1]}
+    return Case(row, setup, runs, kernels, measured)
+
+
+def _kernels(program: Program) -> Counter[Kernel]:
+    """Kernels of a steady step on the compute lane."""
+    kernels: Counter[Kernel] = Counter()
+    ops = [instruction.op for instruction in program.steps[-1] if isinstance(instruction, Launch)]
+    for op in ops:
+        if op.lane == COMPUTE and isinstance(op.work, Compute):
+            kernels.update(op.work.kernels)
+    return kernels
 
 
 @dataclass(frozen=True)
@@ -92,19 +109,17 @@ def fit(rows: Sequence[Case], start: Profile, knobs: Sequence[Knob] = KNOBS) -> 
     profile, measured = start, np.array([case.measured_s for case in rows])
     point = np.array([min(max(read(start, knob.path), knob.low), knob.high) for knob in knobs])
     for _ in range(ROUNDS):
-        simulated = np.array([simulate_setup(case.setup, profile).time.step_s for case in rows])
-        rest = simulated - [case.compute_alone(profile) for case in rows]
+        rest = np.array([case.simulate(profile) - case.compute_alone(profile) for case in rows])
 
         def residuals(values: Any, rest: Any = rest) -> Any:
-            trial = write(start, {knob.path: value for knob, value in zip(knobs, values, strict=True)})
+            trial = write(start, {knob.path: float(value) for knob, value in zip(knobs, values, strict=True)})
             return np.log((rest + [case.compute_alone(trial) for case in rows]) / measured)
 
         bounds = [knob.low for knob in knobs], [knob.high for knob in knobs]
-        found = least_squares(residuals, point, bounds=bounds, loss="soft_l1", f_scale=ROBUST_SCALE)
+        found = least_squares(residuals, point, bounds=bounds, loss="soft_l1", f_scale=ROBUST_SCALE, x_scale=point)
         point = np.array([float(f"{value:.4g}") for value in found.x])  # what the file will say
         profile = write(start, {knob.path: float(value) for knob, value in zip(knobs, point, strict=True)})
-    final = [simulate_setup(case.setup, profile).time.step_s for case in rows]
-    errors = [100 * (step / case.measured_s - 1) for step, case in zip(final, rows, strict=True)]
+    errors = [100 * (case.simulate(profile) / case.measured_s - 1) for case in rows]
     return Fit({knob.path: float(value) for knob, value in zip(knobs, point, strict=True)}, profile, errors)
 
 

@@ -21,9 +21,10 @@ from zsim.cluster.load import cluster_from
 from zsim.cluster.spec import Cluster
 from zsim.errors import InputError, NotModeled
 from zsim.model import families
-from zsim.model.architecture import Architecture
+from zsim.model.architecture import Architecture, LayerKind
+from zsim.model.kernels import Kernel
 from zsim.model.layers import Net
-from zsim.model.spec import ModelSpec, Module, Workload
+from zsim.model.spec import Compute, ModelSpec, Module, Workload
 from zsim.model.trace import parameters
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 from zsim.scenario import Setup
@@ -147,7 +148,7 @@ def setup_of(row: Row) -> Setup:
     workload = _workload(row, assumed)
     model = _model(row)
     plan = _plan(row, cluster)
-    tree = _tree(row, model, workload)
+    tree = _tree(row, model, workload, plan)
     return Setup(row.id, model, tree, workload, plan, cluster, _stack(row), tuple(assumed))
 
 
@@ -237,10 +238,12 @@ def _recomputed_share(row: Row) -> float:
     return min(1.0, 3 * (100 * float(hfu[1]) / mfu - 1))
 
 
-def _tree(row: Row, model: ModelSpec, workload: Workload) -> Module:
+def _tree(row: Row, model: ModelSpec, workload: Workload, plan: AnyPlan) -> Module:
     from zsim.model.trace import trace
 
     tree = trace(model, workload)
+    if isinstance(plan, Fsdp1Plan) and plan.version < "2.1":
+        return _recompute_to_the_end(tree)
     if row["activation_checkpoint"] != "selective" or workload.checkpointing == "selective":
         return tree
     full = trace(model, replace(workload, checkpointing="full"))
@@ -248,6 +251,42 @@ def _tree(row: Row, model: ModelSpec, workload: Workload) -> Module:
     wanted = round(_recomputed_share(row) * len(blocks))
     chosen = {blocks[(2 * i + 1) * len(blocks) // (2 * wanted)] for i in range(wanted)} if wanted else set()
     return _swap(tree, {name: module for name, module in _walk(full) if name in chosen})
+
+
+def _recompute_to_the_end(module: Module) -> Module:
+    """Until torch 2.1 (torch/utils/checkpoint.py, `_StopRecomputationError`) a block ran again to its last kernel.
+
+    Kernels after the last saved tensor are added to the recomputation of the last work that saves one.
+    """
+    body = tuple(_recompute_to_the_end(item) if isinstance(item, Module) else item for item in module.body)
+    if not module.checkpointed:
+        return replace(module, body=body)
+    works = [work for _, work in _works(module)]
+    last = max((index for index, work in enumerate(works) if work.resaved), default=None)
+    if last is None:
+        return module
+    stopped = works[last]
+    rest = stopped.forward[len(stopped.recompute) :] + tuple(k for work in works[last + 1 :] for k in work.forward)
+    return _with_recompute(module, stopped, stopped.recompute + rest)
+
+
+def _works(module: Module) -> list[tuple[Module, Compute]]:
+    found: list[tuple[Module, Compute]] = []
+    for item in module.body:
+        found += _works(item) if isinstance(item, Module) else [(module, item)]
+    return found
+
+
+def _with_recompute(module: Module, work: Compute, kernels: tuple[Kernel, ...]) -> Module:
+    body = tuple(
+        _with_recompute(item, work, kernels)
+        if isinstance(item, Module)
+        else replace(item, recompute=kernels)
+        if item is work
+        else item
+        for item in module.body
+    )
+    return replace(module, body=body)
 
 
 def _walk(module: Module) -> list[tuple[str, Module]]:
@@ -272,7 +311,17 @@ def _model(row: Row) -> ModelSpec:
         return _mpt(
             row["model"],
             Architecture(
-                "mpt", width, layers, heads, heads, width // heads, ffn, vocab, row.count("seq_len"), True, "gelu"
+                family="mpt",
+                hidden=width,
+                kinds=(LayerKind(),) * layers,
+                heads=heads,
+                kv_heads=heads,
+                head_dim=width // heads,
+                intermediate=ffn,
+                vocab=vocab,
+                positions=row.count("seq_len"),
+                tied=True,
+                activation="gelu",
             ),
         )
     if name.startswith("gpt2"):

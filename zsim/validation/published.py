@@ -18,7 +18,6 @@ from zsim.result.measure import measure
 from zsim.validation.evidence import Row, gpu_name, setup_of, split_of
 
 if TYPE_CHECKING:
-    from zsim.result.spec import Result
     from zsim.scenario import Setup
 
 GIB = 2**30
@@ -26,49 +25,89 @@ ProfileOf = Callable[["Setup"], Profile]
 
 
 @dataclass(frozen=True)
+class Step:
+    """A steady step (seconds) and the peaks of memory (bytes)."""
+
+    step_s: float
+    compute_s: float
+    exposed_s: float
+    host_s: float
+    idle_s: float
+    allocated: float
+    reserved: float
+    fits: bool
+
+
+@dataclass(frozen=True)
 class Prediction:
-    """One row: what was measured, what is predicted (seconds, bytes), or why it was `refused`."""
+    """One row: what was measured, what is predicted, or why it was `refused`."""
 
     row: Row
     gpu: str
     split: str
     refused: str = ""
     measured_s: float | None = None
-    step_s: float | None = None
-    compute_s: float = 0.0
-    exposed_s: float = 0.0
-    host_s: float = 0.0
-    idle_s: float = 0.0
-    allocated: float = 0.0
-    reserved: float = 0.0
-    fits: bool = True
+    step: Step | None = None
     assumed: tuple[str, ...] = ()
 
     @property
     def error(self) -> float | None:
         """Relative error of the step time, in percent; positive: predicted slower than measured."""
-        if self.step_s is None or self.measured_s is None:
+        if self.step is None or self.measured_s is None:
             return None
-        return 100 * (self.step_s / self.measured_s - 1)
+        return 100 * (self.step.step_s / self.measured_s - 1)
 
     def memory_error(self, kind: str) -> float | None:
         """Percent, for "allocated" or "reserved", each against its own column."""
         measured = self.row.number(f"peak_mem_gib_{kind}")
-        if self.refused or measured is None:
+        if self.step is None or measured is None:
             return None
-        return 100 * (getattr(self, kind) / (measured * GIB) - 1)
+        return 100 * (getattr(self.step, kind) / (measured * GIB) - 1)
 
 
 def own_profile(setup: Setup) -> Profile:
     return load_profile(setup.cluster.devices[0].name, setup.profile)
 
 
-def simulate_setup(setup: Setup, profile: Profile) -> Result:
+def micro_steps(setup: Setup) -> list[Setup]:
+    """The setups whose steps tell how long `setup`'s takes: itself, or the same with 2 and with 3 micro-steps.
+
+    From the second on, micro-steps of a steady step repeat exactly (tests/cost/test_published.py), so the step with n
+    of them takes n - 3 periods more than the one with 3.
+    """
+    if setup.plan.grad_accum <= 3:
+        return [setup]
+    return [replace(setup, plan=replace(setup.plan, grad_accum=count)) for count in (2, 3)]
+
+
+def extrapolate(setup: Setup, seconds: Sequence[float]) -> float:
+    """From the times of `micro_steps(setup)` to that of `setup`."""
+    if len(seconds) == 1:
+        return seconds[0]
+    two, three = seconds
+    return three + (setup.plan.grad_accum - 3) * (three - two)
+
+
+def simulate_step(setup: Setup, profile: Profile) -> Step:
     """The path of `zsim.api.simulate`, under any profile."""
-    begun = time.perf_counter()
-    program = lower(setup.model, setup.tree, setup.plan, setup.workload)
-    timeline = run(program, rank_classes(setup.cluster), Price(setup.cluster, profile))
-    return measure(setup=setup, program=program, timeline=timeline, profile=profile, begun=begun)
+    results = []
+    for part in micro_steps(setup):
+        begun = time.perf_counter()
+        program = lower(part.model, part.tree, part.plan, part.workload)
+        timeline = run(program, rank_classes(part.cluster), Price(part.cluster, profile))
+        results.append(measure(setup=part, program=program, timeline=timeline, profile=profile, begun=begun))
+    last = results[-1]
+    names = {
+        "step_s": "step_s",
+        "compute_s": "compute_s",
+        "exposed_s": "exposed_comm_s",
+        "host_s": "host_s",
+        "idle_s": "idle_s",
+    }
+    times = {own: extrapolate(setup, [getattr(result.time, name) for result in results]) for own, name in names.items()}
+    return Step(
+        **times, allocated=last.gpu.peak_allocated_bytes, reserved=last.gpu.peak_reserved_bytes, fits=last.gpu.fits
+    )
 
 
 def predict(row: Row, profile_of: ProfileOf = own_profile) -> Prediction:
@@ -77,22 +116,9 @@ def predict(row: Row, profile_of: ProfileOf = own_profile) -> Prediction:
     try:
         blank = replace(blank, gpu=gpu_name(row), split=split_of(row), measured_s=row.step_s)
         setup = setup_of(row)
-        result = simulate_setup(setup, profile_of(setup))
+        return replace(blank, step=simulate_step(setup, profile_of(setup)), assumed=setup.assumptions)
     except InputError as error:
         return replace(blank, refused=f"{error.field}: {error.message}" if error.field else error.message)
-    parts = result.time
-    return replace(
-        blank,
-        step_s=parts.step_s,
-        compute_s=parts.compute_s,
-        exposed_s=parts.exposed_comm_s,
-        host_s=parts.host_s,
-        idle_s=parts.idle_s,
-        allocated=result.gpu.peak_allocated_bytes,
-        reserved=result.gpu.peak_reserved_bytes,
-        fits=result.gpu.fits,
-        assumed=setup.assumptions,
-    )
 
 
 @dataclass(frozen=True)
@@ -142,7 +168,7 @@ def baseline_seconds(setup: Setup) -> float:
 def text(predictions: Sequence[Prediction]) -> str:
     """The report of `zsim validate published`."""
     lines = [f"{'row':<42}{'GPU':<22}{'GPUs':>5}{'measured':>11}{'predicted':>11}{'error':>8}  memory"]
-    lines += [_line(prediction) for prediction in predictions if not prediction.refused]
+    lines += [_line(prediction) for prediction in predictions if prediction.step]
     lines.append("")
     lines.append(f"{'step time':<44}{'rows':>5}{'MAPE':>8}{'median':>8}{'worst':>8}{'bias':>8}{'> 10 %':>8}")
     groups = {"all": scores(predictions, lambda p: "all")}
@@ -157,22 +183,23 @@ def text(predictions: Sequence[Prediction]) -> str:
     refused = [prediction for prediction in predictions if prediction.refused]
     lines += ["", f"predicted {len(predictions) - len(refused)} of {len(predictions)} rows"]
     lines += [f"  refused {prediction.row.get('id'):<42} {prediction.refused}" for prediction in refused]
-    wrong = [prediction.row.id for prediction in predictions if not prediction.refused and not prediction.fits]
+    wrong = [prediction.row.id for prediction in predictions if prediction.step and not prediction.step.fits]
     if wrong:
         lines.append(f"called out of memory, though they ran: {', '.join(wrong)}")
     return "\n".join(lines)
 
 
 def _line(prediction: Prediction) -> str:
-    row, error = prediction.row, prediction.error
-    step = f"{prediction.measured_s:>10.3f}s" if prediction.measured_s else f"{'-':>11}"
+    row, error, step = prediction.row, prediction.error, prediction.step
+    assert step is not None
+    measured = f"{prediction.measured_s:>10.3f}s" if prediction.measured_s else f"{'-':>11}"
     memory = [
-        f"{kind} {getattr(prediction, kind) / GIB:.1f} GiB {found:+.1f} %"
+        f"{kind} {getattr(step, kind) / GIB:.1f} GiB {found:+.1f} %"
         for kind in ("allocated", "reserved")
         if (found := prediction.memory_error(kind)) is not None
     ]
     return (
-        f"{row.id:<42}{prediction.gpu:<22}{row.get('n_gpus'):>5}{step}{prediction.step_s:>10.3f}s"
+        f"{row.id:<42}{prediction.gpu:<22}{row.get('n_gpus'):>5}{measured}{step.step_s:>10.3f}s"
         f"{f'{error:+.1f} %' if error is not None else '-':>8}  {', '.join(memory)}"
     ).rstrip()
 
@@ -203,13 +230,10 @@ def to_dict(predictions: Sequence[Prediction]) -> dict[str, Any]:
                 "split": p.split,
                 "refused": p.refused or None,
                 "measured_s": p.measured_s,
-                "predicted_s": p.step_s,
+                "predicted": asdict(p.step) if p.step else None,
                 "error_pct": p.error,
-                "allocated_bytes": p.allocated,
-                "reserved_bytes": p.reserved,
                 "allocated_error_pct": p.memory_error("allocated"),
                 "reserved_error_pct": p.memory_error("reserved"),
-                "fits": p.fits,
                 "assumed": list(p.assumed),
             }
             for p in predictions
