@@ -1,0 +1,81 @@
+"""The report as a user sees it: 80 columns, no colour, any encoding."""
+
+import dataclasses
+import io
+
+import pytest
+from rich.console import Console
+
+from tests.result import made
+from zsim.result.render import explanation, side_by_side, terminal
+
+
+def printed(render, *arguments, width=80, encoding="utf-8"):
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding)
+    render(*arguments, Console(file=file, width=width))
+    file.flush()
+    return raw.getvalue().decode(encoding)
+
+
+@pytest.fixture(scope="module")
+def result():
+    return made.result()
+
+
+def test_verdict_comes_first_and_lines_end_at_80_columns(result):
+    lines = printed(terminal.render, result).splitlines()
+    assert lines[0].startswith("FITS: miniature")
+    assert max(map(len, lines)) <= 80
+    assert "\x1b" not in "".join(lines)
+
+
+def test_a_log_file_without_unicode_gets_plain_bars(result):
+    text = printed(terminal.render, result, encoding="ascii")
+    assert "####" in text
+
+
+def test_the_figures_are_those_of_the_result(result):
+    text = printed(terminal.render, result)
+    assert "1.300 s" in text  # compute
+    assert "500.00 ms" in text  # exposed communication
+    assert f"MFU {result.throughput.mfu:.1%}" in text
+    assert "NVLink at 100 GB/s" in text
+
+
+def test_a_run_that_does_not_fit_says_what_is_missing():
+    small = dataclasses.replace(made.DEVICE, usable_bytes=2**30)
+    result = made.result(small)
+    assert not result.fits
+    assert result.gpu.headroom_bytes < 0
+    text = printed(terminal.render, result)
+    assert text.startswith("DOES NOT FIT: miniature: at least")
+    assert "as if it fitted" in text
+    assert result.time.step_s == pytest.approx(made.STEP_S)
+
+
+def test_bars_are_as_long_as_their_share():
+    assert terminal.bar(0.5, 10, blocks=True) == "█████"
+    assert terminal.bar(0.55, 10, blocks=True) == "█████▌"
+    assert terminal.bar(0.5, 10, blocks=False, mark=0.8) == "#####   |"
+    assert terminal.bar(1.0, 10, blocks=False, mark=0.8) == "########|##"
+
+
+def test_explanation_accounts_for_the_step(result):
+    said = explanation.to_dict(result, [])
+    for part in ("attribution", "critical_path"):
+        assert sum(line["seconds"] for line in said[part]) == pytest.approx(result.time.step_s)
+        assert sum(line["share"] for line in said[part]) == pytest.approx(1)
+    text = printed(explanation.render, result, [])
+    assert "all-gather, forward (AG0 to AG1)" in text
+
+
+def test_side_by_side_names_what_differs(result):
+    from zsim.result.compare import compare
+
+    other = dataclasses.replace(result, headline=dataclasses.replace(result.headline, stage=2))
+    comparison = compare([result, other])
+    assert [(line.name, line.values) for line in comparison.inputs] == [("stage", (3, 2))]
+    assert comparison.names == ("1: miniature", "2: miniature")
+    text = printed(side_by_side.render, comparison)
+    assert max(map(len, text.splitlines())) <= 80
