@@ -116,8 +116,9 @@ class Transformer(CausalLM):
         for block in self.layers:
             h = run_block(self.net, block, h, table)
         tape.label = self.kind
-        pred = self.output(self.norm(h))
-        return P.cross_entropy(F.to(F.reshape(pred, -1, arch.vocab), "float32"), F.reshape(labels, -1))
+        # The bf16 logits end with the cast. torchtitan's trainer holds them until the loss exists: never the peak.
+        logits = F.to(F.reshape(self.output(self.norm(h)), -1, arch.vocab), "float32")
+        return P.cross_entropy(logits, F.reshape(labels, -1))
 
     def _table(self, s: int, half: int) -> Tensor:
         tape = self.net.tape
