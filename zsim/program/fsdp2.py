@@ -19,8 +19,10 @@ from zsim.program.units import consecutive, groups_of, strided
 
 
 class Fsdp2(Hooks):
-    def __init__(self, model: ModelSpec, tree: Module, plan: Fsdp2Plan) -> None:
+    def __init__(self, model: ModelSpec, tree: Module, plan: Fsdp2Plan, workload: Workload) -> None:
         self.model, self.tree, self.plan = model, tree, plan
+        # torchtitan's Llama computes its rotary table in every forward
+        self.buffers_bytes = 0 if workload.implementation == "torchtitan" else model.buffers_bytes
         self.builder = Builder()
         self.comm = Collectives(model, plan, self.builder)
         self.units = self._units()
@@ -53,8 +55,8 @@ class Fsdp2(Hooks):
         for unit in self.units:
             nbytes = unit.shard * self.comm.store_size
             self.builder.alloc(f"shard:{unit.name}", "parameters", nbytes, self.comm.device)
-        if self.model.buffers_bytes:
-            self.builder.alloc("buffers", "parameters", self.model.buffers_bytes)
+        if self.buffers_bytes:
+            self.builder.alloc("buffers", "parameters", self.buffers_bytes)
 
     def step(self, *, first: bool) -> None:
         for micro in range(self.plan.grad_accum):
@@ -290,7 +292,7 @@ class Fsdp2(Hooks):
 
 def lower_fsdp2(model: ModelSpec, tree: Module, plan: Fsdp2Plan, workload: Workload, steps: int) -> Program:
     """Steps differ only in the optimizer's states, which the first one allocates."""
-    rank = Fsdp2(model, tree, plan)
+    rank = Fsdp2(model, tree, plan, workload)
     rank.allocate()
     init = rank.builder.finish()
     built = []
