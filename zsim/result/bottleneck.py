@@ -40,6 +40,8 @@ def find(view: RankView, time: Time, cluster: Cluster, device: Device) -> Bottle
 def _words(name: str) -> str:
     """ "reduce_scatter/backward" -> "reduce-scatter of backward"."""
     kind, _, phase = name.partition("/")
+    if kind == "cpu_optimizer":
+        return "optimizer step on the CPU"
     kind = {"h2d": "copies from host to GPU", "d2h": "copies from GPU to host"}.get(kind, kind.replace("_", "-"))
     return f"{kind} of {phase}" if phase else kind
 

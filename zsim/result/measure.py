@@ -32,11 +32,12 @@ def measure(*, setup: Setup, program: Program, timeline: Timeline, profile: Prof
     slowest = max(views, key=lambda view: view.steady.end_s - view.steady.start_s)
     device = cluster.devices[slowest.rank]
     time = measure_time(slowest, device, profile)
+    gpu = memory.measure_gpu(views, cluster, program)
     return Result(
         name=setup.name,
         headline=_headline(setup),
-        gpu=memory.measure_gpu(views, cluster, program),
-        host=memory.measure_host(views, cluster),
+        gpu=gpu,
+        host=memory.measure_host(views, cluster, gpu),
         textbook=textbook.of_plan(setup.plan, model.numel),
         time=time,
         throughput=_throughput(setup, device.peak_flops.get(setup.workload.dtype), time.step_s),

@@ -124,16 +124,22 @@ def _op_at(view: RankView, event: MemoryEvent) -> Op | None:
     return None
 
 
-def measure_host(views: Sequence[RankView], cluster: Cluster) -> HostMemory:
-    """The fullest node: each of its ranks holds what its class's representative holds."""
+def measure_host(views: Sequence[RankView], cluster: Cluster, gpu: GpuMemory) -> HostMemory:
+    """The fullest node: each of its ranks holds what its class's representative holds.
+
+    Where CPU and GPU share their memory, what the GPU needs counts as well.
+    """
     node_ranks = min(cluster.gpus_per_node, cluster.world_size)
     tops = [(peak(view.ledgers["host"]), peak(view.ledgers["nvme"])) for view in views]
     dram, nvme = max(tops, key=lambda top: top[0].total)
+    held = dict(dram.by_category)
+    if held and any(device.unified for device in cluster.devices):
+        held["gpu"] = gpu.nvidia_smi_bytes
     return HostMemory(
         capacity_bytes=cluster.host.dram_bytes,
-        peak_bytes=dram.total * node_ranks,
-        per_rank_bytes=dram.total,
-        by_category={category: nbytes * node_ranks for category, nbytes in dram.by_category.items()},
+        peak_bytes=sum(held.values()) * node_ranks,
+        per_rank_bytes=sum(held.values()),
+        by_category={category: nbytes * node_ranks for category, nbytes in held.items()},
         nvme_capacity_bytes=cluster.host.nvme_bytes,
         nvme_peak_bytes=nvme.total * node_ranks,
     )

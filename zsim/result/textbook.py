@@ -19,6 +19,7 @@ class Textbook:
     stage: str
     per_gpu_bytes: float
     formula: str
+    gpus: int
     host_bytes: float = 0.0
     host_formula: str = ""
 
@@ -45,7 +46,7 @@ def states(stage: str, params: float, gpus: int) -> Textbook:
     """
     whole, shared, formula, host_shared, host_formula = _STAGES[stage]
     per_gpu = whole * params + shared * params / gpus
-    return Textbook(stage, per_gpu, formula, host_shared * params / gpus, host_formula)
+    return Textbook(stage, per_gpu, formula, gpus, host_shared * params / gpus, host_formula)
 
 
 def table(params: float, gpus: int) -> dict[str, Textbook]:

@@ -95,12 +95,14 @@ def _memory(result: Result, width: int, blocks: bool) -> Iterator[str]:
             yield row(CATEGORY_LABELS.get(category, category), nbytes)
     yield row("= allocated", gpu.peak_allocated_bytes)
     yield row("  reserved", gpu.peak_reserved_bytes)
-    yield row("+ " + CATEGORY_LABELS["framework"], gpu.framework_bytes)
-    yield row("= shown by nvidia-smi", gpu.nvidia_smi_bytes)
+    if gpu.framework_bytes:
+        yield row("+ " + CATEGORY_LABELS["framework"], gpu.framework_bytes)
+        yield row("= shown by nvidia-smi", gpu.nvidia_smi_bytes)
     yield row("  capacity", gpu.capacity_bytes)
+    decides = "what nvidia-smi shows" if gpu.framework_bytes else "the latter"
     yield (
-        f"Allocated and reserved are torch's max_memory_allocated (at {gpu.peak_at}) and max_memory_reserved; what "
-        "nvidia-smi shows decides about out-of-memory."
+        f"Allocated and reserved are torch's max_memory_allocated (at {gpu.peak_at}) and max_memory_reserved; {decides} "
+        "decides about out-of-memory."
     )
     if gpu.out_of_memory_at:
         yield f"Runs out at {gpu.out_of_memory_at}. The reserved peak is that of a device without a limit."
@@ -164,10 +166,10 @@ def _textbook(result: Result) -> Iterator[str]:
     outside = held.pop("framework")
     parts = [f"{CATEGORY_LABELS.get(name, name)} {n / GIB:.1f}" for name, n in held.items() if n >= 0.05 * GIB]
     cached = gpu.peak_reserved_bytes - gpu.peak_allocated_bytes
-    parts += [f"cached or not reusable yet {cached / GIB:.1f}", f"CUDA and NCCL {outside / GIB:.1f}"]
+    parts += [f"cached or not reusable yet {cached / GIB:.1f}"] + [f"CUDA and NCCL {outside / GIB:.1f}"] * bool(outside)
     yield (
         f"{book.formula} = {book.per_gpu_bytes / GB:.1f} GB = {book.per_gpu_bytes / GIB:.1f} GiB of states "
-        f"(P = {result.params / 1e9:.2f}e9, N = {result.headline.world_size})."
+        f"(P = {result.params / 1e9:.2f}e9, N = {book.gpus})."
     )
     yield f"Here: states {states / GIB:.1f}, {', '.join(parts)}: {gpu.nvidia_smi_bytes / GIB:.1f} GiB."
 
@@ -198,6 +200,8 @@ def bar(share: float, room: int, blocks: bool, mark: float | None = None) -> str
 
 
 def _seconds(value: float) -> str:
+    if not value:
+        return "0 s"
     if value >= 1:
         return f"{value:.3f} s"
     return f"{1e3 * value:.2f} ms" if value >= 1e-3 else f"{1e6 * value:.1f} us"
