@@ -191,7 +191,7 @@ def _change_temporaries(
                 held.append((nbytes, allocator.malloc(nbytes, COMPUTE)))
         return
     left = -event.nbytes
-    while left:
+    while left and held:  # selective checkpointing frees kept results early: the level can fall below zero
         nbytes, block = held.popleft()
         allocator.free(block)
         if nbytes > left:  # only part of it: a smaller tensor took its place
