@@ -168,11 +168,6 @@ BAD = [
     ("deepspeed", "zero: {stage: 3, zero_hpz_partition_size: 3}\n", "zero.zero_hpz_partition_size", "does not divide"),
     ("deepspeed", "train_batch_size: 12\n", "train_batch_size", "12 != 1 x 1 x 8"),
     ("deepspeed", "model: {params: 8e9, config: x}\n", "model", "one of config and params"),
-    (
-        "deepspeed",
-        "zero.reduce_bucket_size",
-        "hidden",
-    ),
     ("deepspeed", "model: nowhere/config.json\n", "model", "no such file"),
     ("deepspeed", "cluster: nowhere.yaml\n", "cluster", "no such file"),
     ("fsdp2", "fsdp: {mesh: [2, 3]}\n", "fsdp.mesh", "2 x 3 is not the cluster's 8 ranks"),

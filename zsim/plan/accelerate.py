@@ -37,8 +37,7 @@ def read_accelerate(document: Document, ranks: int | None = None) -> Reading:
             hint = f"; did you mean {close}?" if close else ""
             raise document.error((key,), f"accelerate does not know this key and refuses it{hint}")
     processes, nodes = recipe.count("num_processes"), recipe.count("num_machines")
-    if reading.ranks is None:
-        reading.ranks = processes
+    reading.ranks = processes or ranks
     kind = str(recipe.get("distributed_type", "NO")).upper()
     if kind == "DEEPSPEED":
         _deepspeed(recipe)

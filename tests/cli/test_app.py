@@ -1,0 +1,271 @@
+"""The command line from outside: what is printed, where, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zsim.cli import app
+from zsim.cli.app import COMMANDS, main
+from zsim.errors import InputError
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "tests" / "data"
+MODEL = str(ROOT / "scenarios/models/qwen2.5-7b/config.json")
+TOPOLOGY = str(ROOT / "topologies/hgx_h100_8.yaml")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    out, err = capsys.readouterr()
+    return int(ended.value.code or 0), out, err
+
+
+def process(*arguments: str, code: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "zsim", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",), ("help",)])
+def test_help_lists_every_command(capsys, arguments: tuple[str, ...]) -> None:
+    code, out, _ = run(capsys, *arguments)
+    assert code == 0
+    assert all(f"  {name} " in out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", [name for name, (module, _) in COMMANDS.items() if module.startswith("zsim.cli")])
+def test_every_command_explains_itself(capsys, name: str) -> None:
+    code, out, _ = run(capsys, name, "--help")
+    assert code == 0
+    assert f"Usage: zsim {name}" in out
+
+
+def test_version(capsys) -> None:
+    from zsim import __version__
+
+    assert run(capsys, "--version") == (0, f"zsim {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("memroy",), "did you mean zsim memory?"),
+        (("nowhere.yaml",), "nowhere.yaml: no such scenario"),
+        (("run",), "Missing argument"),
+        (("run", "x.yaml", "--bogus"), "No such option: --bogus"),
+        (("memory", "--params", "8 GB"), "--params: unit 'GB'"),
+        (("memory", "--params", "0"), "--params: 0 is not a number of parameters"),
+        (("memory", "--params", "nan"), "'nan' is not a count"),
+        (("memory",), "one of --params and --model"),
+        (("memory", "--params", "8e9", "--gpus", "0"), "--gpus: 0 is not a number of GPUs"),
+        (("memory", "--params", "8e9", "--gpus", "four"), "--gpus"),
+        (("scenarios/qwen32b_8xh100.yaml", "--set", "zero.stage=7"), "--set zero.stage=7: zero.stage: 7 is not known"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(capsys, monkeypatch, arguments: tuple[str, ...], says: str) -> None:
+    monkeypatch.chdir(ROOT)
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("zsim: ")
+    assert says in err
+    assert "Traceback" not in err
+
+
+def test_the_textbooks_figures(capsys) -> None:
+    """8e9 parameters on 4 GPUs: 128, 56, 44 and 32 GB, to the byte."""
+    code, out, _ = run(capsys, "memory", "--params", "8e9", "--gpus", "4", "--json")
+    stages = json.loads(out)["stages"]
+    assert code == 0
+    sizes = {stage: stages[stage]["gpu_bytes"] for stage in ("ddp", "zero1", "zero2", "zero3")}
+    assert sizes == {"ddp": 128 * 10**9, "zero1": 56 * 10**9, "zero2": 44 * 10**9, "zero3": 32 * 10**9}
+    assert [stages[stage]["formula"] for stage in sizes] == ["16 P", "P (4 + 12/N)", "P (2 + 14/N)", "16 P / N"]
+    assert stages["zero2_offload"] == {
+        "gpu_bytes": 16 * 10**9,
+        "formula": "2 P",
+        "host_bytes": 28 * 10**9,
+        "host_formula": "14 P / N",
+    }
+    _, table, _ = run(capsys, "memory", "--params", "8B", "--gpus", "4")
+    assert [line.split()[1] for line in table.splitlines()[:4]] == ["128", "56", "44", "32"]
+
+
+def test_memory_of_a_model(capsys) -> None:
+    _, out, _ = run(capsys, "memory", "--model", MODEL, "--gpus", "8", "--json")
+    assert json.loads(out)["stages"]["ddp"]["gpu_bytes"] == 16 * 7_615_616_512
+
+
+def test_only_what_a_command_needs_is_imported() -> None:
+    """`memory` and `--help` start without the simulator and rich."""
+    code = "import sys; from zsim.cli.app import dispatch; dispatch({}); print(*sys.modules)"
+    for arguments in (["--help"], ["memory", "--params", "8e9"]):
+        modules = set(process(code=code.format(arguments)).stdout.split())
+        assert not {"rich", "simpy", "numpy", "networkx", "zsim.scenario", "zsim.api"} & modules
+
+
+def test_a_broken_pipe_is_quiet() -> None:
+    command = f"{sys.executable} -m zsim schema | head -1; exit ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("{\n", "", 1)
+
+
+def test_interrupted_quietly(capsys, monkeypatch) -> None:
+    def interrupt(arguments: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "dispatch", interrupt)
+    assert run(capsys, "x.yaml") == (130, "", "")
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch) -> None:
+    def bug(arguments: list[str]) -> int:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(app, "dispatch", bug)
+    with pytest.raises(ZeroDivisionError):
+        main(["x.yaml"])
+
+
+def test_schema(capsys) -> None:
+    code, out, _ = run(capsys, "schema")
+    assert code == 0
+    assert json.loads(out)["required"] == ["model", "cluster", "framework", "seq_len"]
+
+
+def test_read_says_what_files_are(capsys) -> None:
+    scenario = str(ROOT / "scenarios/qwen7b_8xh100.yaml")
+    files = (str(DATA / "ds_config/textbook.json"), MODEL, TOPOLOGY, scenario, str(DATA / "accelerate/zero3.yaml"))
+    code, out, _ = run(capsys, "read", *files, "--json")
+    described = json.loads(out)
+    assert code == 0
+    assert [entry["kind"] for entry in described] == [
+        "DeepSpeed configuration",
+        "Hugging Face model",
+        "topology file",
+        "scenario",
+        "accelerate configuration",
+    ]
+    assert described[0]["understood"]["zero.stage"] == 3
+    assert described[0]["places"]["zero.stage"].endswith("textbook.json:5")
+    assert described[1]["understood"]["parameters"] == 7_615_616_512
+    assert described[4]["ranks"] == 8
+    code, text, _ = run(capsys, "read", *files)
+    assert code == 0
+    assert "zero.offload_optimizer.device: cpu   (line 6)" in text
+    assert "missing:" in text
+
+
+def test_read_goes_on_after_a_refusal(capsys) -> None:
+    code, out, _ = run(capsys, "read", str(DATA / "ds_config/misspelt.json"), MODEL)
+    assert code == 2
+    assert "refused" in out
+    assert "did you mean stage3_param_persistence_threshold?" in out
+    assert "parameters: 7,615,616,512" in out
+
+
+def from_arguments(*more: str) -> tuple[str, ...]:
+    return ("from", str(DATA / "ds_config/textbook.json"), MODEL, "--topology", TOPOLOGY, *more)
+
+
+def test_from_writes_a_scenario_that_runs(capsys, tmp_path: Path) -> None:
+    from zsim.scenario import load
+
+    path = tmp_path / "scenario.yaml"
+    code, out, err = run(
+        capsys, *from_arguments("--seq-len", "2048", "--out", str(path), "--set", "checkpointing=full")
+    )
+    assert (code, out, err) == (0, "", "")
+    assert path.read_text().startswith("# From ")
+    setup = load(path).resolve()
+    plan = setup.plan
+    assert (plan.stage, plan.offload_optimizer, plan.overlap_comm, plan.dtype) == (3, "cpu", True, "float16")  # type: ignore[union-attr]
+    assert (setup.workload.micro_batch, setup.workload.seq_len, setup.workload.checkpointing) == (1, 2048, "full")
+    code, printed, _ = run(capsys, *from_arguments("--seq-len", "2048"))
+    assert code == 0
+    assert "framework:\n  name: deepspeed" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (from_arguments(), "no file says seq_len"),
+        (
+            ("from", str(DATA / "ds_config/textbook.json"), "--topology", TOPOLOGY, "--seq-len", "8"),
+            "no file says model",
+        ),
+        (("from", MODEL, "--topology", TOPOLOGY), "none of the files says how training is sharded"),
+        (
+            ("from", str(DATA / "accelerate/fsdp1_hybrid.yaml"), MODEL, "--topology", TOPOLOGY),
+            "is written for 16 GPUs, and the topology has 8",
+        ),
+        (("from", str(ROOT / "scenarios/qwen7b_8xh100.yaml"), "--topology", TOPOLOGY), "is a scenario already"),
+        (from_arguments("--seq-len", "0"), "seq_len: 0 is not greater than 0"),
+        (from_arguments("--seq-len", "8", "--set", "micro_batch=x"), "'x' is not a count"),
+    ],
+)
+def test_from_never_guesses(capsys, arguments: tuple[str, ...], says: str) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert says in err
+
+
+def test_from_several_files(capsys) -> None:
+    files = (str(DATA / "accelerate/zero3.yaml"), str(DATA / "recipes/trainer_batch.json"), MODEL)
+    code, out, err = run(capsys, "from", *files, "--topology", TOPOLOGY)
+    assert code == 2  # the Trainer's accumulation is another one
+    assert "grad_accum is 8 in" in err
+    code, out, err = run(
+        capsys, "from", files[0], MODEL, "--topology", TOPOLOGY, "--micro-batch", "2", "--seq-len", "512"
+    )
+    assert (code, err) == (0, "")
+    assert "grad_accum: 4" in out
+
+
+def test_input_error_text() -> None:
+    error = InputError("is wrong", "s.yaml", 3, "zero.stage", "0, 1, 2 or 3", ("a hint",))
+    assert str(error) == "s.yaml:3: zero.stage: is wrong\n  accepted: 0, 1, 2 or 3\n  a hint"
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A scenario that is quick to simulate."""
+    config = json.loads(Path(MODEL).read_text()) | {"num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    path = tmp_path / "small.yaml"
+    path.write_text(
+        f"model: config.json\ncluster: {TOPOLOGY}\nframework: deepspeed\n"
+        "zero: {stage: 3}\nmicro_batch: 1\nseq_len: 512\n"
+    )
+    return path
+
+
+def test_run(capsys, small: Path) -> None:
+    code, text, err = run(capsys, str(small))
+    assert (code, err) == (0, "")
+    assert "FITS" in text
+    assert run(capsys, "run", str(small))[0] == 0
+    code, out, _ = run(capsys, str(small), "--json", "--set", "zero.stage=2")
+    result = json.loads(out)
+    assert code == 0
+    assert result["fits"] is True
+    assert result["memory"]["textbook"]["formula"] == "P (2 + 14/N)"
+    code, line, _ = run(capsys, str(small), "--quiet")
+    assert len(line.splitlines()) == 1
+
+
+def test_what_does_not_fit_is_exit_code_3_and_prints_everything(capsys, small: Path) -> None:
+    code, out, err = run(capsys, str(small), "--json", "--set", "micro_batch=512")
+    result = json.loads(out)
+    assert (code, err) == (3, "")
+    assert result["fits"] is False
+    assert result["time"]["step_s"] > 0
+
+
+def test_out_writes_files(capsys, small: Path, tmp_path: Path) -> None:
+    code, _, _ = run(capsys, str(small), "--quiet", "--out", str(tmp_path / "out"))
+    assert code == 0
+    assert json.loads((tmp_path / "out/result.json").read_text())["fits"] is True
