@@ -69,7 +69,8 @@ def lines(program: Program, instructions: Sequence[Instruction]) -> Iterator[tup
         if isinstance(instruction, Launch):
             op = instruction.op
             layer = "" if op.layer is None else str(op.layer)
-            what = f"{op.label}  {op.module}" if op.module and op.layer is None else op.label
+            where = op.module if op.layer is None else op.module.split(f".{op.layer}.", 1)[-1]
+            what = f"{op.label}  {where}" if where else op.label
             yield (
                 str(op.id), op.phase, str(op.micro), layer, op.lane, what, _size(program, op.work), _waits(op),
             )  # fmt: skip
