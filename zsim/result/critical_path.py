@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,16 +45,9 @@ class RankView:
         # What precedes the steady step by more than one cannot hold it up.
         self.records = [r for r in timeline.ops if r.rank == rank and r.step >= step - 1]
         self.by_op = {(record.step, record.op.id): record for record in self.records}
-        self.lanes: dict[str, list[OpRecord]] = {}
-        self._before: dict[tuple[int, int], OpRecord] = {}
-        self._last_of_step: dict[tuple[int, str], OpRecord] = {}
+        self.lanes: dict[str, list[OpRecord]] = defaultdict(list)
         for record in self.records:
-            op = record.op
-            lane = self.lanes.setdefault(op.lane, [])
-            if lane:
-                self._before[record.step, op.id] = lane[-1]
-            lane.append(record)
-            self._last_of_step[record.step, op.lane] = record
+            self.lanes[record.op.lane].append(record)
         self._on: dict[str, list[OpRecord]] = {}
         self._waits = self._find_host_waits()
         self._wait_ends = [wait.end_s for wait in self._waits]
@@ -92,8 +86,8 @@ class RankView:
 
     def last_of_step(self) -> OpRecord | None:
         """The device op of the steady step that ends last."""
-        ends = (self._last_of_step.get((self.steady.step, lane)) for lane in LANES)
-        records = (record for record in ends if record is not None)
+        ends = (self._last_before_step(self.steady.step + 1, lane) for lane in LANES)
+        records = (record for record in ends if record is not None and record.step == self.steady.step)
         return max(records, key=lambda r: r.end_s, default=None)
 
     def critical_path(self) -> list[Segment]:
@@ -135,7 +129,9 @@ class RankView:
     def _blocker(self, record: OpRecord) -> OpRecord | None:
         """The record that decided when `record` started; None: the host."""
         if record.blocker == "lane":
-            return self._before.get((record.step, record.op.id))
+            lane = self.lanes[record.op.lane]
+            at = bisect_left(lane, _order(record), key=_order)
+            return lane[at - 1] if at else None
         if isinstance(record.blocker, int):
             if record.blocker >= 0:
                 return self.by_op.get((record.step, record.blocker))
@@ -143,10 +139,10 @@ class RankView:
         return None
 
     def _last_before_step(self, step: int, lane: str) -> OpRecord | None:
-        for earlier in range(step - 1, -1, -1):
-            if (earlier, lane) in self._last_of_step:
-                return self._last_of_step[earlier, lane]
-        return None
+        """The last op that the steps before `step` issued on `lane`."""
+        records = self.lanes.get(lane, [])
+        at = bisect_left(records, (step, -1), key=_order)
+        return records[at - 1] if at else None
 
     def _wait_before(self, time_s: float) -> HostBlock | None:
         at = bisect_right(self._wait_ends, time_s)
@@ -175,6 +171,11 @@ class RankView:
         if op is None:
             return max((r for lane, r in issued.items() if lane != HOST), key=lambda r: r.end_s, default=None)
         return self.by_op.get((step, op)) if op >= 0 else self._last_before_step(step, LANES[-1 - op])
+
+
+def _order(record: OpRecord) -> tuple[int, int]:
+    """Ops of a lane run in the order of their issue."""
+    return record.step, record.op.id
 
 
 def _host_waits(instructions: Sequence[Instruction]) -> Iterator[tuple[int | None, dict[str, int]]]:

@@ -42,7 +42,7 @@ class Moment:
 
 def peak(events: Sequence[MemoryEvent]) -> Moment:
     """The moment of a ledger at which most is allocated, as `torch.cuda.max_memory_allocated` counts."""
-    totals = list(accumulate(0 if event.category == DELAYED_FREES else event.nbytes for event in events))
+    totals = list(accumulate([0 if event.category == DELAYED_FREES else event.nbytes for event in events]))
     if not totals:
         return Moment(None, {})
     return at(events, totals.index(max(totals)))

@@ -101,8 +101,8 @@ def _memory(result: Result, width: int, blocks: bool) -> Iterator[str]:
     yield row("  capacity", gpu.capacity_bytes)
     decides = "what nvidia-smi shows" if gpu.framework_bytes else "the latter"
     yield (
-        f"Allocated and reserved are torch's max_memory_allocated (at {gpu.peak_at}) and max_memory_reserved; {decides} "
-        "decides about out-of-memory."
+        f"Allocated and reserved are torch's max_memory_allocated (at {gpu.peak_at}) and max_memory_reserved; "
+        f"{decides} decides about out-of-memory."
     )
     if gpu.out_of_memory_at:
         yield f"Runs out at {gpu.out_of_memory_at}. The reserved peak is that of a device without a limit."
