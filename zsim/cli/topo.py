@@ -26,6 +26,9 @@ def topo(
         str | None, typer.Option(help="Peer-to-peer over PCIe: auto, none or all.", show_default=False)
     ] = None,
     nic_gbps: Annotated[float | None, typer.Option(help="Rate of each NIC, Gb/s.", show_default=False)] = None,
+    query: Annotated[
+        Path | None, typer.Option(help="`nvidia-smi -q` or `lspci -vv`: GPU names and slots.", show_default=False)
+    ] = None,
     nodes: Annotated[int | None, typer.Option(help="How many such nodes.", show_default=False)] = None,
     out: Annotated[Path | None, typer.Option(help="Draw the graph to this picture.", show_default=False)] = None,
     yaml: Annotated[Path | None, typer.Option(help="Write it as a topology YAML.", show_default=False)] = None,
@@ -33,10 +36,11 @@ def topo(
 ) -> None:
     """Show and check a machine: its tree, link capacities, paths between GPUs and the rings found."""
     from zsim.cluster.describe import describe, draw
-    from zsim.cluster.files import read_machine, write_yaml
+    from zsim.cluster.files import read_machine, read_query, write_yaml
     from zsim.cluster.matrix import Hints
 
-    cluster, reading = read_machine(file, Hints(gpu, pcie_gen, p2p, nic_gbps), nodes)
+    names, slots = read_query(query) if query else ((), ())
+    cluster, reading = read_machine(file, Hints(gpu, pcie_gen, p2p, nic_gbps, names, slots), nodes)
     seen = describe(cluster)
     if out:
         draw(cluster, str(out))

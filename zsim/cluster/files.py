@@ -55,6 +55,18 @@ def write_yaml(reading: Reading, path: str | Path) -> None:
     Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def read_query(path: str | Path) -> tuple[tuple[str, ...], tuple[tuple[int, int], ...]]:
+    """(GPU names, PCIe (generation, lanes)) from what `nvidia-smi -q` or `lspci -vv` prints. Raises InputError."""
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InputError(f"cannot read: {error.strerror}", file=path) from None
+    names, slots = nvidia_smi.query_hints(text)
+    if not names:
+        raise InputError("no GPU in it", file=path, accepted="the output of `nvidia-smi -q` or `lspci -vv`")
+    return tuple(names), tuple(slots)
+
+
 def read_text(text: str, hints: Hints = NO_HINTS) -> Reading:
     """The topology document in `text`, whichever tool printed it."""
     if not text.strip():

@@ -57,6 +57,8 @@ class Hints:
     pcie_gen: int | None = None
     p2p: str | None = None  # auto | none | all
     nic_gbps: float | None = None
+    gpus: tuple[str, ...] = ()  # a name per GPU, from `nvidia-smi -q` or `lspci`
+    slots: tuple[tuple[int, int], ...] = ()  # PCIe generation and lanes of each
 
 
 NO_HINTS = Hints()
@@ -75,9 +77,13 @@ def to_document(matrix: Matrix, hints: Hints, source: str) -> Reading:
     """The topology that `matrix` describes. Raises InputError for contradictions and unknown GPUs."""
     matrix.check()
     notes = list(matrix.notes)
-    name = hints.gpu or guess_gpu(matrix, notes)
-    device = catalog.device(name)
-    document: dict[str, Any] = {"name": f"from {source}", "gpu": device.name, "gpus": len(matrix.gpus)}
+    names = [catalog.device(name).name for name in hints.gpus]
+    if names and len(names) != len(matrix.gpus):
+        raise InputError(f"the query lists {len(names)} GPUs, the matrix {len(matrix.gpus)}", field="--query")
+    device = catalog.device(hints.gpu or (names[0] if names else guess_gpu(matrix, notes)))
+    mixed = not hints.gpu and len(set(names)) > 1
+    document: dict[str, Any] = {"name": f"from {source}", "gpu": names if mixed else device.name}
+    document["gpus"] = len(matrix.gpus)
     wiring = nvlinks(matrix, device.nvlinks)
     if wiring:
         if device.nvlink_kind is None:
@@ -86,9 +92,11 @@ def to_document(matrix: Matrix, hints: Hints, source: str) -> Reading:
             )
         document["nvlink"] = wiring
     gen = hints.pcie_gen or device.pcie_gen or 4
-    if not hints.pcie_gen:
-        notes.append(f"PCIe generation {gen} x16, as {device.name} has (--pcie-gen)")
     document["pcie"] = {"gen": gen, "tree": tree(matrix)}
+    if len(hints.slots) == len(matrix.gpus):
+        document["pcie"]["slots"] = dict(zip(matrix.gpus, map(list, hints.slots), strict=True))
+    elif not hints.pcie_gen:
+        notes.append(f"PCIe generation {gen} x16, as {device.name} has (--pcie-gen)")
     if hints.p2p:
         document["p2p"] = hints.p2p
     else:
@@ -114,7 +122,9 @@ def guess_gpu(matrix: Matrix, notes: list[str]) -> str:
         guess = "H100-SXM" if everywhere else "H200-NVL"
     elif single >= 12 or most == 12:
         guess = "A100-SXM-80GB" if everywhere and len(matrix.gpus) > 2 else "A100-PCIe-80GB"
-    elif most == 6 or (single <= 2 and most > 2):
+    elif single == 8:
+        guess = "A800-SXM-80GB"
+    elif single == 6 or most == 6 or (single <= 2 and most > 2):
         guess = "V100-SXM2-32GB"
     elif single:
         guess = "RTX 3090" if single < 4 else "RTX A6000"

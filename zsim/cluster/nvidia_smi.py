@@ -156,10 +156,10 @@ def query_hints(text: str) -> tuple[list[str], list[tuple[int, int]]]:
     """(GPU names, (PCIe generation, lanes) of each) from `nvidia-smi -q` or `lspci -vv`, in the order listed."""
     names = re.findall(r"^\s*Product Name\s*:\s*(.+?)\s*$", text, flags=re.MULTILINE)
     if names:
+        # The current generation drops while a GPU idles; the current width does not.
         gens = re.findall(r"PCIe Generation\s*\n\s*Max\s*:\s*(\d)", text)
         widths = re.findall(r"Link Width\s*\n(?:\s*Max\s*:\s*\d+x\s*\n)?\s*Current\s*:\s*(\d+)x", text)
-        slots = [(int(gen), int(width)) for gen, width in zip(gens, widths, strict=False)]
-        return names, slots
+        return names, [(int(gen), int(width)) for gen, width in zip(gens, widths, strict=False)]
     slots = []
     for block in re.split(r"^(?=\S)", text, flags=re.MULTILINE):
         named = re.search(r"(?:VGA compatible|3D) controller: NVIDIA.*?\[(.+?)\]", block)
