@@ -13,6 +13,7 @@ from bisect import bisect_left, insort
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from zsim.engine.timeline import TEMPORARY, MemoryEvent
 from zsim.program.ops import COMPUTE, DELAYED_FREES
@@ -21,6 +22,9 @@ MIB = 1 << 20
 MIN_BLOCK = 512
 SMALL, SMALL_SEGMENT = MIB, 2 * MIB
 MIN_LARGE, LARGE_SEGMENT, ROUND_LARGE = 10 * MIB, 20 * MIB, 2 * MIB
+
+# The cached blocks of one stream and kind, smallest first: (size, address, block). Shorter tuples find their place in it.
+Cached = list[tuple[Any, ...]]
 
 
 def _round_up(nbytes: int, unit: int) -> int:
@@ -33,7 +37,7 @@ class Block:
 
     address: int
     size: int
-    pool: list[tuple[int, int, Block]]  # the cached blocks of its stream and kind, smallest first
+    pool: Cached
     small: bool
     used: bool = False
     before: Block | None = None
@@ -54,7 +58,7 @@ class CachingAllocator:
     retries: int = 0  # times it had to give cached segments back first (num_alloc_retries)
     event: MemoryEvent | None = None  # what `replay` is at, for subclasses that record
     delayed: dict[str, deque[Block | None]] = field(default_factory=lambda: defaultdict(deque))
-    _pools: dict[tuple[str, bool], list[tuple[int, int, Block]]] = field(default_factory=lambda: defaultdict(list))
+    _pools: dict[tuple[str, bool], Cached] = field(default_factory=lambda: defaultdict(list))
     _next_address: int = 0
 
     def malloc(self, nbytes: int, stream: str) -> Block:
@@ -62,7 +66,7 @@ class CachingAllocator:
         size = _round_up(nbytes, MIN_BLOCK)
         small = size <= SMALL
         pool = self._pools[stream, small]
-        place = bisect_left(pool, size, key=lambda entry: entry[0])
+        place = bisect_left(pool, (size,))
         block = pool.pop(place)[2] if place < len(pool) else self._new_segment(size, pool, small)
         left = block.size - size
         if left >= MIN_BLOCK if small else left > SMALL:
@@ -101,9 +105,9 @@ class CachingAllocator:
             self.free(block)
 
     def _uncache(self, block: Block) -> None:
-        del block.pool[bisect_left(block.pool, (block.size, block.address), key=lambda entry: entry[:2])]
+        del block.pool[bisect_left(block.pool, (block.size, block.address))]
 
-    def _new_segment(self, size: int, pool: list[tuple[int, int, Block]], small: bool) -> Block:
+    def _new_segment(self, size: int, pool: Cached, small: bool) -> Block:
         segment = SMALL_SEGMENT if small else LARGE_SEGMENT if size < MIN_LARGE else _round_up(size, ROUND_LARGE)
         if self.capacity is not None and self.reserved + segment > self.capacity:
             self.retries += 1

@@ -15,19 +15,20 @@ from zsim.engine.stepcode import FLOW, KERNELS, Segment, StepCode
 from zsim.program.ops import LANES, Op
 
 INFINITY = float("inf")
+LOOK_AHEAD = 8  # ops: few enough that taking them back is cheap, enough that most kernels need no event of their own
 
 
 class Lane:
     """One in-order queue. `position` is the first op of `queue` not run (or not written ahead) yet."""
 
-    __slots__ = ("in_flight", "name", "position", "queue", "rank", "start_token", "watched")
+    __slots__ = ("asleep_until", "in_flight", "name", "position", "queue", "rank", "watched")
 
     def __init__(self, rank: Rank, name: str) -> None:
         self.rank, self.name = rank, name
         self.queue: list[int] = []
         self.position = 0
         self.in_flight = False  # a transfer is under way; it ends when the network says so
-        self.start_token = 0  # outdates planned starts
+        self.asleep_until = -INFINITY  # infinite: until an op that it waits for tells it
         self.watched: dict[int, float] = {}  # ops whose ends others wait for, and when these were last planned
 
 
@@ -96,19 +97,15 @@ class Rank:
 
 
 def advance(lane: Lane, now: float) -> tuple[int, float] | int | None:
-    """Run the lane's ops ahead until one has to wait.
+    """Run the lane's ops ahead until one has to wait, `LOOK_AHEAD` at most.
 
-    Returns (op, start) for a transfer that may begin at `start`, the op that it has to wait for, or None when the
-    queue is empty or a transfer is under way.
+    Returns the next op and when it may start, or the op that it has to wait for, or None when the queue is empty.
     """
-    if lane.in_flight:
-        return None
-    rank, queue, position = lane.rank, lane.queue, lane.position
+    rank, queue, first = lane.rank, lane.queue, lane.position
     issued, start, end, alone, timing, waits = rank.issued, rank.start, rank.end, rank.alone, rank.timing, rank.waits
     slowdown = rank.slowdown
-    free = end[queue[position - 1]] if position else -INFINITY
-    stop: tuple[int, float] | int | None = None
-    for position in range(position, len(queue)):  # noqa: B020 - continues where the lane stands
+    free = end[queue[first - 1]] if first else -INFINITY
+    for position in range(first, len(queue)):
         op = queue[position]
         time = issued[op]
         if free > time:
@@ -118,22 +115,18 @@ def advance(lane: Lane, now: float) -> tuple[int, float] | int | None:
             for target in targets:
                 done = end[target]
                 if done > now:
-                    stop = target
-                    break
+                    lane.position = position
+                    return target
                 if done > time:
                     time = done
-            if stop is not None:
-                break
         kind = timing[op]
-        if kind == FLOW:
-            stop = (op, time)
-            break
+        if kind == FLOW or position - first == LOOK_AHEAD:
+            lane.position = position
+            return op, time
         start[op] = time
         free = end[op] = time + (alone[op] * slowdown if kind == KERNELS else alone[op])
-    else:
-        position = len(queue)
-    lane.position = position
-    return stop
+    lane.position = len(queue)
+    return None
 
 
 def rerate(lane: Lane, now: float, factor: float) -> bool:
@@ -153,5 +146,5 @@ def rerate(lane: Lane, now: float, factor: float) -> bool:
         if end[op] > now and rank.timing[op] == KERNELS:
             end[op] = now + (end[op] - now) * factor
     lane.position = position
-    lane.start_token += 1
+    lane.asleep_until = -INFINITY
     return True

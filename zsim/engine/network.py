@@ -111,8 +111,10 @@ class Network:
 
     def share(self, now: float) -> list[Flow]:
         """Give new rates to flows joined by shared links to what changed; returns flows whose `end` moved."""
-        affected = sorted(self._affected(), key=lambda flow: flow.kind)
+        affected = sorted(self._affected(), key=lambda flow: flow.kind) if self.flows else []
         self.changed.clear()
+        if not affected:
+            return affected
         rates = self._fair_rates(tuple(flow.kind for flow in affected))
         moved = []
         for flow, rate in zip(affected, rates, strict=True):

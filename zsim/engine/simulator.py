@@ -164,7 +164,7 @@ class Simulation:
         while True:
             while ready:
                 lane = ready.popleft()
-                if lane.in_flight:
+                if lane.in_flight or lane.asleep_until > self.now:
                     continue
                 # Kernels last: what begins now decides how fast they run.
                 if lane.position < len(lane.queue) and lane.rank.timing[lane.queue[lane.position]] == KERNELS:
@@ -230,6 +230,7 @@ class Simulation:
     def _tell(self, rank: Rank, op: int) -> None:
         for waiter in rank.waiters.pop(op, ()):
             if isinstance(waiter, Lane):
+                waiter.asleep_until = -INFINITY
                 self._ready.append(waiter)
             else:
                 waiter()
@@ -239,17 +240,19 @@ class Simulation:
         if lane.watched:
             self._plan_ends(lane)
         if isinstance(stop, int):
+            lane.asleep_until = INFINITY
             self.watch(lane.rank, stop, lane)
         elif stop is not None:
             op, start = stop
-            if start > self.now:
-                lane.start_token += 1
-                self.at(start, self._start_due, lane, lane.start_token)
-            else:
+            if start <= self.now and lane.rank.timing[op] == FLOW:
                 self._begin(lane, op, start)
+            else:
+                lane.asleep_until = start
+                self.at(start, self._wake_up, lane, start)
 
-    def _start_due(self, lane: Lane, token: int) -> None:
-        if lane.start_token == token and not lane.in_flight:
+    def _wake_up(self, lane: Lane, time: float) -> None:
+        if lane.asleep_until == time:  # else it was told to go on meanwhile
+            lane.asleep_until = -INFINITY
             self._ready.append(lane)
 
     def _rerate(self, rank: Rank) -> None:
@@ -269,7 +272,6 @@ class Simulation:
         rank = lane.rank
         rank.start[op] = start
         lane.in_flight = True
-        lane.start_token += 1
         number = int(rank.alone[op])
         rank.in_flight.append(number)
         self._loaded[rank.index] = rank
