@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hypothesis import note
 from hypothesis import strategies as st
@@ -59,7 +59,6 @@ class World:
     issue: float = 1e-5
     interference: float = 0.25
     speed: tuple[float, ...] = ()
-    asked: list[str] = field(default_factory=list)
 
     @property
     def size(self) -> int:

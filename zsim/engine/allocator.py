@@ -23,7 +23,7 @@ MIN_BLOCK = 512
 SMALL, SMALL_SEGMENT = MIB, 2 * MIB
 MIN_LARGE, LARGE_SEGMENT, ROUND_LARGE = 10 * MIB, 20 * MIB, 2 * MIB
 
-# The cached blocks of one stream and kind, smallest first: (size, address, block). Shorter tuples find their place in it.
+# The cached blocks of one stream and kind, smallest first: (size, address, block). Shorter tuples find their place.
 Cached = list[tuple[Any, ...]]
 
 
