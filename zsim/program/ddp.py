@@ -204,7 +204,8 @@ class Ddp(Hooks):
         if plan.grad_clip:
             grad_norm(builder, numels, plan.dtype)
             clip(builder, numels, plan.dtype)
-        update(builder, plan.optimizer, numels, plan.dtype, first=first)
+        shapes = [self.model.parameters[param].shape for param in self.params]
+        update(builder, plan.optimizer, numels, plan.dtype, first=first, shapes=shapes)
         if not plan.gradient_as_bucket_view:
             for param in sorted(self.held):
                 builder.free(f"grad:{param}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zsim.errors import NotModeled
 from zsim.model.kernels import Memory
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import Fsdp2Plan
@@ -292,6 +293,8 @@ class Fsdp2(Hooks):
 
 def lower_fsdp2(model: ModelSpec, tree: Module, plan: Fsdp2Plan, workload: Workload, steps: int) -> Program:
     """Steps differ only in the optimizer's states, which the first one allocates."""
+    if plan.optimizer.name == "adafactor":
+        raise NotModeled("adafactor's row and column means of sharded matrices", field="optimizer")
     rank = Fsdp2(model, tree, plan, workload)
     rank.allocate()
     init = rank.builder.finish()

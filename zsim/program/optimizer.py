@@ -1,9 +1,10 @@
-"""The optimizer step of torch.optim on the tensors that one rank owns: states, temporaries, kernels, clipping."""
+"""The optimizer step of torch.optim and its kin on the tensors that one rank owns: states, temporaries, kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil, prod
 
 from zsim.errors import NotModeled
 from zsim.model.kernels import DTYPE_BYTES, Memory
@@ -15,18 +16,19 @@ from zsim.program.ops import COMPUTE, CPU, Compute, CpuWork
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One elementwise kernel of an update: tensors read and written, in units of one parameter."""
+    """One elementwise kernel of an update: how many tensors like the parameter it reads and writes."""
 
-    reads: int
-    writes: int
+    reads: float
+    writes: float
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`states` tensors like the parameter, kept from the first step on. `fused` is one kernel that does it all.
+    """An update of torch.optim.
 
-    `passes` are the foreach kernels (torch/optim/<name>.py, _multi_tensor_<name>), `temporaries` how many copies of
-    the parameters they hold at their peak; `loop_temporaries` the same per tensor in _single_tensor_<name>.
+    `states`: tensors like the parameter, kept from the first step on. `fused`: the one kernel that does it all.
+    `passes`: the kernels of `_multi_tensor_<name>` and `_single_tensor_<name>`. `temporaries` of all parameters at
+    once in the first, of one tensor at a time in the second (`loop_temporaries`).
     """
 
     states: int
@@ -37,26 +39,50 @@ class Rule:
     counters: bool = True  # a float32 `step` per tensor
 
 
-# torch 2.13 torch/optim/adam.py. foreach: decay, lerp m, mul v, addcmul v, sqrt (new list), div, add eps, addcdiv.
+# torch 2.13 torch/optim/adam.py: decay, lerp m, mul v, addcmul v, sqrt (a new list), div, add eps, addcdiv. Per tensor
+# the quotient is a second temporary.
 _ADAM = (Pass(1, 1), Pass(2, 1), Pass(1, 1), Pass(2, 1), Pass(1, 1), Pass(1, 1), Pass(1, 1), Pass(3, 1))
+# transformers 5.24 Adafactor without momentum: rms of the parameter, square, eps, row and column means, their outer
+# product, times gradient, rms, clip, times rate, negative, add. One tensor at a time.
+_ADAFACTOR = (
+    Pass(1, 0), Pass(1, 1), Pass(1, 1), Pass(1, 0), Pass(1, 0), Pass(0, 1), Pass(2, 1), Pass(1, 0), Pass(1, 1),
+    Pass(1, 1), Pass(1, 1), Pass(2, 1),
+)  # fmt: skip
 RULES = {
     "adamw": Rule(2, Pass(4, 3), _ADAM, 1, 2),
     "adam": Rule(2, Pass(4, 3), _ADAM[1:], 1, 2),
-    # torch/optim/sgd.py: momentum buffer mul, add, then the parameter.
+    # torch/optim/sgd.py: the momentum times its decay, plus the gradient, then the parameter
     "sgd": Rule(1, Pass(3, 2), (Pass(1, 1), Pass(2, 1), Pass(2, 1)), 0, 0, counters=False),
-    "sgd_plain": Rule(0, Pass(2, 1), (Pass(2, 1),), 0, 0, counters=False),
-    # lion-pytorch / timm Lion: sign of an interpolation, then the momentum.
-    "lion": Rule(1, None, (Pass(1, 1), Pass(2, 1), Pass(1, 1), Pass(2, 1), Pass(2, 1)), 1, 2, counters=False),
-    # torch/optim/adagrad.py: addcmul sum, sqrt (new list), add eps, addcdiv.
-    "adagrad": Rule(1, Pass(3, 2), (Pass(2, 1), Pass(1, 1), Pass(1, 1), Pass(3, 1)), 1, 2),
+    "plain sgd": Rule(0, Pass(2, 1), (Pass(2, 1),), 0, 0, counters=False),
+    # bitsandbytes lion_32bit is one kernel per tensor; otherwise decay, interpolation, sign, add, momentum
+    "lion": Rule(1, Pass(3, 2), (Pass(1, 1), Pass(2, 1), Pass(1, 1), Pass(2, 1), Pass(2, 1)), 1, 2, counters=False),
+    # two states of a byte; one kernel per tensor reads and writes them
+    "adamw8bit": Rule(0, Pass(2.5, 1.5), (), 0, 0, counters=False),
+    "adafactor": Rule(0, None, _ADAFACTOR, 0, 2, counters=False),
 }
+# bitsandbytes functional.py, optimizer.py: smaller tensors keep float32 states; a float32 maximum per block and state
+MIN_8BIT, BLOCK_8BIT = 4096, 256
 
 
 def rule_of(optimizer: Optimizer) -> Rule:
-    name = "sgd_plain" if optimizer.name == "sgd" and not optimizer.momentum else optimizer.name
+    """Raises NotModeled for an optimizer that has no rule here."""
+    name = "plain sgd" if optimizer.name == "sgd" and not optimizer.momentum else optimizer.name
     if name not in RULES:
-        raise NotModeled(f"optimizer {optimizer.name}", field="optimizer", accepted=", ".join(sorted(RULES)))
+        accepted = ", ".join(sorted(RULES.keys() - {"plain sgd"}))
+        raise NotModeled(f"optimizer {optimizer.name}", field="optimizer", accepted=accepted)
     return RULES[name]
+
+
+def state_bytes(
+    optimizer: Optimizer, numels: Sequence[int], size: int, shapes: Sequence[tuple[int, ...]] | None = None
+) -> int:
+    """Bytes of the states, without step counters. `shapes`: of the tensors, where they are not flat pieces."""
+    if optimizer.name == "adamw8bit":
+        return sum(2 * (n + 4 * ceil(n / BLOCK_8BIT)) if n >= MIN_8BIT else 8 * n for n in numels)
+    if optimizer.name == "adafactor":  # factored into rows and columns from two dimensions on
+        pieces = shapes or [(n,) for n in numels]
+        return sum(4 * (prod(s) // s[-1] + prod(s) // s[-2] if len(s) > 1 else prod(s)) for s in pieces)
+    return rule_of(optimizer).states * size * sum(numels)
 
 
 def update(
@@ -68,37 +94,39 @@ def update(
     first: bool,
     device: str = "gpu",
     key: str = "optimizer",
+    shapes: Sequence[tuple[int, ...]] | None = None,
 ) -> None:
     """`optimizer.step()` on tensors of `numels` elements; the first one creates the states, named after `key`."""
     rule, size = rule_of(optimizer), int(DTYPE_BYTES[dtype])
-    total = sum(numels)
     impl = "cpu" if device == "host" else optimizer.impl
-    if first and rule.states:
-        builder.alloc(f"{key}_states", "optimizer_states", rule.states * size * total, device)
+    states = state_bytes(optimizer, numels, size, shapes)
+    if first and states:
+        builder.alloc(f"{key}_states", "optimizer_states", states, device)
     if first and rule.counters:
         # adam.py _init_group: on the device if fused or capturable, else on the CPU
         builder.alloc(f"{key}_steps", "optimizer_states", 4 * len(numels), "gpu" if impl == "fused" else "host")
+    total = sum(numels)
     if not total:
         return
-    everything = rule.fused or Pass(sum(p.reads for p in rule.passes), sum(p.writes for p in rule.passes))
     if impl == "cpu":
-        nbytes = (everything.reads + everything.writes) * size * total
+        one = rule.fused or Pass(sum(p.reads for p in rule.passes), sum(p.writes for p in rule.passes))
+        nbytes = (one.reads + one.writes) * size * total
         builder.launch(CPU, optimizer.name, "optimizer", CpuWork(optimizer.name, total, nbytes))
         return
-    if impl == "fused" and rule.fused:
-        lists = min(rule.fused.reads, 5)
-        kernels: tuple[Memory, ...] = (
-            foreach("optimizer", numels, rule.fused.reads * size, rule.fused.writes * size, lists),
+    kernels: tuple[Memory, ...]
+    if rule.fused and (impl == "fused" or not rule.passes):
+        fused = foreach("optimizer", numels, rule.fused.reads * size, rule.fused.writes * size, ceil(rule.fused.reads))
+        kernels, temporary = (fused,), 0
+    elif impl == "foreach" and optimizer.name != "adafactor":
+        kernels = tuple(
+            foreach("optimizer", numels, p.reads * size, p.writes * size, ceil(p.reads)) for p in rule.passes
         )
-        temporary = 0
-    elif impl == "loop":
+        temporary = rule.temporaries * size * total
+    else:
         kernels = tuple(
             Memory("optimizer", p.reads * size * total, p.writes * size * total, len(numels)) for p in rule.passes
         )
         temporary = rule.loop_temporaries * size * max(numels)
-    else:
-        kernels = tuple(foreach("optimizer", numels, p.reads * size, p.writes * size, p.reads) for p in rule.passes)
-        temporary = rule.temporaries * size * total
     builder.launch(
         COMPUTE, optimizer.name, "optimizer", Compute(kernels), temp_peak=temporary, temp_category="workspace"
     )
@@ -106,11 +134,13 @@ def update(
 
 def grad_norm(builder: Builder, numels: Sequence[int], dtype: str) -> None:
     """torch.nn.utils.clip_grad.get_total_norm: a norm per tensor, then one of the stacked norms."""
-    kernel = foreach("grad_norm", numels, DTYPE_BYTES[dtype], 0, 1)
-    builder.launch(COMPUTE, "grad norm", "optimizer", Compute((kernel,)))
+    if numels:
+        kernel = foreach("grad_norm", numels, DTYPE_BYTES[dtype], 0, 1)
+        builder.launch(COMPUTE, "grad norm", "optimizer", Compute((kernel,)))
 
 
 def clip(builder: Builder, numels: Sequence[int], dtype: str) -> None:
     """torch.nn.utils.clip_grad.clip_grads_with_norm_: scales every gradient, without asking whether it has to."""
-    size = DTYPE_BYTES[dtype]
-    builder.launch(COMPUTE, "clip", "optimizer", Compute((foreach("grad_norm", numels, size, size, 1),)))
+    if numels:
+        size = DTYPE_BYTES[dtype]
+        builder.launch(COMPUTE, "clip", "optimizer", Compute((foreach("grad_norm", numels, size, size, 1),)))
