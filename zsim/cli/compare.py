@@ -25,9 +25,11 @@ def compare(
 ) -> int:
     """What differs between setups in the inputs, in the outcome, and why. Exit code 3 if none fits."""
     from zsim.api import simulate
+    from zsim.cli.progress import track
     from zsim.result.compare import compare
 
-    results = [simulate(path, overrides) for path, overrides in _runs(scenarios, list(set_), stages)]
+    runs = _runs(scenarios, list(set_), stages)
+    results = [simulate(path, overrides) for path, overrides in track(runs, "simulating", len(runs))]
     comparison = compare(results)
     if out is not None:
         from zsim.result.render import write_comparison
@@ -55,7 +57,12 @@ def _runs(scenarios: list[Path], overrides: list[str], stages: str | None) -> li
     if not all(stage.strip() in ("0", "1", "2", "3") for stage in wanted):
         raise InputError(f"{stages} is not a list of ZeRO stages", field="--stages", accepted="such as 0,1,2,3")
     return [
-        (path, [*overrides, f"zero.stage={stage.strip()}", f"name={path.stem} ZeRO-{stage.strip()}"])
+        (path, [*overrides, f"zero.stage={stage.strip()}", f"name={_stage_name(path, stage.strip(), len(scenarios))}"])
         for path in scenarios
         for stage in wanted
     ]
+
+
+def _stage_name(path: Path, stage: str, scenarios: int) -> str:
+    name = "stage 0 (no ZeRO)" if stage == "0" else f"ZeRO-{stage}"
+    return name if scenarios == 1 else f"{path.stem} {name}"

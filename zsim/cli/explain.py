@@ -22,29 +22,20 @@ def explain(
 
     Each change is simulated again, alone.
     """
-    from rich.console import Console
-    from rich.progress import track
-
     from zsim.api import simulate
+    from zsim.cli.progress import track
     from zsim.result import sensitivity
     from zsim.result.render import explanation
 
     result = simulate(scenario, set_)
     variants = [*sensitivity.settings(result), *sensitivity.hardware(result)]
-    progress = Console(stderr=True)
-    seen = track(
-        sensitivity.changes(result, variants),
-        "simulating changes",
-        total=len(variants),
-        console=progress,
-        transient=True,
-        disable=not progress.is_terminal,
-    )
-    changes = list(seen)
+    changes = list(track(sensitivity.changes(result, variants), "simulating changes", len(variants)))
     if json:
         from json import dumps
 
         print(dumps(explanation.to_dict(result, changes)))
     else:
+        from rich.console import Console
+
         explanation.render(result, changes, Console(highlight=False))
     return 0 if result.fits else 3

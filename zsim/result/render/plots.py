@@ -51,7 +51,7 @@ def comparison(results: Sequence[Result]) -> Figure:
     """Bars: memory per GPU by category against capacity and the textbook's figure; the step by cause."""
     from matplotlib.figure import Figure
 
-    names = ["\n".join(wrap(name, 24)) for name in titles(results)]
+    names = ["\n".join(wrap(name, 16)) for name in titles(results)]
     figure = Figure(figsize=(max(7.0, 3.0 + 1.6 * len(results)), 7.5), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True)
     base = np.zeros(len(results))
@@ -83,6 +83,7 @@ def comparison(results: Sequence[Result]) -> Figure:
         bottom.annotate(text, (index, base[index]), ha="center", va="bottom", fontsize="small")
     bottom.set_ylim(0, 1.15 * base.max(initial=0.0) or 1.0)
     bottom.set_ylabel("seconds per step")
+    bottom.tick_params(axis="x", labelsize="small")
     _legend(bottom)
     return figure
 
