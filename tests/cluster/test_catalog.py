@@ -42,6 +42,8 @@ def test_every_device_can_be_read_and_is_plausible() -> None:
         device = catalog.device(name)
         assert device.source
         # Vendors print GB and mean GiB for HBM and GDDR; Apple's GPUs get 75 % of the memory by default.
+        if device.vendor == "CPU":
+            continue
         assert 0.7 * device.memory_bytes < device.usable_bytes < 2**30 / 1e9 * device.memory_bytes
         assert device.memory_bandwidth > 1e11
         assert all(rate > 1e12 for rate in device.peak_flops.values())

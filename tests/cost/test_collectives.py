@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import pytest
 from hypothesis import given, settings
@@ -277,3 +279,28 @@ def test_bus_factors_are_those_of_nccl_tests() -> None:
     assert bus_factor("all_reduce", 8) == 1.75
     assert bus_factor("all_gather", 8) == bus_factor("all_to_all", 8) == 0.875
     assert bus_factor("broadcast", 8) == 1.0
+
+
+def test_gloo_on_cpu_hosts_against_our_own_measurements() -> None:
+    """The fastest tenth of calls of two ranks; timings on shared cores repeat within some 30 %."""
+    cluster = machine("cpu_2_gloo")
+    names = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
+    with (TOPOLOGIES.parent / "validation" / "measured" / "gloo.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    errors = []
+    for row in rows:
+        one = transfer(cluster, names.get(row["name"], row["name"]), float(row["bytes"]), ((0, 1),))
+        assert one.algorithm == "gloo"
+        errors.append(abs(seconds_alone(cluster, one) / float(row["p10_s"]) - 1))
+    assert len(errors) == 72
+    assert median(errors) < 0.1
+    assert max(errors) < 0.4
+
+
+def test_gloo_scales_with_ranks_and_refuses_what_was_not_measured() -> None:
+    cluster = cluster_from({"gpu": "CPU", "gpus": 4, "backend": "gloo"})
+    times = [seconds_alone(cluster, transfer(cluster, "all_reduce", 2**24, (tuple(range(n)),))) for n in (2, 3, 4)]
+    assert times == sorted(times)
+    both = transfer(cluster, "all_reduce", 2**24, ((0, 1), (2, 3)))
+    assert seconds_alone(cluster, both) > 1.5 * times[0]
+    assert transfer(cluster, "all_reduce", 2**24, ((0,),)).payload_bytes == 0

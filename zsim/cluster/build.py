@@ -128,6 +128,7 @@ def _plug(wiring: _Wiring, plan: NodePlan, child: str, above: str) -> None:
         return
     device = plan.devices[int(child.removeprefix("gpu"))]
     if device.unified:
+        wiring.both(child, above, "unified", device.memory_bandwidth, device.memory_bandwidth, 0.0)
         return
     if device.c2c_bandwidth:
         raw = device.c2c_bandwidth

@@ -13,6 +13,8 @@
     nvme: {tb: 30, read_gbps: 40, write_gbps: 20}
     fabric: {kind: rail, transport: rdma}   # uplink_share: 0.5 for a fat tree with half the uplinks
 
+    backend: nccl                 # or gloo, for ranks on CPUs
+
 Without `pcie.tree` the GPUs (and NICs) are spread evenly over the sockets, `pcie.switches` of them at each.
 """
 
@@ -29,7 +31,7 @@ from zsim.cluster.build import NodePlan, Tree, build
 from zsim.cluster.spec import Cluster, Fabric, Host
 from zsim.errors import InputError
 
-FIELDS = ("name", "nodes", "gpu", "gpus", "nvlink", "pcie", "p2p", "cpu", "nics", "nvme", "fabric", "notes", "source")
+FIELDS = ("name", "nodes", "gpu", "gpus", "nvlink", "pcie", "p2p", "cpu", "nics", "nvme", "fabric", "backend", "notes")
 FABRICS = ("none", "rail", "fat_tree", "ethernet")
 # One way through the fabric and both NICs, by transport: RDMA writes 2 us; EFA's SRD and TCP are slower.
 TRANSPORT_LATENCY = {"rdma": 0.0, "efa": 65e-6, "tcpx": 55e-6, "tcp": 50e-6}
@@ -75,7 +77,8 @@ def cluster_from(data: Any, nodes: int | None = None) -> Cluster:
     if count > 1 and not node.nics:
         raise InputError("several nodes need NICs to talk", field="nics", accepted="nics: {gbps: 400}")
     fabric = Fabric(kind, transport, TRANSPORT_LATENCY[transport])
-    return Cluster(name, (node,), (0,) * count, fabric, tuple(data.get("notes", ())))
+    backend = _one_of(data.get("backend", "nccl"), "backend", ("nccl", "gloo"))
+    return Cluster(name, (node,), (0,) * count, fabric, tuple(data.get("notes", ())), backend=backend)
 
 
 def _node_plan(data: Mapping[str, Any]) -> NodePlan:

@@ -44,7 +44,7 @@ class Link:
     id: str  # "n0/gpu0>n0/nvswitch"
     src: str
     dst: str
-    kind: str  # nvlink | pcie | staging | dram | socket (UPI, xGMI) | nic | fabric | c2c
+    kind: str  # nvlink | pcie | c2c | unified | staging (through host memory) | dram | socket (UPI, xGMI) | nic | nvme
     bandwidth: float
     latency_s: float
     raw: float = 0.0
@@ -134,6 +134,8 @@ def global_link(node: int, local: str) -> str:
 class Cluster:
     """`node_templates[i]` is the index in `templates` of node i. Ranks count through the nodes in order.
 
+    `backend`: what torch.distributed runs on, nccl | gloo.
+
     `collapse`: transfers that load equal nodes equally name the links of the first node of each kind only. Right as
     long as every transfer in flight is symmetric over those nodes, which folded simulation guarantees.
     """
@@ -144,6 +146,7 @@ class Cluster:
     fabric: Fabric = Fabric()
     assumptions: tuple[str, ...] = ()
     collapse: bool = True
+    backend: str = "nccl"
     _cache: dict = field(default_factory=dict, compare=False, repr=False)
 
     @property

@@ -13,7 +13,7 @@ from zsim.cluster.nics import nics_of
 from zsim.cluster.rings import rings
 from zsim.cluster.routes import gpu_to_nic
 from zsim.cluster.spec import Cluster
-from zsim.cost import nccl
+from zsim.cost import gloo, nccl
 from zsim.cost.layouts import Groups, lay_out, parts_of
 from zsim.cost.transfer import Transfer
 from zsim.errors import InputError, NotModeled
@@ -34,6 +34,8 @@ SHARED_PROXY = 5e-6
 # NCCL's latencies of the Simple protocol contain the slow start that is FILL's here.
 LATENCY_SCALE = {"ll": 1.0, "ll128": 1.0, "simple": 0.42}
 
+IDLE = Transfer(0.0, {}, 0.0, algorithm="none")  # a group of one
+
 
 def lay(cluster: Cluster, work: Collective, groups: Groups, algorithm: str | None = None) -> Transfer:
     """The transfer of all `groups` running `work` at the same time; usage is the sum over the groups.
@@ -53,10 +55,13 @@ def transfer(cluster: Cluster, kind: str, nbytes: float, groups: Groups, algorit
 
     Algorithm and latency are those of the first group alone: a communicator does not know of the others.
     """
+    if cluster.backend == "gloo":
+        ranks = max(map(len, groups))
+        return gloo.transfer(kind, nbytes, ranks, nccl.edge(kind, ranks), len(groups)) if ranks > 1 else IDLE
     one = groups[:1]
     shape = shape_of(cluster, one)
     if shape.ranks == 1:
-        return Transfer(0.0, {}, 0.0, algorithm="none")
+        return IDLE
     name, protocol = choose(cluster, kind, nbytes, one, algorithm)
     alone = lay_out(cluster, one, name, kind)
     layout = lay_out(cluster, groups, name, kind) if len(groups) > 1 else alone
