@@ -72,7 +72,7 @@ def collectives(
     json: Json = False,
 ) -> None:
     """Measured collectives: error of time per set and overall, and the algorithm NCCL chose where known."""
-    from zsim.validation.collectives_report import report
+    from zsim.validation.collectives_report import format_size, report
 
     found = report(file, topology, op)
     if json:
@@ -98,3 +98,22 @@ def collectives(
     same, known = found.algorithms
     if known:
         print(f"algorithm as NCCL's in {same} of {known} points where it is known")
+
+
+@app.command()
+def bandwidth(
+    file: Annotated[
+        Path, typer.Argument(help="p2pBandwidthLatencyTest, nvbandwidth, bandwidthTest.", show_default=False)
+    ],
+    topology: Annotated[Path, typer.Option(help="The machine it ran on.", show_default=False)],
+) -> None:
+    """Measured copy rates between GPUs and with host memory, against the link figures of a topology."""
+    from zsim.cluster.load import load_topology
+    from zsim.validation.bandwidth import compare
+
+    lines = compare(file, load_topology(topology))
+    print(f"{'measured':>10}{'predicted':>11}{'error':>8}  pairs")
+    for line in lines:
+        print(f"{line.measured:>10.1f}{line.predicted:>11.1f}{line.median_error:>+8.0%}  {line.pairs:>5}  {line.title}")
+    if not lines:
+        print("nothing in it that a topology says anything about")

@@ -1,7 +1,7 @@
 """gloo on CPU hosts: ranks are processes, their links loopback sockets or Ethernet.
 
 Times come from a measured table of two ranks rather than from a rate: each call copies its tensors several times and
-wakes threads, so it is neither one bandwidth nor one latency. More ranks scale the bytes as a ring's edges and the start
+wakes threads, so it is neither one bandwidth nor one latency. More ranks scale the bytes as a ring does and the start
 as its steps.
 """
 

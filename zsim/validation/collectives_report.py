@@ -131,3 +131,37 @@ def named_algorithm(point: Point) -> str | None:
         return None  # an override, not a choice
     named = re.search(r"(?:^|, )(NVLSTree|NVLS|Ring|Tree)\b", point.note)
     return {"NVLSTree": "nvls_tree"}.get(named.group(1), named.group(1).lower()) if named else None
+
+
+def to_markdown(found: Report) -> str:
+    """The section of validation/REPORT.md: figures overall, then every set, worst first."""
+    same, known = found.algorithms
+    lines = [
+        "## Collectives",
+        "",
+        f"Median absolute error of time over {found.points} measured points: **{found.median:.1%}**; over the "
+        f"{found.points_large} of at least 16 MiB: **{found.median_large:.1%}**. The algorithm is the one NCCL chose in "
+        f"{same} of {known} points where it is known.",
+        "",
+        "| set | what | points | median | at least 16 MiB | worst point |",
+        "|---|---|--:|--:|--:|---|",
+    ]
+    for line in sorted(found.sets, key=lambda line: -line.median):
+        large = "" if line.median_large != line.median_large else f"{line.median_large:.1%}"
+        worst = f"{line.worst:+.0%} at {format_size(line.worst_at)}"
+        lines.append(f"| {line.name} | {line.what} | {line.points} | {line.median:.1%} | {large} | {worst} |")
+    if found.other:
+        named = ", ".join(f"{line.name} ({line.median:.0%})" for line in found.other)
+        lines += ["", f"Not counted, of doubtful quality: {named}."]
+    if found.skipped:
+        named = ", ".join(f"{name} ({why})" for name, why in found.skipped.items())
+        lines += ["", f"Not predictable from its description: {named}."]
+    return "\n".join(lines) + "\n"
+
+
+def format_size(nbytes: int) -> str:
+    """ "16 MiB"."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.3g} {unit}"
+    return f"{nbytes} B"
