@@ -14,6 +14,8 @@ from zsim.program.builder import Builder
 from zsim.program.execute import Execution, Hooks
 from zsim.program.ops import ALL_REDUCE, COMPUTE, Collective, Compute, Program
 from zsim.program.optimizer import clip, grad_norm, update
+from zsim.program.units import params_under
+from zsim.program.walk import modules_in_order
 
 MIB = 1 << 20
 DEFAULT_CAP_MB, FIRST_BUCKET_BYTES = 25, MIB  # distributed.py: bucket_cap_mb None; dist._DEFAULT_FIRST_BUCKET_BYTES
@@ -62,7 +64,8 @@ class Ddp(Hooks):
         self.rebuilt = False
         self.ready_order: list[int] = []
         self.generation = 0  # of the bucket buffers
-        self.held: set[int] = set()
+        self.grads: dict[int, str] = {}  # parameters with a gradient: "own", or "view" of a bucket
+        self.cast: set[int] = set()  # weights of which a cast exists
         self.iterations = 0
         self.broadcast_buffers = True
 
@@ -117,6 +120,7 @@ class Ddp(Hooks):
             execution = Execution(self.builder, self, micro)
             self._before_forward()
             execution.forward(self.tree)
+            self._end_autocast()
             self._prepare_for_backward()
             execution.backward(self.tree)
         self._optimizer(first)
@@ -140,6 +144,40 @@ class Ddp(Hooks):
         self._alloc_buckets()
         self.rebuilt = True
 
+    # torch.autocast: matrix products run on a cast of their weights, kept until autocast ends and while saved.
+
+    def _casts(self, param: int) -> bool:
+        parameter = self.model.parameters[param]
+        return len(parameter.shape) > 1 and parameter.module_class != "Embedding"
+
+    def _low_bytes(self, param: int) -> int:
+        return self.numels[param] * int(DTYPE_BYTES[self.plan.autocast or self.plan.dtype])
+
+    def pre_forward(self, module: Module, phase: str) -> None:
+        if not self.plan.autocast or module.role == "embedding":
+            return
+        for param in module.params:
+            if len(self.model.parameters[param].shape) > 1 and param not in self.cast:
+                self.builder.alloc(f"cast:{param}", "activations", self._low_bytes(param))
+                self._kernel("cast weight", self.sizes[param], self._low_bytes(param), phase=phase)
+                self.cast.add(param)
+
+    def _end_autocast(self) -> None:
+        """Leaving the context empties its cache; what checkpointing will recompute holds no cast either."""
+        for module in modules_in_order(self.tree):
+            if module.checkpointed:
+                self._drop_casts(params_under(module))
+
+    def post_backward(self, module: Module) -> None:
+        self._drop_casts(module.params)
+
+    def _drop_casts(self, params: Iterable[int]) -> None:
+        for param in sorted(self.cast.intersection(params)):
+            self.builder.free(f"cast:{param}")
+            self.cast.discard(param)
+
+    # The Reducer.
+
     def _prepare_for_backward(self) -> None:
         if not self.sync:
             return
@@ -150,23 +188,37 @@ class Ddp(Hooks):
         self.reduced: list[int] = []
 
     def alloc_grads(self, params: Sequence[int]) -> None:
+        """AccumulateGrad keeps the first gradient and adds later ones to it."""
         for param in params:
-            if param not in self.held:
-                self.held.add(param)
-                self.builder.alloc(f"grad:{param}", "gradients", self.sizes[param])
+            if self.plan.autocast and self._casts(param):
+                self.builder.alloc(f"low grad:{param}", "gradients", self._low_bytes(param))
+            else:
+                self.builder.alloc(self._fresh_key(param), "gradients", self.sizes[param])
+
+    def _fresh_key(self, param: int) -> str:
+        return f"{'new grad' if param in self.grads else 'grad'}:{param}"
 
     def grad_ready(self, param: int) -> None:
-        """Reducer::autograd_hook, mark_variable_ready"""
+        """AccumulateGrad; then Reducer::autograd_hook, mark_variable_ready"""
+        nbytes, key = self.sizes[param], self._fresh_key(param)
+        if self.plan.autocast and self._casts(param):  # backward of the weight's cast
+            self.builder.alloc(key, "gradients", nbytes)
+            self._kernel("cast gradient", self._low_bytes(param), nbytes)
+            self.builder.free(f"low grad:{param}")
+        if param in self.grads:
+            self._kernel("accumulate gradient", 2 * nbytes, nbytes)
+            self.builder.free(key)
+        self.grads.setdefault(param, "own")
         if not self.sync:
             return
         delay = self.plan.static_graph and self.iterations == 1
         if not (self.rebuilt or delay or (self.plan.find_unused_parameters and not self.plan.static_graph)):
             self.ready_order.append(param)
-        nbytes = self.sizes[param]
-        copy = Memory("copy", nbytes, nbytes)  # divided by the world size on its way into the bucket
-        self.builder.launch(COMPUTE, "gradient to bucket", "backward", Compute((copy,)), micro=self.micro)
-        if self.plan.gradient_as_bucket_view:
+        # divided by the world size on its way into the bucket, or in place where it is a view of it
+        self._kernel("gradient to bucket", nbytes, nbytes)
+        if self.plan.gradient_as_bucket_view and self.grads[param] == "own":
             self.builder.free(f"grad:{param}")
+            self.grads[param] = "view"
         self.pending[self.bucket_of[param]].discard(param)
         if delay:
             # delay_all_reduce: the first iteration of a static graph reduces once the backward is over
@@ -195,8 +247,11 @@ class Ddp(Hooks):
             self.builder.stream_wait(COMPUTE, event)
             if not self.plan.gradient_as_bucket_view:
                 nbytes = sum(self.sizes[param] for param in bucket)
-                copies = Memory("copy", nbytes, nbytes, len(bucket))
-                self.builder.launch(COMPUTE, "bucket to gradients", "backward", Compute((copies,)), micro=self.micro)
+                self._kernel("bucket to gradients", nbytes, nbytes, launches=len(bucket))
+
+    def _kernel(self, label: str, read: int, write: int, *, launches: int = 1, phase: str = "backward") -> None:
+        work = Compute((Memory("copy", read, write, launches),))
+        self.builder.launch(COMPUTE, label, phase, work, micro=self.micro)
 
     def _optimizer(self, first: bool) -> None:
         builder, plan = self.builder, self.plan
@@ -206,10 +261,10 @@ class Ddp(Hooks):
             clip(builder, numels, plan.dtype)
         shapes = [self.model.parameters[param].shape for param in self.params]
         update(builder, plan.optimizer, numels, plan.dtype, first=first, shapes=shapes)
-        if not plan.gradient_as_bucket_view:
-            for param in sorted(self.held):
+        for param, kind in sorted(self.grads.items()):  # zero_grad
+            if kind == "own":
                 builder.free(f"grad:{param}")
-        self.held.clear()
+        self.grads.clear()
 
 
 def lower_ddp(model: ModelSpec, tree: Module, plan: DdpPlan, workload: Workload, steps: int) -> Program:
