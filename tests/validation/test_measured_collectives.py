@@ -89,7 +89,7 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("intra", "net", "expected"),
     [
-        ("NVSwitch", "IB NDR 8x400G", {"nvlink": "switch", "nics": {"gbps": 400, "gdr": True}}),
+        ("NVSwitch", "IB NDR 8x400G", {"nvlink": "switch", "nics": {"gbps": 400}}),
         ("NVSwitch", "EFA 4x100G", {"fabric": {"kind": "rail", "transport": "efa"}}),
         (
             "NVSwitch",

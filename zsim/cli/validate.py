@@ -87,10 +87,8 @@ def collectives(
             print(title)
         for line in lines:
             large = "" if line.median_large != line.median_large else f"{line.median_large:.1%}"
-            at = f"{line.worst_at / 2**20:.4g} MiB"
-            print(
-                f"{line.name:<30}{line.points:>7}{line.median:>9.1%}{large:>10}{line.worst:>+9.0%} {at:<12} {line.what}"
-            )
+            errors = f"{line.median:>9.1%}{large:>10}{line.worst:>+9.0%}"
+            print(f"{line.name:<30}{line.points:>7}{errors} {format_size(line.worst_at):<9} {line.what}")
     for name, why in found.skipped.items():
         print(f"skipped {name}: {why}")
     print(f"median absolute error of time: {found.median:.1%} over {found.points} points of all sizes,")

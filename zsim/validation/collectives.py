@@ -183,7 +183,9 @@ def machine(gpu: str, gpus: int, nodes: int, intra: str, net: str) -> dict[str, 
         "tree": _tree(local, nics, data["cpu"]["sockets"], switches, domain),
     }
     if nics:
-        data["nics"] = {"gbps": nics["gbps"], "gdr": not re.search(r"gdr off|staging|staged", net, re.IGNORECASE)}
+        data["nics"] = {"gbps": nics["gbps"]}
+        if re.search(r"gdr off|staging|staged", net, re.IGNORECASE):
+            data["nics"]["gdr"] = False
         data["fabric"] = {"kind": "rail", "transport": _transport(net)}
     return data
 

@@ -140,8 +140,8 @@ def to_markdown(found: Report) -> str:
         "## Collectives",
         "",
         f"Median absolute error of time over {found.points} measured points: **{found.median:.1%}**; over the "
-        f"{found.points_large} of at least 16 MiB: **{found.median_large:.1%}**. The algorithm is the one NCCL chose in "
-        f"{same} of {known} points where it is known.",
+        f"{found.points_large} of at least 16 MiB: **{found.median_large:.1%}**.",
+        f"The algorithm is the one NCCL chose in {same} of {known} points where it is known.",
         "",
         "| set | what | points | median | at least 16 MiB | worst point |",
         "|---|---|--:|--:|--:|---|",
