@@ -102,7 +102,7 @@ def update(
     states = state_bytes(optimizer, numels, size, shapes)
     if first and states:
         builder.alloc(f"{key}_states", "optimizer_states", states, device)
-    if first and rule.counters:
+    if first and rule.counters and numels:
         # adam.py _init_group: on the device if fused or capturable, else on the CPU
         builder.alloc(f"{key}_steps", "optimizer_states", 4 * len(numels), "gpu" if impl == "fused" else "host")
     total = sum(numels)

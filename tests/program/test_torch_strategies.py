@@ -1,0 +1,311 @@
+"""What holds for every Program of DDP, FSDP1 and FSDP2, whatever the setting."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zsim.errors import InputError, NotModeled
+from zsim.model.huggingface import from_config
+from zsim.model.spec import ModelSpec, Module, Workload
+from zsim.model.trace import trace
+from zsim.plan.spec import AnyPlan, DdpPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
+from zsim.program.lower import lower
+from zsim.program.ops import (
+    COMPUTE,
+    GPU_CATEGORIES,
+    HOST,
+    HOST_CATEGORIES,
+    LANES,
+    Alloc,
+    Collective,
+    Free,
+    HostWait,
+    Instruction,
+    Launch,
+    Program,
+)
+
+LAYERS = 3
+CONFIG = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 301, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@cache
+def model_and_tree(checkpointing: str = "none", frozen: bool = False) -> tuple[ModelSpec, Module, Workload]:
+    model = from_config(CONFIG, "tiny")
+    if frozen:
+        kept = ("layers.2.", "norm", "lm_head")
+        parameters = [replace(p, trainable=any(part in p.name for part in kept)) for p in model.parameters]
+        model = replace(model, parameters=tuple(parameters), _cache={})
+    workload = Workload(1, 16, checkpointing=checkpointing)
+    return model, trace(model, workload), workload
+
+
+def program_of(plan: AnyPlan, checkpointing: str = "none", frozen: bool = False, steps: int = 5) -> Program:
+    model, tree, workload = model_and_tree(checkpointing, frozen)
+    return lower(model, tree, plan, workload, steps)
+
+
+def check(program: Program) -> None:
+    """Tensors live once, and as long after each step; waits point back; categories and groups exist."""
+    held: dict[str, str] = {}
+    after: list[set[str]] = []
+    for number, instructions in enumerate((program.init, *program.steps)):
+        issued: dict[int, str] = {}
+        for instruction in instructions:
+            check_one(program, instruction, held, issued)
+        after.append(set(held))
+        if number:
+            assert not [key for key in held if key.startswith(("saved:", "resaved:", "unsharded:", "all-gather:"))]
+    assert after[3] == after[4] == after[5]  # the last rebuild of DDP's buckets is in step 3
+
+
+def check_one(program: Program, instruction: Instruction, held: dict[str, str], issued: dict[int, str]) -> None:
+    if isinstance(instruction, Alloc):
+        assert instruction.key not in held
+        assert instruction.nbytes > 0
+        assert instruction.category in (GPU_CATEGORIES if instruction.device == "gpu" else HOST_CATEGORIES)
+        held[instruction.key] = instruction.category
+    elif isinstance(instruction, Free):
+        del held[instruction.key]
+        assert instruction.after is None or instruction.after in issued or instruction.after >= -len(LANES)
+    elif isinstance(instruction, HostWait):
+        assert instruction.op is None or instruction.op in issued or -len(LANES) <= instruction.op < 0
+    elif isinstance(instruction, Launch):
+        op = instruction.op
+        assert op.id not in issued
+        assert op.lane in (HOST, *LANES)
+        assert all(wait in issued or -len(LANES) <= wait < 0 for wait in op.waits)
+        assert op.temp_peak >= op.temp_live >= 0 or op.phase == "recompute"
+        if isinstance(op.work, Collective):
+            groups = program.groups[op.work.group]
+            assert sorted(rank for group in groups for rank in group) == list(range(program.world_size))
+        issued[op.id] = op.lane
+
+
+def collectives(instructions: Iterable[Instruction], phase: str | None = None) -> list[Collective]:
+    return [
+        i.op.work
+        for i in instructions
+        if isinstance(i, Launch) and isinstance(i.op.work, Collective) and phase in (None, i.op.phase)
+    ]
+
+
+FSDP2 = st.builds(
+    Fsdp2Plan,
+    world_size=st.just(4),
+    grad_accum=st.integers(1, 3),
+    grad_clip=st.sampled_from([None, 1.0]),
+    optimizer=st.sampled_from([Optimizer(), Optimizer(impl="foreach"), Optimizer("sgd", "loop"), Optimizer("lion")]),
+    param_dtype=st.sampled_from(["bfloat16", "float32"]),
+    reduce_dtype=st.sampled_from(["bfloat16", "float32", "float16"]),
+    reshard_after_forward=st.sampled_from([True, False, 2]),
+    root_reshard_after_forward=st.sampled_from([None, True, False]),
+    mesh=st.sampled_from([None, (2, 2), (4, 1), (1, 4)]),
+    prefetch=st.integers(0, 2),
+    sync_only_last=st.booleans(),
+    all_reduce_only_last=st.booleans(),
+    reshard_backward_only_last=st.booleans(),
+    last_backward_only_last=st.booleans(),
+    grouping=st.sampled_from(["hf", "titan"]),
+    cpu_offload=st.booleans(),
+)
+FSDP1 = st.builds(
+    Fsdp1Plan,
+    world_size=st.just(4),
+    grad_accum=st.integers(1, 3),
+    sharding_strategy=st.sampled_from(
+        ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"]
+    ),
+    param_dtype=st.sampled_from(["bfloat16", "float32"]),
+    reduce_dtype=st.sampled_from(["bfloat16", "float32"]),
+    backward_prefetch=st.sampled_from(["BACKWARD_PRE", "BACKWARD_POST", None]),
+    forward_prefetch=st.booleans(),
+    limit_all_gathers=st.booleans(),
+    mesh=st.just((2, 2)),
+    no_sync=st.booleans(),
+    use_orig_params=st.booleans(),
+    flat=st.booleans(),
+    cpu_offload=st.booleans(),
+)
+DDP = st.builds(
+    DdpPlan,
+    world_size=st.just(4),
+    grad_accum=st.integers(1, 3),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    autocast=st.sampled_from([None, "bfloat16"]),
+    bucket_cap_mb=st.sampled_from([None, 0.05, 1, 1000]),
+    find_unused_parameters=st.booleans(),
+    static_graph=st.booleans(),
+    gradient_as_bucket_view=st.booleans(),
+    no_sync=st.booleans(),
+)
+RUN = st.tuples(st.sampled_from(["none", "full"]), st.booleans())
+
+
+@settings(max_examples=60, deadline=None)
+@given(plan=st.one_of(FSDP2, FSDP1, DDP), run=RUN)
+def test_every_program_is_consistent(plan: AnyPlan, run: tuple[str, bool]):
+    check(program_of(plan, *run))
+
+
+@settings(max_examples=30, deadline=None)
+@given(plan=FSDP2, run=RUN)
+def test_fsdp2_reduces_every_trained_element_once_per_synchronization(plan: Fsdp2Plan, run: tuple[str, bool]):
+    model, _, _ = model_and_tree(*run)
+    program = program_of(plan, *run)
+    shards = plan.mesh[1] if plan.mesh else plan.world_size
+    scattered = sum(c.out_numel for c in collectives(program.steps[1], "backward") if c.kind == "reduce_scatter")
+    expected = sum(-(-p.shape[0] // shards) * (p.numel // p.shape[0]) for p in model.parameters if p.trainable)
+    times = 1 if plan.sync_only_last else plan.grad_accum
+    assert scattered == (times * expected if shards > 1 else 0)
+
+
+def test_fsdp2_checkpointing_adds_no_collective():
+    plan = Fsdp2Plan(world_size=4)
+    assert collectives(program_of(plan).steps[1]) == collectives(program_of(plan, "full").steps[1])
+
+
+def test_fsdp2_gathers_overlap_and_compute_waits_for_them():
+    """Backward of a block waits for its all-gather; the next one is issued before the block's compute."""
+    instructions = program_of(Fsdp2Plan(world_size=4)).steps[1]
+    ops = [i.op for i in instructions if isinstance(i, Launch)]
+    gathers = [op for op in ops if op.label == "all-gather" and op.phase == "backward"]
+    copies = {op.module: op for op in ops if op.label == "all-gather copy-out" and op.phase == "backward"}
+    order = [op.module for op in gathers]
+    assert order == [f"model.layers.{i}" for i in reversed(range(LAYERS))]
+    for gather in gathers:
+        assert gather.id in copies[gather.module].waits
+    first_compute = {
+        op.module.split(".self_attn")[0]: op.id
+        for op in reversed(ops)
+        if op.lane == COMPUTE and op.phase == "backward" and ".mlp" in op.module
+    }
+    for before, gather in pairwise(gathers):
+        assert gather.id < min(i for name, i in first_compute.items() if name.startswith(before.module))
+
+
+def test_collectives_of_one_communicator_keep_their_order():
+    """A reduce-scatter waits for the all-gather issued before it on another stream, as NCCL makes it."""
+    ops = [i.op for i in program_of(Fsdp2Plan(world_size=4)).steps[1] if isinstance(i, Launch)]
+    world = [op for op in ops if isinstance(op.work, Collective)]
+    for before, after in pairwise(world):
+        assert before.lane == after.lane or before.id in after.waits
+
+
+def test_hsdp_holds_what_it_all_reduces_until_backward_ends():
+    """With a cast the all-reduced buffers stay alive (torch PR 180900); without one they are the gradients."""
+    both = []
+    for reduce_dtype in ("bfloat16", "float32"):
+        plan = Fsdp2Plan(world_size=4, mesh=(2, 2), reduce_dtype=reduce_dtype)
+        allocs = [i for i in program_of(plan).steps[1] if isinstance(i, Alloc) and i.key.startswith("reduce output:")]
+        both.append(len(allocs))
+    assert both == [LAYERS + 1, 0]
+
+
+def test_cpu_offload_moves_every_shard_each_way():
+    program = program_of(Fsdp2Plan(world_size=4, cpu_offload=True))
+    moved: Counter[str] = Counter()
+    for instruction in program.steps[1]:
+        if isinstance(instruction, Launch) and instruction.op.lane in ("h2d", "d2h"):
+            moved[instruction.op.lane] += int(instruction.op.work.nbytes)  # type: ignore[union-attr]
+    shards = sum(i.nbytes for i in program.init if isinstance(i, Alloc) and i.key.startswith("shard:"))
+    root = next(i.nbytes for i in program.init if isinstance(i, Alloc) and i.key == "shard:")
+    assert moved["d2h"] == shards
+    assert moved["h2d"] == 2 * shards - root  # the root keeps its parameters
+    assert all(i.device == "host" for i in program.init if isinstance(i, Alloc) and i.key.startswith("shard:"))
+
+
+def test_fsdp1_blocks_the_host_at_two_gathers_in_flight():
+    plan = Fsdp1Plan(world_size=4)
+    waits = [i for i in program_of(plan).steps[1] if isinstance(i, HostWait)]
+    assert waits
+    free = program_of(replace(plan, limit_all_gathers=False)).steps[1]
+    assert not [i for i in free if isinstance(i, HostWait)]
+
+
+def peak(program: Program, category: str, step: int = 1) -> int:
+    live = best = 0
+    for instructions in (program.init, *program.steps[: step + 1]):
+        sizes: dict[str, int] = {}
+        for instruction in instructions:
+            if isinstance(instruction, Alloc) and instruction.category == category:
+                sizes[instruction.key] = instruction.nbytes
+                live += instruction.nbytes
+                best = max(best, live)
+            elif isinstance(instruction, Free) and instruction.key in sizes:
+                live -= sizes[instruction.key]
+    return best
+
+
+def test_ddp_gradients_exist_twice_unless_they_are_views():
+    model, _, _ = model_and_tree()
+    for view, expected in ((False, 4 * model.numel), (True, 4 * max(p.numel for p in model.parameters))):
+        program = program_of(DdpPlan(world_size=4, gradient_as_bucket_view=view))
+        assert peak(program, "gradients") == expected
+        buckets = [i.nbytes for i in program.init if isinstance(i, Alloc) and i.key.startswith("bucket:")]
+        assert sum(buckets) == 4 * model.numel
+
+
+@pytest.mark.parametrize(
+    ("plan", "field"),
+    [
+        (Fsdp2Plan(world_size=8, mesh=(3, 2)), "mesh"),
+        (Fsdp1Plan(world_size=4, sharding_strategy="FULL"), "sharding_strategy"),
+    ],
+)
+def test_impossible_plans_are_input_errors(plan: AnyPlan, field: str):
+    with pytest.raises(InputError) as error:
+        program_of(plan)
+    assert error.value.field == field
+
+
+def test_tied_weights_in_two_groups_are_refused_as_fully_shard_does():
+    model = from_config(CONFIG | {"tie_word_embeddings": True}, "tied")
+    workload = Workload(1, 16)
+    tree = trace(model, workload)
+    lower(model, tree, Fsdp2Plan(world_size=4), workload)
+    with pytest.raises(InputError, match="shared by two groups"):
+        lower(model, tree, Fsdp2Plan(world_size=4, grouping="titan"), workload)
+
+
+def test_unknown_optimizers_are_not_modeled():
+    with pytest.raises(NotModeled, match="muon"):
+        program_of(DdpPlan(world_size=2, optimizer=Optimizer("muon")))
+
+
+def states(optimizer: Optimizer) -> int:
+    program = program_of(DdpPlan(world_size=2, optimizer=optimizer))
+    return sum(
+        i.nbytes
+        for i in program.steps[0]
+        if isinstance(i, Alloc) and i.category == "optimizer_states" and "steps" not in i.key
+    )
+
+
+def test_optimizer_states():
+    model, _, _ = model_and_tree()
+    n = model.numel
+    assert states(Optimizer("adamw")) == 8 * n
+    assert states(Optimizer("sgd")) == states(Optimizer("lion")) == 4 * n
+    assert states(Optimizer("sgd", momentum=False)) == 0
+    assert 2 * n < states(Optimizer("adamw8bit")) < 4 * n  # small tensors keep float32 states
+    assert states(Optimizer("adafactor")) < n / 5
+
+
+def test_foreach_adamw_needs_one_more_copy_fused_none():
+    for impl, expected in (("fused", 0), ("foreach", 4)):
+        program = program_of(DdpPlan(world_size=2, optimizer=Optimizer(impl=impl)))
+        model, _, _ = model_and_tree()
+        update = next(i.op for i in program.steps[1] if isinstance(i, Launch) and i.op.label == "adamw")
+        assert update.temp_peak - update.temp_live == expected * model.numel
