@@ -13,7 +13,7 @@ from zsim.plan.document import Document
 from zsim.plan.reading import Reading
 
 KEYS = [(section, name, key) for section, keys in SECTIONS.items() for name, key in keys.items()]
-_OTHER: dict[type, Any] = {bool: True, int: 7, float: 0.25, str: "x", list: ["x"], dict: {"x": 1}}
+_OTHER: dict[type, Any] = {bool: True, int: 7, float: 0.25, str: "x", list: ["x"], dict: {"x": 1}, object: "x"}
 # Values that are right for their key where the one of the kind is not.
 _VALUES: dict[str, Any] = {
     "zero_optimization.stage": 2,
@@ -173,6 +173,16 @@ def test_the_table_holds_every_key_of_the_top_level(config: Any) -> None:
     missing = {name for name in names if isinstance(name, str) and name not in known}
     missing -= {"max_grad_norm", "dtype", "tag_validation", "params", "type", "enabled"}  # inside sections
     assert not missing
+
+
+def test_the_table_holds_every_key_of_expert_parallelism(config: Any) -> None:
+    import inspect
+    import re
+
+    from deepspeed.module_inject import auto_ep_config
+
+    names = re.findall(r'param_dict\.get\("(\w+)"', inspect.getsource(auto_ep_config))
+    assert set(names) == SECTIONS["expert_parallel"].keys()
 
 
 def test_removed_keys_are_deepspeeds(config: Any) -> None:

@@ -56,6 +56,20 @@ BAD = [
         "mean device?",
         "device",
     ),
+    (
+        "zero: {stage: 3, ignore_unused_parameters: true}\n",
+        6,
+        "zero.ignore_unused_parameters",
+        "has no effect on",
+        None,
+    ),
+    (
+        "zero: {stage: 3, zero_quantized_weights: true}\n",
+        6,
+        "zero.zero_quantized_weights",
+        "quantized all-gathers",
+        None,
+    ),
     ("zero: 3\n", 6, "zero", "3 is not a section", "stage"),
     (
         "zero: {stage: 2, overlap_comm: maybe}\n",

@@ -21,7 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "program": ("zsim.cli.program", "What one rank's host issues, in order: phase, layer, lane, op, size, waits."),
     "memory": ("zsim.cli.memory", "The textbook's bytes per GPU for DDP, ZeRO-1, 2, 3 and CPU offload."),
     "topo": ("zsim.cli.topo", "Show and check a machine: its tree, links, paths between GPUs and rings."),
-    "collectives": ("zsim.cli.collectives", "What nccl-tests would print on a machine: time and bus bandwidth by size."),
+    "collectives": ("zsim.cli.collectives", "What nccl-tests would print on a machine: time and bandwidth by size."),
     "validate": ("zsim.cli.validate", "Predictions against published, measured and recorded runs."),
     "read": ("zsim.cli.read", "What a file is (DeepSpeed, accelerate, model, topology ...) and what it says."),
     "from": ("zsim.cli.convert", "Write a scenario from the configuration files you have."),

@@ -162,7 +162,7 @@ class _Reader:
             raise self.error(
                 path, f"DeepSpeed does not know this key and refuses it{hint}", close or ", ".join(keys), notes
             )
-        if not name.startswith("_"):
+        if not str(name).startswith("_"):
             self.reading.notes.append(f"DeepSpeed does not know {dotted(path)} and ignores it{hint}")
 
     def error(
@@ -285,14 +285,14 @@ class _Reader:
 
     def refuse_optimizer(self, section: dict[str, Any]) -> None:
         """Before its parameters are looked at, which belong to it alone."""
-        name, params = section.get("type"), section.get("params") or {}
+        name, params = section.get("type"), section.get("params")
         known = "Adam, AdamW, Lion, Muon, SGD"
         if isinstance(name, str) and name.lower() in _ONE_BIT:
             why = f"{name} averages compressed gradients itself, which ZeRO does not support"
             raise self.error(("optimizer", "type"), why, known, kind=NotModeled)
         if isinstance(name, str) and name.lower() not in _OPTIMIZERS:
             raise self.error(("optimizer", "type"), f"optimizer {name}", known, kind=NotModeled)
-        if "max_grad_norm" in params:
+        if isinstance(params, dict) and "max_grad_norm" in params:
             path = ("optimizer", "params", "max_grad_norm")
             raise self.error(path, "DeepSpeed refuses it here", accepted="gradient_clipping at the top of the file")
 

@@ -179,6 +179,16 @@ OPTIMIZER_PARAMS: dict[str, Key] = {
 
 _MONITOR = none(dict, _PRINTS)
 
+_EXPERT_PARALLEL = (
+    "async_split_plan", "autoep_size", "combine_impl", "comm_backend", "comm_max_tokens_per_rank", "comm_num_sm",
+    "comm_qp_margin", "disable_triton_grouped_mm", "expert_activation", "expert_pattern",
+    "expert_tensor_parallel_size", "expert_w1", "expert_w2", "gate_up_impl", "has_shared_experts",
+    "moe_layer_pattern", "num_expert_groups", "num_experts_attr", "num_limited_groups", "preset_model",
+    "route_norm", "route_scale", "routed_scaling_factor", "router_pattern", "row_weighting_impl", "score_apply",
+    "score_func", "shared_experts_gate_pattern", "shared_experts_pattern", "top_k", "top_k_attr", "use_grouped_mm",
+    "validate_folding_routing",
+)  # fmt: skip
+
 TOP: dict[str, Key] = {
     "train_batch_size": used(int),
     "train_micro_batch_size_per_gpu": used(int),
@@ -329,7 +339,10 @@ SECTIONS: dict[str, dict[str, Key]] = {
             }.items()
         },
     },
-    "expert_parallel": {"enabled": refused(bool, False, "expert parallelism (AutoEP)")},
+    "expert_parallel": {
+        "enabled": refused(bool, False, "expert parallelism (AutoEP)"),
+        **{name: none(object, "expert parallelism") for name in _EXPERT_PARALLEL},
+    },
 }
 
 # Sections that pydantic checks with extra="forbid". What stands inside the others is looked up by name.

@@ -53,9 +53,9 @@ def dotted(path: Path_) -> str:
     return ".".join(str(part) for part in path)
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: object, known: Iterable[str]) -> str | None:
     """The known name that `name` most likely means, if one is near."""
-    close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(str(name).lower(), list(known), n=1, cutoff=0.6)
     return close[0] if close else None
 
 

@@ -76,18 +76,27 @@ def read_torchtitan(document: Document, ranks: int | None = None) -> Reading:
     return reading
 
 
+def _take(reading: Reading, name: str, section: dict[str, Any], key: str, default: Any, kind: Any) -> Any:
+    """A field of a section, of the right type. Raises InputError."""
+    value = section.get(key, default)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise reading.document.error((name, key), f"{value!r} is not of the right kind", f"such as {default!r}")
+    return value
+
+
 def _training(reading: Reading, training: dict[str, Any]) -> None:
     batch = "local_batch_size" if "local_batch_size" in training else "batch_size"
     for key, field, default in ((batch, "micro_batch", 8), ("seq_len", "seq_len", 2048)):
-        value = training.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        value = _take(reading, "training", training, key, default, int)
+        if value <= 0:
             raise reading.document.error(("training", key), f"{value!r} is not greater than 0", "a whole number")
         reading.set((field,), value, ("training", key))
-    whole = training.get("global_batch_size", -1)
+    whole = _take(reading, "training", training, "global_batch_size", -1, int)
     if whole != -1:
         reading.set(("train_batch_size",), whole, ("training", "global_batch_size"))
-    reading.set(("grad_clip",), training.get("max_norm", 1.0), ("training", "max_norm"))
-    dtype = training.get("mixed_precision_param", "bfloat16")
+    clip = _take(reading, "training", training, "max_norm", 1.0, (int, float))
+    reading.set(("grad_clip",), clip, ("training", "max_norm"))
+    dtype = _take(reading, "training", training, "mixed_precision_param", "bfloat16", str)
     if dtype not in _DTYPES:
         raise reading.document.error(
             ("training", "mixed_precision_param"), f"{dtype!r} is not known", ", ".join(_DTYPES)
@@ -100,8 +109,8 @@ def _parallelism(reading: Reading, section: dict[str, Any], training: dict[str, 
     for name, why in _REFUSED_DEGREES.items():
         if section.get(name, 1) != 1:
             raise document.error(("parallelism", name), why, "1", kind=NotModeled)
-    replicate = section.get("data_parallel_replicate_degree", 1)
-    shard = section.get("data_parallel_shard_degree", -1)
+    replicate = _take(reading, "parallelism", section, "data_parallel_replicate_degree", 1, int)
+    shard = _take(reading, "parallelism", section, "data_parallel_shard_degree", -1, int)
     if shard == 1 and replicate > 1:
         reading.set(("framework", "name"), "ddp", ("parallelism", "data_parallel_replicate_degree"))
         return
@@ -113,7 +122,7 @@ def _parallelism(reading: Reading, section: dict[str, Any], training: dict[str, 
             reading.lacks("fsdp.mesh", f"([{replicate}, the other ranks])")
         else:
             reading.set(("fsdp", "mesh"), [replicate, shard], ("parallelism", "data_parallel_replicate_degree"))
-    policy = section.get("fsdp_reshard_after_forward", "default")
+    policy = _take(reading, "parallelism", section, "fsdp_reshard_after_forward", "default", str)
     if policy not in ("default", "always", "never"):
         path = ("parallelism", "fsdp_reshard_after_forward")
         raise document.error(path, f"{policy!r} is not known", "default, always, never")
@@ -134,7 +143,8 @@ def _optimizer(reading: Reading, section: dict[str, Any]) -> None:
     if section.get("early_step_in_backward"):
         path = ("optimizer", "early_step_in_backward")
         raise reading.document.error(path, "optimizer steps inside the backward", "false", kind=NotModeled)
-    implementation = section.get("implementation", "foreach" if section.get("fused") is False else "fused")
+    default = "foreach" if section.get("fused") is False else "fused"
+    implementation = _take(reading, "optimizer", section, "implementation", default, str)
     if implementation not in _IMPLEMENTATIONS:
         accepted = ", ".join(_IMPLEMENTATIONS)
         raise reading.document.error(("optimizer", "implementation"), f"{implementation!r} is not known", accepted)
@@ -142,7 +152,7 @@ def _optimizer(reading: Reading, section: dict[str, Any]) -> None:
 
 
 def _checkpointing(reading: Reading, section: dict[str, Any]) -> None:
-    mode = section.get("mode", "selective")
+    mode = _take(reading, "activation_checkpoint", section, "mode", "selective", str)
     option = str(section.get("selective_ac_option", "2"))
     if mode not in ("none", "full", "selective"):
         path = ("activation_checkpoint", "mode")

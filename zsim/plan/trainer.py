@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from zsim.errors import NotModeled
 from zsim.plan.document import Document, read_text
 from zsim.plan.fsdp_args import read_fsdp
+from zsim.plan.hjson import parse_hjson
 from zsim.plan.reading import Reading
 from zsim.plan.recipe import Recipe, as_flag, beside
 
@@ -80,15 +81,19 @@ def shard(recipe: Recipe) -> None:
         reading.notes.append("neither deepspeed nor fsdp: DistributedDataParallel")
         return
     if isinstance(config, str):
-        config = json.loads(read_text(beside(document.file, config), "FSDP configuration"))
-    version = 2 if not any(str(key).removeprefix("fsdp_") == "version" for key in config) else None
-    read_fsdp(reading, legacy_options(recipe, options) | config, ("fsdp_config",), default_version=version or 2)
+        path = beside(document.file, config)
+        config = parse_hjson(read_text(path, "FSDP configuration"), path).data
+    if not isinstance(config, dict):
+        raise recipe.error(("fsdp_config",), f"{config!r} is not a section", "a mapping of options")
+    read_fsdp(reading, legacy_options(recipe, options) | config, ("fsdp_config",), default_version=2)
 
 
 def legacy_options(recipe: Recipe, options: Any) -> dict[str, Any]:
     """`fsdp: "full_shard auto_wrap offload"` as the options of fsdp_config."""
     if isinstance(options, bool) or options is None:
         return {}
+    if not isinstance(options, str | list):
+        raise recipe.error(("fsdp",), f"{options!r} is not a list of options", "full_shard auto_wrap")
     words = options.split() if isinstance(options, str) else [str(word) for word in options]
     section: dict[str, Any] = {}
     for word in words:
@@ -108,7 +113,7 @@ def checkpointing(recipe: Recipe, default: bool) -> None:
     recipe.get("activation_checkpointing")
     name = "gradient_checkpointing" if "gradient_checkpointing" in recipe.document.data else "activation_checkpointing"
     if str(value).lower() in ("offload", "offload_disk"):
-        raise recipe.document.error((name,), "offloaded activations", kind=_not_modeled())
+        raise recipe.document.error((name,), "offloaded activations", kind=NotModeled)
     on = as_flag(value, lambda text: recipe.error((name,), text, "true or false"))
     recipe.set("checkpointing", "full" if on else "none", name)
 
@@ -118,7 +123,7 @@ def attention(recipe: Recipe, name: str) -> None:
     if value is None:
         return
     if str(value) not in ATTENTION:
-        raise recipe.document.error((name,), f"attention {value}", ", ".join(ATTENTION), kind=_not_modeled())
+        raise recipe.document.error((name,), f"attention {value}", ", ".join(ATTENTION), kind=NotModeled)
     recipe.set("attention", ATTENTION[str(value)], name)
 
 
@@ -132,9 +137,3 @@ def model_length(recipe: Recipe, names: tuple[str, ...]) -> None:
 def name_model(recipe: Recipe, name: str) -> None:
     value = recipe.get(name)
     recipe.reading.lacks("model", f"(the config.json of {value})" if value else "")
-
-
-def _not_modeled() -> Any:
-    from zsim.errors import NotModeled
-
-    return NotModeled

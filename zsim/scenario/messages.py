@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from zsim.errors import InputError
+from zsim.errors import InputError, NotModeled
 from zsim.plan.document import Document, Path_, nearest
 from zsim.scenario.fields import ScenarioFields, Section
 
@@ -40,6 +40,8 @@ def _translate(document: Document, detail: Any) -> InputError:
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "extra_forbidden":
         known = names_at(path[:-1])
+        if own := _deepspeeds_own(document, path):
+            return own
         close = nearest(str(path[-1]), known)
         return document.error(path, f"unknown field{f'; did you mean {close}?' if close else ''}", ", ".join(known))
     if kind == "missing":
@@ -56,6 +58,19 @@ def _translate(document: Document, detail: Any) -> InputError:
         wanted, accepted = _SHOULD_BE[kind]
         return document.error(path, f"{value!r} is not {wanted}", accepted)
     return document.error(path, f"{value!r}: {detail['msg']}")
+
+
+def _deepspeeds_own(document: Document, path: Path_) -> InputError | None:
+    """About a key that DeepSpeed has and the scenario's section `zero` has not."""
+    from zsim.plan.deepspeed_keys import NONE, SECTIONS
+
+    section = "zero_optimization" + "".join(f".{part}" for part in path[1:-1])
+    key = SECTIONS.get(section, {}).get(str(path[-1])) if path[0] == "zero" else None
+    if key is None:
+        return None
+    if key.effect == NONE:
+        return document.error(path, f"has no effect on a simulation ({key.why}); leave it out")
+    return document.error(path, key.why, kind=NotModeled)
 
 
 def _path_in_document(document: Document, location: tuple[str | int, ...]) -> Path_:
