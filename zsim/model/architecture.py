@@ -57,7 +57,11 @@ class Architecture:
     moe: Moe | None = None
     softcap: bool = False  # tanh on attention logits (Gemma 2)
     final_softcap: bool = False  # tanh on logits
-    variant: str = ""  # Falcon: "7b" (one norm), "40b" (new decoder architecture), "rw" (sequential)
+    norm_affine: bool = True  # LayerNorms have a weight (OPT)
+    two_norms: bool = False  # attention and MLP, though parallel, have norms of their own (Falcon 40b)
+    grouped: bool = False  # fused qkv lies by key head (Falcon 40b)
+    clip_qkv: bool = False  # MPT
+    residual_after_norm: bool = False  # BLOOM
 
     @property
     def layers(self) -> int:

@@ -41,20 +41,20 @@ def positions(net: Net, s: int) -> Tensor:
     return ids
 
 
-def causal_mask(net: Net, b: int, s: int, dtype: str | None = None) -> Tensor | None:
-    """The mask [b, 1, s, s] that eager attention adds (`dtype`: the model's); fused attention needs none."""
+def causal_mask(net: Net, b: int, s: int) -> Tensor | None:
+    """The mask [b, 1, s, s] that eager attention adds; fused attention needs none."""
     if net.attention != "eager":
         return None
-    return dense_mask(net, b, s, dtype or net.dtype)
+    mask = dense_mask(net, b, s, net.dtype)
+    if net.checkpointing != "none":  # an argument of every block
+        net.tape.share(mask)
+    return mask
 
 
 def dense_mask(net: Net, b: int, s: int, dtype: str) -> Tensor:
     allowed = net.tape.empty((1, 1, s, s), "bool")
     net.tape.memory(0, allowed.nbytes)
-    mask = F.pointwise(allowed, shape=(b, 1, s, s), dtype=dtype)
-    if net.checkpointing != "none":
-        net.tape.share(mask)
-    return mask
+    return F.pointwise(allowed, shape=(b, 1, s, s), dtype=dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -62,11 +62,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return F.add(F.mul(x, cos), F.mul(_rotate_half(x), sin))
 
 
-def rotate_part(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The same for the first `cos.shape[-1]` entries of each head; the rest passes through a concatenation."""
+def rotate_part(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotates the first `cos.shape[-1]` entries of each head; the rest passes through a concatenation."""
     rotary = cos.shape[-1]
-    turned, passed = F.narrow(x, -1, rotary), F.narrow(x, -1, x.shape[-1] - rotary)
-    return F.cat((rotate(turned, cos, sin), passed))
+    q_turned, q_passed = F.narrow(q, -1, rotary), F.narrow(q, -1, q.shape[-1] - rotary)
+    k_turned, k_passed = F.narrow(k, -1, rotary), F.narrow(k, -1, k.shape[-1] - rotary)
+    q_turned = rotate(q_turned, cos, sin)
+    k_turned = rotate(k_turned, cos, sin)
+    q = F.cat((q_turned, q_passed))
+    return q, F.cat((k_turned, k_passed))
 
 
 def _rotate_half(x: Tensor) -> Tensor:
@@ -92,10 +96,12 @@ def attend(
     dropout: float = 0.0,
     upcast: bool = True,
     softcap: bool = False,
+    wide: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Scaled-dot-product attention of [b, h, s, d]: the result, [b, s, h * d], and the weights if there are any.
 
-    Eager: keys and values repeated for grouped queries, the softmax in float32 if `upcast`, `softcap` as in Gemma 2.
+    Eager: keys and values repeated for grouped queries, the softmax in float32 if `upcast`, `softcap` as in Gemma 2,
+    queries and keys in float32 if `wide` (GPT-J).
     Callers hand the weights on as transformers does, which keeps them alive to the end of the block.
     """
     b, h, s, d = q.shape
@@ -105,13 +111,20 @@ def attend(
     else:
         k, v = F.repeat_heads(k, h // k.shape[1]), F.repeat_heads(v, h // v.shape[1])
         outer, net.tape.label = net.tape.label, "softmax"
-        weights = F.scale(P.matmul(q, F.transpose(k, 2, 3)))
+        dtype = q.dtype
+        weights = F.scale(_scores(q, k, wide))
         if softcap:
             weights = F.scale(F.activation_by_result(F.scale(weights)))
         if mask is not None:
             weights = F.add(weights, mask)
-        weights = F.to(P.softmax(F.to(weights, "float32")), q.dtype) if upcast else P.softmax(weights)
+        weights = F.to(P.softmax(F.to(weights, "float32")), dtype) if upcast else P.softmax(weights)
         weights = F.dropout(weights, dropout)
         out = P.matmul(weights, v)
         net.tape.label = outer
     return F.reshape(F.contiguous(F.transpose(out, 1, 2)), b, s, h * d), weights
+
+
+def _scores(q: Tensor, k: Tensor, wide: bool) -> Tensor:
+    if wide:
+        return P.matmul(F.to(q, "float32"), F.transpose(F.to(k, "float32"), 2, 3))
+    return P.matmul(q, F.transpose(k, 2, 3))

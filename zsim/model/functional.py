@@ -15,8 +15,8 @@ from zsim.model.tape import Tensor, row_major
 # ---------------------------------------------------------------------------------------------- pointwise
 
 
-def _layout(tensor: Tensor) -> tuple[int, ...] | None:
-    """Strides of a pointwise result: dense, in the order of dimensions that the operand has in memory."""
+def layout(tensor: Tensor) -> tuple[int, ...] | None:
+    """Strides of what is made like `tensor`: dense, dimensions in its order in memory (None: row-major)."""
     if tensor.is_contiguous():
         return None
     order = sorted(range(len(tensor.shape)), key=lambda d: (-tensor.strides[d], d))
@@ -31,7 +31,7 @@ def pointwise(*inputs: Tensor, shape: tuple[int, ...] | None = None, dtype: str 
     """One kernel over its inputs: the result of the first one's layout, without autograd."""
     first = inputs[0]
     shape = shape or first.shape
-    strides = _layout(first) if shape == first.shape else None
+    strides = layout(first) if shape == first.shape else None
     out = first.tape.empty(shape, dtype or first.dtype, strides)
     first.tape.memory(sum(t.nbytes for t in inputs), out.nbytes)
     return out
@@ -56,7 +56,7 @@ def _broadcast(a: Tensor, b: Tensor) -> tuple[int, ...]:
 def _binary(a: Tensor, b: Tensor) -> Tensor:
     shape = _broadcast(a, b)
     lead = a if a.shape == shape else b
-    out = a.tape.empty(shape, _promote(a, b), _layout(lead) if lead.shape == shape else None)
+    out = a.tape.empty(shape, _promote(a, b), layout(lead) if lead.shape == shape else None)
     a.tape.memory(a.nbytes + b.nbytes, out.nbytes)
     return out
 
@@ -72,11 +72,26 @@ def to(x: Tensor, dtype: str) -> Tensor:
     return out
 
 
-def add(a: Tensor, b: Tensor) -> Tensor:
-    out = _binary(a, b)
-    if a.needs_grad or b.needs_grad:
+def add(a: Tensor, b: Tensor, in_place: bool = False) -> Tensor:
+    """`a + b`, or `a += b`."""
+    a_grad, b_grad = a.needs_grad, b.needs_grad
+    if in_place:
+        out = _view(a, a.shape, a.strides)
+        a.tape.memory(a.nbytes + b.nbytes, a.nbytes)
+    else:
+        out = _binary(a, b)
+    if a_grad or b_grad:
         a.tape.link((a, b), lambda g: (g if a_grad else None, g if b_grad else None), out)
-        a_grad, b_grad = a.needs_grad, b.needs_grad
+    return out
+
+
+def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
+    """`x.masked_fill(mask, value)`: saves the mask."""
+    if not x.needs_grad:
+        return pointwise(x, mask)
+    saved = x.tape.save(mask)
+    out = pointwise(x, mask)
+    x.tape.link((x,), lambda g: (pointwise(g, *saved()),), out)
     return out
 
 
@@ -199,12 +214,12 @@ def dropout(x: Tensor, p: float) -> Tensor:
         return x
     tape = x.tape
     if tape.cuda:
-        out = tape.empty(x.shape, x.dtype, _layout(x))
-        mask = tape.empty(x.shape, "bool", _layout(x))
+        out = tape.empty(x.shape, x.dtype, layout(x))
+        mask = tape.empty(x.shape, "bool", layout(x))
         tape.memory(x.nbytes, out.nbytes + mask.nbytes, "dropout")
         saved = tape.save(mask) if x.needs_grad else None
     else:
-        mask = tape.empty(x.shape, x.dtype, _layout(x))
+        mask = tape.empty(x.shape, x.dtype, layout(x))
         tape.memory(mask.nbytes, mask.nbytes, "dropout")  # bernoulli_
         tape.memory(mask.nbytes, mask.nbytes, "dropout")  # div_
         saved = tape.save(mask) if x.needs_grad else None
@@ -313,8 +328,11 @@ def _narrow(x: Tensor, dim: int, size: int) -> Tensor:
 def narrow(x: Tensor, dim: int, size: int) -> Tensor:
     """`size` of the entries along `dim`. Backward writes a zeroed tensor of the full shape (`slice_backward`)."""
     dim %= len(x.shape)
+    if size == x.shape[dim]:
+        return x
     out = _narrow(x, dim, size)
     if x.needs_grad:
+        x.tape.open()  # its backward is work of the caller's
         shape, dtype = x.shape, x.dtype
         x.tape.link((x,), lambda g: (_scatter(g, shape, dtype),), out)
     return out
@@ -323,6 +341,40 @@ def narrow(x: Tensor, dim: int, size: int) -> Tensor:
 def _scatter(g: Tensor, shape: tuple[int, ...], dtype: str) -> Tensor:
     out = g.tape.empty(shape, dtype)
     g.tape.memory(g.nbytes, out.nbytes, "copy")
+    return out
+
+
+def select(x: Tensor, dim: int) -> Tensor:
+    """One entry of `dim`, as a view without it. Backward writes a zeroed tensor of the full shape."""
+    shape, strides = list(x.shape), list(x.strides)
+    del shape[dim], strides[dim]
+    out = _view(x, tuple(shape), tuple(strides))
+    if x.needs_grad:
+        x.tape.open()
+        full, dtype = x.shape, x.dtype
+        x.tape.link((x,), lambda g: (_scatter(g, full, dtype),), out)
+    return out
+
+
+def pick(x: Tensor, dim: int) -> Tensor:
+    """`x[..., [i], ...]`: one entry of `dim`, copied; backward adds it into zeros."""
+    shape = list(x.shape)
+    shape[dim] = 1
+    out = x.tape.empty(tuple(shape), x.dtype)
+    x.tape.memory(out.nbytes, out.nbytes, "copy")
+    if x.needs_grad:
+        saved = x.tape.save(x.tape.empty((1,), "int64"))  # the index
+        full, dtype = x.shape, x.dtype
+
+        def backward(g: Tensor) -> tuple[Tensor]:
+            saved()
+            zeros = _scatter(g, full, dtype)
+            if g.tape.cuda:
+                g.tape.memory(g.nbytes, g.nbytes, "copy")
+                return (zeros,)
+            return (pointwise(zeros, g),)
+
+        x.tape.link((x,), backward, out)
     return out
 
 
@@ -339,6 +391,7 @@ def split(x: Tensor, sizes: Sequence[int], dim: int = -1) -> list[Tensor]:
             return (out,)
 
         x_tape = x.tape
+        x_tape.open()
         x_tape.link((x,), backward, *parts)
     return parts
 

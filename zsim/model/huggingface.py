@@ -208,9 +208,11 @@ def _gemma(fields: Fields, family: str) -> Architecture:
 
 
 def _gpt2(fields: Fields, family: str) -> Architecture:
+    """GPT-2 and GPT-J."""
     hidden = fields.size("n_embd", "hidden_size")
     heads, head_dim = _heads(fields, hidden, "n_head", "num_attention_heads")
     layers = fields.size("n_layer", "num_hidden_layers")
+    p = 0.1 if family == "gpt2" else 0.0
     return Architecture(
         family=family,
         hidden=hidden,
@@ -221,16 +223,181 @@ def _gpt2(fields: Fields, family: str) -> Architecture:
         vocab=fields.size("vocab_size"),
         kinds=(LayerKind(),) * layers,
         tied=fields.flag("tie_word_embeddings", default=family == "gpt2"),
-        positions=fields.size("n_positions", "max_position_embeddings", default=1024),
+        positions=fields.size("n_positions", "max_position_embeddings", default=1024 if family == "gpt2" else 2048),
         activation=_activation(fields, "activation_function", default="gelu_new"),
-        dropout=_dropout(fields, "resid_pdrop", default=0.1 if family == "gpt2" else 0.0),
-        attention_dropout=_dropout(fields, "attn_pdrop", default=0.1 if family == "gpt2" else 0.0),
-        embedding_dropout=_dropout(fields, "embd_pdrop", default=0.1 if family == "gpt2" else 0.0),
+        rotary_dim=0 if family == "gpt2" else fields.size("rotary_dim", default=64),
+        dropout=_dropout(fields, "resid_pdrop", default=p),
+        attention_dropout=_dropout(fields, "attn_pdrop", default=p),
+        embedding_dropout=_dropout(fields, "embd_pdrop", default=p),
+    )
+
+
+def _rotary_dim(fields: Fields, head_dim: int, *names: str, default: float) -> int:
+    """The rotated part of a head: a fraction, since transformers 5 inside rope_parameters."""
+    rope = fields.section("rope_parameters")
+    part = fields.number(*names, default=default, low=0.0, high=1.0)
+    return int(head_dim * rope.number("partial_rotary_factor", default=part, low=0.0, high=1.0))
+
+
+def _gpt_neox(fields: Fields, family: str) -> Architecture:
+    hidden = fields.size("hidden_size")
+    heads, head_dim = _heads(fields, hidden, "num_attention_heads")
+    return Architecture(
+        family=family,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        intermediate=fields.size("intermediate_size"),
+        vocab=fields.size("vocab_size"),
+        kinds=(LayerKind(),) * fields.size("num_hidden_layers"),
+        tied=fields.flag("tie_word_embeddings", default=False),
+        activation=_activation(fields, "hidden_act", default="gelu"),
+        attention_bias=fields.flag("attention_bias", default=True),
+        parallel=fields.flag("use_parallel_residual", default=True),
+        rotary_dim=_rotary_dim(fields, head_dim, "partial_rotary_factor", "rotary_pct", default=0.25),
+        dropout=_dropout(fields, "hidden_dropout"),
+        attention_dropout=_dropout(fields, "attention_dropout"),
+    )
+
+
+def _opt(fields: Fields, family: str) -> Architecture:
+    hidden = fields.size("hidden_size")
+    heads, head_dim = _heads(fields, hidden, "num_attention_heads")
+    bias = fields.flag("enable_bias", default=True)
+    pre_norm = fields.flag("do_layer_norm_before", default=True)
+    if fields.number("layerdrop", default=0.0, low=0.0, high=1.0):
+        raise NotModeled("layerdrop", file=fields.path, line=fields.line("layerdrop"), field="layerdrop", accepted="0")
+    return Architecture(
+        family=family,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        intermediate=fields.size("ffn_dim"),
+        vocab=fields.size("vocab_size"),
+        kinds=(LayerKind(),) * fields.size("num_hidden_layers"),
+        tied=fields.flag("tie_word_embeddings", default=True),
+        positions=fields.size("max_position_embeddings", default=2048),
+        activation=_activation(fields, "activation_function", default="relu"),
+        attention_bias=bias,
+        mlp_bias=bias,
+        embed_width=fields.size("word_embed_proj_dim", default=hidden),
+        pre_norm=pre_norm,
+        final_norm=pre_norm and not fields.flag("_remove_final_layer_norm", default=False),
+        norm_affine=fields.flag("layer_norm_elementwise_affine", default=True),
+        dropout=_dropout(fields, "dropout", default=0.1),
+        attention_dropout=_dropout(fields, "attention_dropout"),
+    )
+
+
+def _phi(fields: Fields, family: str) -> Architecture:
+    """Phi and Phi-3."""
+    hidden = fields.size("hidden_size")
+    heads, head_dim = _heads(fields, hidden, "num_attention_heads")
+    phi3 = family == "phi3"
+    return Architecture(
+        family=family,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=_kv_heads(fields, heads, "num_key_value_heads"),
+        head_dim=head_dim,
+        intermediate=fields.size("intermediate_size"),
+        vocab=fields.size("vocab_size"),
+        kinds=(LayerKind(),) * fields.size("num_hidden_layers"),
+        tied=fields.flag("tie_word_embeddings", default=False),
+        activation=_activation(fields, "hidden_act", default="silu" if phi3 else "gelu_new"),
+        qk_norm="head" if fields.flag("qk_layernorm", default=False) and not phi3 else "",
+        rotary_dim=_rotary_dim(fields, head_dim, "partial_rotary_factor", default=1.0 if phi3 else 0.5),
+        dropout=_dropout(fields, "resid_pdrop"),
+        attention_dropout=_dropout(fields, "attention_dropout"),
+        embedding_dropout=_dropout(fields, "embd_pdrop"),
+        window=fields.size("sliding_window", default=0) or None,
+    )
+
+
+def _falcon(fields: Fields, family: str) -> Architecture:
+    hidden = fields.size("hidden_size", "n_embed")
+    heads, head_dim = _heads(fields, hidden, "num_attention_heads", "n_head")
+    if fields.flag("alibi", default=False):
+        raise NotModeled("Falcon with alibi", file=fields.path, line=fields.line("alibi"), field="alibi", accepted="false")
+    grouped = fields.flag("new_decoder_architecture", default=False)
+    parallel = fields.flag("parallel_attn", default=True)
+    if grouped:
+        kv_heads = _kv_heads(fields, heads, "num_kv_heads", "n_head_kv")
+    else:
+        kv_heads = 1 if fields.flag("multi_query", default=True) else heads
+    bias = fields.flag("bias", default=False)
+    return Architecture(
+        family=family,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=fields.size("ffn_hidden_size", default=4 * hidden),
+        vocab=fields.size("vocab_size"),
+        kinds=(LayerKind(),) * fields.size("num_hidden_layers", "n_layer"),
+        tied=fields.flag("tie_word_embeddings", default=True),
+        activation=_activation(fields, "activation", default="gelu"),
+        attention_bias=bias,
+        mlp_bias=bias,
+        parallel=parallel or grouped,
+        two_norms=grouped and parallel and fields.size("num_ln_in_parallel_attn", default=2) == 2,
+        grouped=grouped,
+        dropout=_dropout(fields, "hidden_dropout"),
+        attention_dropout=_dropout(fields, "attention_dropout"),
+    )
+
+
+def _mpt(fields: Fields, family: str) -> Architecture:
+    hidden = fields.size("d_model", "hidden_size")
+    heads, head_dim = _heads(fields, hidden, "n_heads", "num_attention_heads")
+    attention = fields.section("attn_config")
+    p = _dropout(attention, "attn_pdrop")
+    return Architecture(
+        family=family,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        intermediate=4 * hidden,
+        vocab=fields.size("vocab_size"),
+        kinds=(LayerKind(),) * fields.size("n_layers", "num_hidden_layers"),
+        tied=fields.flag("tie_word_embeddings", default=True),
+        positions=fields.size("max_seq_len", default=2048),
+        clip_qkv=attention.raw("clip_qkv") is not None,
+        dropout=p,
+        attention_dropout=p,
+    )
+
+
+def _bloom(fields: Fields, family: str) -> Architecture:
+    hidden = fields.size("hidden_size", "n_embed")
+    heads, head_dim = _heads(fields, hidden, "n_head", "num_attention_heads")
+    return Architecture(
+        family=family,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        intermediate=4 * hidden,
+        vocab=fields.size("vocab_size"),
+        kinds=(LayerKind(),) * fields.size("n_layer", "num_hidden_layers"),
+        tied=fields.flag("tie_word_embeddings", default=True),
+        dropout=_dropout(fields, "hidden_dropout"),
+        attention_dropout=_dropout(fields, "attention_dropout"),
+        residual_after_norm=fields.flag("apply_residual_connection_post_layernorm", default=False),
     )
 
 
 READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "mixtral", "qwen3_moe"), _llama),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), _gemma),
-    **dict.fromkeys(("gpt2",), _gpt2),
+    **dict.fromkeys(("gpt2", "gptj"), _gpt2),
+    **dict.fromkeys(("phi", "phi3"), _phi),
+    "gpt_neox": _gpt_neox,
+    "opt": _opt,
+    "falcon": _falcon,
+    "mpt": _mpt,
+    "bloom": _bloom,
 }

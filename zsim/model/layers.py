@@ -47,18 +47,17 @@ class Module:
     class_name = ""
     role = ""
     logits = False
-    blocks: Blocks | None = None  # the list that this module is a template of
+    listed_in: Blocks | None = None  # the list that this module is a template of
 
     def __init__(self, net: Net) -> None:
         self.net = net
-        self.name = ""
+        self.path = ""  # from the root; of a template, that of the first layer it stands for
         self.children: dict[str, Module] = {}
         self.weights: dict[str, Weight] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, Module) and name != "blocks":
+        if isinstance(value, Module) and name != "listed_in":
             self.children[name] = value
-            value.name = value.name or name
         elif isinstance(value, Weight):
             self.weights[name] = value
         object.__setattr__(self, name, value)
@@ -74,6 +73,12 @@ class Module:
 
     def forward(self, *args: Any) -> Any:
         raise NotImplementedError
+
+    def set_paths(self, path: str) -> None:
+        """Give this module and all below their names."""
+        self.path = path
+        for name, child in self.children.items():
+            child.set_paths(f"{path}.{name}" if path else name)
 
     def buffers_bytes(self) -> int:
         """Bytes of buffers on the device: rotary frequencies, twice (transformers keeps the original ones, too)."""
@@ -101,14 +106,18 @@ class Blocks(Module):
         for index, kind in enumerate(self.kinds):
             if kind not in self.templates:
                 block = make(index)
-                block.role, block.blocks = "block", self
+                block.role, block.listed_in = "block", self
                 self.templates[kind] = (index, block)
 
     def __iter__(self) -> Iterator[Module]:
         """The distinct blocks, in order of first use."""
-        for index, block in self.templates.values():
-            block.name = f"{self.name}.{index}"
+        for _, block in self.templates.values():
             yield block
+
+    def set_paths(self, path: str) -> None:
+        self.path = path
+        for index, block in self.templates.values():
+            block.set_paths(f"{path}.{index}")
 
     def named_weights(self, prefix: str = "", layer: int = -1) -> Iterator[tuple[str, int, Module, Weight]]:
         for index, kind in enumerate(self.kinds):
@@ -163,10 +172,10 @@ class LayerNorm(Module):
     kind = "norm"
     class_name = "LayerNorm"
 
-    def __init__(self, net: Net, width: int, bias: bool = True) -> None:
+    def __init__(self, net: Net, width: int, bias: bool = True, affine: bool = True) -> None:
         super().__init__(net)
-        self.weight = Weight(net, width)
-        self.bias = Weight(net, width) if bias else None
+        self.weight = Weight(net, width) if affine else None
+        self.bias = Weight(net, width) if bias and affine else None
 
     def forward(self, x: Tensor) -> Tensor:
         return P.layer_norm(x, self.weight, self.bias)
@@ -206,6 +215,7 @@ ACTIVATIONS: dict[str, tuple[str, Any]] = {
     "silu": ("SiLUActivation", F.activation),
     "swish": ("SiLUActivation", F.activation),
     "gelu": ("GELUActivation", F.activation),
+    "nn.gelu": ("GELU", F.activation),
     "gelu_pytorch_tanh": ("GELUTanh", F.activation),
     "gelu_new": ("NewGELUActivation", _gelu_new),
     "relu": ("ReLU", F.activation_by_result),

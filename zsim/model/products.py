@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zsim.model.functional import reshape
+from zsim.model.functional import layout, pointwise, reshape
 from zsim.model.kernels import Attention
 from zsim.model.tape import ITEM, Tape, Tensor
 
@@ -93,6 +93,28 @@ def matmul(a: Tensor, b: Tensor, label: str = "attention") -> Tensor:
     return reshape(out, *lead, m, n)
 
 
+def baddbmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """`bias.baddbmm(a, b, alpha=...)` of [n, m, k] and [n, k, j]: gradients are scaled by kernels of their own."""
+    tape = a.tape
+    n, m, k = a.shape
+    j, dtype = b.shape[-1], a.dtype
+    saved = tape.save(a, b)
+    out = tape.empty((n, m, j), dtype)
+    tape.gemm(m, j, k, dtype, n, "attention")
+
+    def backward(g: Tensor) -> tuple[Tensor, Tensor]:
+        kept = saved()  # noqa: F841
+        raw = tape.empty((n, m, k), dtype)
+        tape.gemm(m, k, j, dtype, n, "attention")
+        grad_a = pointwise(raw)
+        raw = tape.empty((n, k, j), dtype)
+        tape.gemm(k, j, m, dtype, n, "attention")
+        return grad_a, pointwise(raw)
+
+    tape.link((a, b), backward, out)
+    return out
+
+
 def softmax(x: Tensor) -> Tensor:
     out = x.tape.empty(x.shape, x.dtype)
     x.tape.memory(x.nbytes, out.nbytes, "softmax")
@@ -114,7 +136,7 @@ def flash_attention(
 ) -> Tensor:
     """One fused kernel. q [b, h, s, d]; k and v may have fewer heads. Saves q, k, v, the result and its log-sum-exp.
 
-    The result and the gradients lie in memory as [b, s, h, d], as the kernels of FlashAttention write them.
+    The result lies in memory as q does, the gradients as their inputs (`empty_like` in the kernels of FlashAttention).
     """
     tape = q.tape
     b, h, s, d = q.shape
@@ -124,7 +146,7 @@ def flash_attention(
     inputs = tape.save(q, k, v) if grad else None
 
     def attend() -> tuple[Tensor, ...]:
-        out = tape.empty((b, h, s, d), q.dtype, _heads_inside(b, h, s, d))
+        out = tape.empty((b, h, s, d), q.dtype, layout(q))
         lse = tape.empty((b, h, s), "float32")
         rng_state, unused = tape.empty((2,), "uint64"), tape.empty((), "uint64")
         tape.kernel(Attention(*common, window=window))
@@ -135,22 +157,17 @@ def flash_attention(
     if grad:
         outputs = tape.save(*results)
         del results
-        shapes = (q.shape, k.shape, v.shape)
+        shapes = [(t.shape, layout(t)) for t in (q, k, v)]
         dtype = q.dtype
 
         def backward(g: Tensor) -> tuple[Tensor, ...]:
             kept = inputs(), outputs()  # type: ignore[misc]  # noqa: F841
-            grads = tuple(tape.empty(shape, dtype, _heads_inside(*shape)) for shape in shapes)
+            grads = tuple(tape.empty(shape, dtype, strides) for shape, strides in shapes)
             tape.kernel(Attention(*common, backward=True, window=window))
             return grads
 
         tape.link((q, k, v), backward, out)
     return out
-
-
-def _heads_inside(b: int, h: int, s: int, d: int) -> tuple[int, ...]:
-    """Strides of [b, h, s, d] stored as [b, s, h, d]."""
-    return (s * h * d, d, h * d, 1)
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -55,6 +55,7 @@ class _Tracer:
         )
         index = {parameter.name: i for i, parameter in enumerate(spec.parameters)}
         self.model = families.build(net)
+        self.model.set_paths("")
         self.first: dict[int, int] = {}  # layer -> index of its first parameter
         for name, layer, _, weight in self.model.named_weights():
             position = index.get(transformers_name(name) if workload.implementation == "torchtitan" else name)
@@ -76,26 +77,26 @@ class _Tracer:
         tape.backward(loss)
         _number_labels(root, Counter())
         computes = {id(segment): _compute(segment, workload.compile) for segment in tape.segments}
-        return self._module(root.body[0], "", 0, computes)
+        return self._module(root.body[0], 0, "", 0, computes)
 
-    def _module(self, call: Call, prefix: str, shift: int, computes: dict[int, Compute]) -> Module:
-        """A call as a module; parameters are `shift` places behind those of the call's template."""
+    def _module(self, call: Call, cut: int, prefix: str, shift: int, computes: dict[int, Compute]) -> Module:
+        """A call as a module. Within a block: `cut` is the length of its template's path, `prefix` the layer's own
+        path, and the layer's parameters come `shift` places behind the template's.
+        """
         layer: Layer = call.module
-        name = prefix + layer.name
-        inner = f"{name}." if name else ""
         body: list[Module | Compute] = []
         templates: dict[int, Call] = {}
         for item in call.body:
             if isinstance(item, Segment):
                 body.append(_shifted(computes[id(item)], shift))
-            elif item.module.blocks is None:
-                body.append(self._module(item, inner, shift, computes))
+            elif item.module.listed_in is None:
+                body.append(self._module(item, cut, prefix, shift, computes))
             else:
                 templates[id(item.module)] = item
-                if len(templates) == len(item.module.blocks.templates):
-                    body += self._blocks(item.module.blocks, templates, inner, computes)
+                if len(templates) == len(item.module.listed_in.templates):
+                    body += self._blocks(item.module.listed_in, templates, computes)
         return Module(
-            name,
+            prefix + layer.path[cut:],
             layer.class_name or type(layer).__name__,
             layer.role,
             tuple(weight.param.index + shift for weight in layer.weights.values()),
@@ -104,15 +105,13 @@ class _Tracer:
             any(weight.expert for weight in layer.weights.values()),
         )
 
-    def _blocks(
-        self, blocks: Blocks, templates: dict[int, Call], prefix: str, computes: dict[int, Compute]
-    ) -> Iterator[Module]:
+    def _blocks(self, blocks: Blocks, templates: dict[int, Call], computes: dict[int, Compute]) -> Iterator[Module]:
         """Every layer of a list, from the call of its template."""
         for layer, kind in enumerate(blocks.kinds):
             origin, template = blocks.templates[kind]
-            template.name = f"{blocks.name}.{layer}"
             shift = self.first[layer] - self.first[origin]
-            yield self._module(templates[id(template)], prefix, shift, computes)
+            path = f"{blocks.path}.{layer}"
+            yield self._module(templates[id(template)], len(template.path), path, shift, computes)
 
 
 def _layer_keys(spec: ModelSpec) -> tuple[tuple[object, ...], ...]:

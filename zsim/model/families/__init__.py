@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from zsim.errors import NotModeled
 from zsim.model.layers import Module, Net
 
@@ -16,8 +18,18 @@ LLAMA_LIKE = {
 }
 GEMMA = {"gemma": "Gemma", "gemma2": "Gemma2", "gemma3_text": "Gemma3"}
 MOE = {"mixtral": "Mixtral", "qwen3_moe": "Qwen3Moe"}
-GPT = ("gpt2", "gpt_neox", "opt", "mpt", "falcon", "phi", "phi3", "gptj", "bloom")
-FAMILIES = (*LLAMA_LIKE, *GEMMA, *MOE, *GPT)
+OTHERS = {  # model_type -> file here, class of the root
+    "gpt2": ("gpt2", "GPT2LMHeadModel"),
+    "gpt_neox": ("gpt_neox", "GPTNeoXForCausalLM"),
+    "gptj": ("gptj", "GPTJForCausalLM"),
+    "opt": ("opt", "OPTForCausalLM"),
+    "phi": ("phi", "PhiForCausalLM"),
+    "phi3": ("phi", "Phi3ForCausalLM"),
+    "falcon": ("falcon", "FalconForCausalLM"),
+    "mpt": ("alibi", "MptForCausalLM"),
+    "bloom": ("alibi", "BloomForCausalLM"),
+}
+FAMILIES = (*LLAMA_LIKE, *GEMMA, *MOE, *OTHERS)
 
 
 def build(net: Net) -> Module:
@@ -47,8 +59,8 @@ def build(net: Net) -> Module:
         from zsim.model.families.moe import MoeForCausalLM
 
         return MoeForCausalLM(net, MOE[family])
-    if family == "gpt2":
-        from zsim.model.families.gpt2 import GPT2LMHeadModel
-
-        return GPT2LMHeadModel(net)
+    if family in OTHERS:
+        module, name = OTHERS[family]
+        model = getattr(import_module(f"zsim.model.families.{module}"), name)
+        return model(net, "Phi3") if family == "phi3" else model(net)
     raise NotModeled(f"model family {family!r}", accepted=", ".join(FAMILIES))
