@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -27,10 +26,6 @@ MIB = 2**20
 
 def machine(name: str, nodes: int | None = None) -> Cluster:
     return load_topology(TOPOLOGIES / f"{name}.yaml", nodes)
-
-
-def unfolded(cluster: Cluster) -> Cluster:
-    return replace(cluster, collapse=False, _cache={})
 
 
 def work(kind: str, payload: int, n: int) -> Collective:
@@ -66,7 +61,7 @@ def test_bytes_that_leave_the_gpus_are_what_the_ring_owes(kind: str, name: str, 
 
 @pytest.mark.parametrize("nodes", [2, 3, 8])
 def test_every_node_sends_what_a_ring_owes_the_network(nodes: int) -> None:
-    cluster = unfolded(machine("h100_8x64_ib400", nodes))
+    cluster = machine("h100_8x64_ib400", nodes).unfolded()
     n = cluster.world_size
     usage = lay_out(cluster, (tuple(range(n)),), "ring", "all_gather").usage
     for node in range(nodes):
@@ -75,7 +70,7 @@ def test_every_node_sends_what_a_ring_owes_the_network(nodes: int) -> None:
 
 
 def test_tree_traffic_between_nodes() -> None:
-    cluster = unfolded(machine("h100_8x64_ib400", 4))
+    cluster = machine("h100_8x64_ib400", 4).unfolded()
     usage = lay_out(cluster, (tuple(range(32)),), "tree", "all_reduce").usage
     out = sum(times for link, times in usage.items() if "/nic" in link.split(">")[0] and "fabric" in link)
     assert out == pytest.approx(2 * 3)  # three edges, up and down
@@ -99,7 +94,7 @@ def test_folded_is_the_sum_of_unfolded(mesh: str, name: str, kind: str) -> None:
     groups = MESHES[mesh](cluster.world_size, cluster.gpus_per_node)
     job = work(kind, 64 * MIB, len(groups[0]))
     folded = lay(cluster, job, groups)
-    plain = unfolded(cluster)
+    plain = cluster.unfolded()
     singles = [lay(plain, job, (group,)) for group in groups]
     total: dict[str, float] = {}
     for single in singles:

@@ -94,7 +94,7 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
         (
             "NVSwitch",
             "TCP 100GbE",
-            {"fabric": {"kind": "rail", "transport": "tcp"}, "nics": {"gbps": 100, "gdr": True}},
+            {"fabric": {"kind": "rail", "transport": "tcp"}, "nics": {"gbps": 100}},
         ),
         ("NVSwitch", "RoCE 1x100G, host staging", {"nics": {"gbps": 100, "gdr": False}}),
         ("NVSwitch", "TCPXO 8x200G", {"fabric": {"kind": "rail", "transport": "tcpx"}}),

@@ -7,7 +7,7 @@ looked up in the template when asked for, so that 4,096 GPUs cost no more than 8
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -148,6 +148,10 @@ class Cluster:
     collapse: bool = True
     backend: str = "nccl"
     _cache: dict = field(default_factory=dict, compare=False, repr=False)
+
+    def unfolded(self) -> Cluster:
+        """The same cluster with every node's links named, for simulating every rank on its own."""
+        return replace(self, collapse=False, _cache={})
 
     @property
     def nodes(self) -> int:

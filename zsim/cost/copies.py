@@ -46,6 +46,7 @@ def _usage(cluster: Cluster, work: Copy, ranks: tuple[int, ...]) -> dict[str, fl
             if not rate:
                 raise NotModeled("a copy to NVMe on a machine that lists none", field="nvme")
             usage[global_link(node, _NVME[work.direction])] = float(len(indices))
+            usage[global_link(node, "cpu0>dram0")] = float(len(indices))
             continue
         for index in indices:
             if template.devices[index].unified:
