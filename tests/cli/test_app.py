@@ -108,9 +108,11 @@ def test_only_what_a_command_needs_is_imported() -> None:
 
 
 def test_a_broken_pipe_is_quiet() -> None:
+    """The reader may leave before or after all is written, so the exit code is 0 or 1."""
     command = f"{sys.executable} -m zsim schema | head -1; exit ${{PIPESTATUS[0]}}"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert (ended.stdout, ended.stderr, ended.returncode) == ("{\n", "", 1)
+    assert (ended.stdout, ended.stderr) == ("{\n", "")
+    assert ended.returncode in (0, 1)
 
 
 def test_interrupted_quietly(capsys, monkeypatch) -> None:
