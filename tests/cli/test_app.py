@@ -227,6 +227,34 @@ def test_from_several_files(capsys) -> None:
     assert "grad_accum: 4" in out
 
 
+def test_from_deepspeeds_file_and_the_trainers_arguments(capsys, tmp_path: Path) -> None:
+    """The Trainer's arguments fill what is auto; what it only has by default yields."""
+    (tmp_path / "ds.json").write_text(
+        json.dumps(
+            {
+                "train_micro_batch_size_per_gpu": "auto",
+                "gradient_accumulation_steps": "auto",
+                "gradient_clipping": 0.5,
+                "bf16": {"enabled": "auto"},
+                "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"},
+            }
+        )
+    )
+    arguments = [str(tmp_path / "ds.json"), str(DATA / "recipes/trainer_batch.json"), MODEL, "--topology", TOPOLOGY]
+    for order in (arguments, [arguments[1], arguments[0], *arguments[2:]]):
+        code, out, err = run(capsys, "from", *order)
+        assert (code, err) == (0, "")
+        for line in (
+            "name: deepspeed",
+            "stage: 2",
+            "micro_batch: 2",
+            "grad_accum: 8",
+            "grad_clip: 0.5",
+            "precision: bf16",
+        ):
+            assert line in out
+
+
 def test_input_error_text() -> None:
     error = InputError("is wrong", "s.yaml", 3, "zero.stage", "0, 1, 2 or 3", ("a hint",))
     assert str(error) == "s.yaml:3: zero.stage: is wrong\n  accepted: 0, 1, 2 or 3\n  a hint"

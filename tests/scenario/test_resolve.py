@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,8 @@ BAD = [
     ("deepspeed", "model: {params: 8e9, config: x}\n", "model", "one of config and params"),
     ("deepspeed", "model: nowhere/config.json\n", "model", "no such file"),
     ("deepspeed", "cluster: nowhere.yaml\n", "cluster", "no such file"),
+    ("deepspeed", "optimizer: {name: adamw, momentum: true}\n", "optimizer.momentum", "option of sgd"),
+    ("deepspeed", "optimizer: {name: adamw, impl: cpu}\n", "optimizer.impl", "goes with zero.offload_optimizer"),
     ("fsdp2", "fsdp: {mesh: [2, 3]}\n", "fsdp.mesh", "2 x 3 is not the cluster's 8 ranks"),
     ("fsdp2", "fsdp: {reshard_after_forward: 3}\n", "fsdp.reshard_after_forward", "does not divide the 8 ranks"),
     ("fsdp2", "fsdp: {sharding_strategy: FULL_SHARD}\n", "fsdp.sharding_strategy", "is an option of fsdp1"),
@@ -219,6 +222,17 @@ def test_freezing(write) -> None:
     assert refused.value.field == "model.freeze.0"
     with pytest.raises(InputError, match="nothing to train"):
         resolve(path, ["model.freeze=['*']"])
+
+
+def test_sequences_longer_than_the_model(write, tmp_path: Path) -> None:
+    setup = resolve(write("zero: {stage: 3}\n"), ["seq_len=262144"])
+    assert any("seq_len 262,144 is longer than the 131,072 positions" in text for text in setup.assumptions)
+    config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512, "vocab_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    path = write("zero: {stage: 3}\n", model="config.json")
+    assert resolve(path, ["seq_len=512"]).workload.seq_len == 512
+    with pytest.raises(InputError, match="513 is longer than the model's 512 positions"):
+        resolve(path, ["seq_len=513"])
 
 
 def test_a_bare_number_of_parameters(write) -> None:

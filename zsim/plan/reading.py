@@ -26,6 +26,9 @@ class Reading:
     not_modeled: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     ranks: int | None = None
+    defaults: set[Path_] = field(
+        default_factory=set
+    )  # fields that are a tool's default; another file may say otherwise
 
     def set(self, to: Path_, value: Any, path: Path_) -> None:
         """Scenario field `to` has `value`, as the key `path` of the file says."""
@@ -44,15 +47,16 @@ class Reading:
         """Add what another file says. The same field with two values is a contradiction, as the tools treat it."""
         for to, value in other.fields.items():
             own = self.fields.get(to, value)
-            if own != value and "auto" not in (own, value):
+            if own != value and to in other.defaults:
+                continue
+            if own != value and to not in self.defaults and "auto" not in (own, value):
                 theirs, ours = (text_of(reading.places.get(to), reading) for reading in (other, self))
-                message = f"{value} in {theirs} and {own} in {ours}"
-                raise other.document.error(
-                    (), f"{dotted(to)} is {message}", accepted="one of them, or auto in DeepSpeed's"
-                )
-            if own == "auto" or to not in self.fields:
+                message = f"{dotted(to)} is {value} in {theirs} and {own} in {ours}"
+                raise other.document.error((), message, accepted="one of them, or auto in DeepSpeed's")
+            if own == "auto" or to not in self.fields or to in self.defaults:
                 self.fields[to] = value
                 self.places[to] = other.places.get(to, (other.document.file, None))
+                (self.defaults.add if to in other.defaults else self.defaults.discard)(to)
         self.notes += other.notes
         self.without_effect += other.without_effect
         self.not_modeled += other.not_modeled

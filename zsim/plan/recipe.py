@@ -55,8 +55,11 @@ class Recipe:
         return value
 
     def set(self, field: str, value: Any, name: str) -> None:
-        """Scenario field `field` (dotted) has `value`, as the key `name` says."""
-        self.reading.set(tuple(field.split(".")), value, (name,))
+        """Scenario field `field` (dotted) has `value`, as the key `name` says; by default, where it is absent."""
+        to = tuple(field.split("."))
+        self.reading.set(to, value, (name,))
+        if self.document.data.get(name) is None:
+            self.reading.defaults.add(to)
 
     def refuse(self, name: str, harmless: Iterable[Any], why: str) -> None:
         """NotModeled unless the key is absent or has a harmless value."""

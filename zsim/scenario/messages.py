@@ -14,7 +14,7 @@ from zsim.scenario.fields import ScenarioFields, Section
 _SHOULD_BE = {
     "bool_type": ("true or false", "true or false"),
     "bool_parsing": ("true or false", "true or false"),
-    "string_type": ("text", None),
+    "string_type": ("text", 'text; a number in "quotes"'),
     "list_type": ("a list", "[first, second]"),
     "tuple_type": ("a list", "[first, second]"),
     "float_type": ("a number", "a number"),

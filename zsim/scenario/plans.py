@@ -28,12 +28,15 @@ def build_plan(
         "world_size": ranks,
         "grad_accum": grad_accum,
         "grad_clip": fields.grad_clip or None,
-        "optimizer": Optimizer(**fields.optimizer.given()),
+        "optimizer": _optimizer(scenario),
     }
     name, version = fields.framework.name, fields.framework.version
     plan_class = _PLANS[name]
     not_modeled = []
     if version:
+        from zsim.plan.deepspeed import parse_version
+
+        parse_version(version)
         common["version"] = version
         recorded = plan_class.__dataclass_fields__["version"].default
         if version != recorded:
@@ -42,6 +45,20 @@ def build_plan(
         plan, notes, more = _deepspeed(scenario, model, common)
         return plan, notes, not_modeled + more
     return (_ddp if name == "ddp" else _fsdp)(scenario, common), [], not_modeled
+
+
+def _optimizer(scenario: Scenario) -> Optimizer:
+    given, framework = scenario.fields.optimizer.given(), scenario.fields.framework.name
+    if "momentum" in given and given.get("name", "adamw") != "sgd":
+        raise scenario.error(("optimizer", "momentum"), "is an option of sgd alone")
+    if given.get("impl") == "cpu" and framework == "deepspeed" and not _offloads(scenario):
+        raise scenario.error(("optimizer", "impl"), "cpu goes with zero.offload_optimizer, which is not set")
+    return Optimizer(**given)
+
+
+def _offloads(scenario: Scenario) -> bool:
+    zero = scenario.fields.zero
+    return bool(zero and zero.offload_optimizer and zero.offload_optimizer.device != "none")
 
 
 def _ddp(scenario: Scenario, common: dict[str, Any]) -> DdpPlan:
@@ -65,6 +82,8 @@ def _deepspeed(
     for side in ("offload_optimizer", "offload_param"):
         not_modeled += _offload(scenario, side, given, stage, version)
     if given.get("offload_optimizer"):
+        if scenario.fields.optimizer.impl not in (None, "cpu"):
+            not_modeled.append("torch's optimizer on the CPU: timed as DeepSpeedCPUAdam")
         common["optimizer"] = dataclasses.replace(common["optimizer"], impl="cpu")
     ranks, hpz = common["world_size"], given.get("zero_hpz_partition_size", 1)
     if ranks % hpz:

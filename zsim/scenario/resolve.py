@@ -68,7 +68,7 @@ def resolve(scenario: Scenario) -> Setup:
         plan=plan,
         cluster=cluster,
         profile=fields.profile,
-        assumptions=(*model.notes, *cluster.assumptions, *scenario.notes, *plan_notes),
+        assumptions=(*_length(scenario, model), *model.notes, *cluster.assumptions, *scenario.notes, *plan_notes),
         not_modeled=(*scenario.not_modeled, *not_modeled),
         sources=(*scenario.sources, topology, *config),
     )
@@ -130,6 +130,18 @@ def _freeze(scenario: Scenario, model: ModelSpec) -> ModelSpec:
     if not any(parameter.trainable for parameter in parameters):
         raise scenario.error(("model", "freeze"), "leaves nothing to train")
     return dataclasses.replace(model, parameters=parameters, _cache={})
+
+
+def _length(scenario: Scenario, model: ModelSpec) -> list[str]:
+    """Longer than the model was made for: impossible with a table of positions, questionable with any other kind."""
+    positions, length = getattr(model.arch, "positions", 0) or 0, scenario.fields.seq_len
+    if length <= positions or not positions:
+        return []
+    if any(parameter.name.endswith(("wpe.weight", "embed_positions.weight")) for parameter in model.parameters):
+        raise scenario.error(
+            ("seq_len",), f"{length} is longer than the model's {positions} positions", f"up to {positions}"
+        )
+    return [f"seq_len {length:,} is longer than the {positions:,} positions of the model's configuration"]
 
 
 def _batch(scenario: Scenario, ranks: int) -> tuple[int, int]:
