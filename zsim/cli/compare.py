@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -17,18 +18,26 @@ app = new_app()
 def compare(
     scenarios: Annotated[list[Path], typer.Argument(help="Scenario files.", show_default=False)],
     set_: Set = [],  # noqa: B006 (typer wants the list itself)
+    vary: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD=A,B,...", help="Instead: each scenario with these values, as in micro_batch=1,2,4."
+        ),
+    ] = None,
     stages: Annotated[
-        str | None, typer.Option(metavar="0,1,2,3", help="Instead: one DeepSpeed scenario under these ZeRO stages.")
+        str | None, typer.Option(metavar="0,1,2,3", help="Instead: each DeepSpeed scenario under these ZeRO stages.")
     ] = None,
     json: Json = False,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write report.html and compare.json here.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write compare.json, report.html and plots here.")
+    ] = None,
 ) -> int:
     """What differs between setups in the inputs, in the outcome, and why. Exit code 3 if none fits."""
     from zsim.api import simulate
     from zsim.cli.progress import track
     from zsim.result.compare import compare
 
-    runs = _runs(scenarios, list(set_), stages)
+    runs = _runs(scenarios, list(set_), vary, stages)
     results = [simulate(path, overrides) for path, overrides in track(runs, "simulating", len(runs))]
     comparison = compare(results)
     if out is not None:
@@ -48,21 +57,41 @@ def compare(
     return 0 if any(result.fits for result in results) else 3
 
 
-def _runs(scenarios: list[Path], overrides: list[str], stages: str | None) -> list[tuple[Path, list[str]]]:
-    if stages is None:
-        if len(scenarios) < 2:
-            raise InputError("one scenario compares with nothing", accepted="two or more files, or --stages 0,1,2,3")
+Run = tuple[Path, list[str]]
+
+
+def _runs(scenarios: list[Path], overrides: list[str], vary: str | None, stages: str | None) -> list[Run]:
+    """Scenario and overrides of each run; where one file runs several times, its name says how."""
+    if vary is not None and stages is not None:
+        raise InputError("--vary and --stages exclude each other", accepted="--vary zero.stage=0,1,2,3")
+    if stages is not None:
+        field, values = "zero.stage", _values(stages)
+        if not values or not set(values) <= {"0", "1", "2", "3"}:
+            raise InputError(f"{stages!r} is not a list of ZeRO stages", field="--stages", accepted="such as 0,1,2,3")
+    elif vary is not None:
+        field, _, text = vary.partition("=")
+        values = _values(text)
+        if not values:
+            raise InputError(f"{vary!r} has no values", field="--vary", accepted="such as micro_batch=1,2,4")
+    elif len(scenarios) < 2:
+        raise InputError(
+            "one scenario compares with nothing", accepted="two or more files, --vary, or --stages 0,1,2,3"
+        )
+    else:
         return [(path, overrides) for path in scenarios]
-    wanted = stages.split(",")
-    if not all(stage.strip() in ("0", "1", "2", "3") for stage in wanted):
-        raise InputError(f"{stages} is not a list of ZeRO stages", field="--stages", accepted="such as 0,1,2,3")
-    return [
-        (path, [*overrides, f"zero.stage={stage.strip()}", f"name={_stage_name(path, stage.strip(), len(scenarios))}"])
-        for path in scenarios
-        for stage in wanted
-    ]
+    runs = []
+    for path in scenarios:
+        prefix = f"{path.stem} " if len(scenarios) > 1 else ""
+        runs += [(path, [*overrides, f"{field}={value}", f'name="{prefix}{_title(field, value)}"']) for value in values]
+    return runs
 
 
-def _stage_name(path: Path, stage: str, scenarios: int) -> str:
-    name = "stage 0 (no ZeRO)" if stage == "0" else f"ZeRO-{stage}"
-    return name if scenarios == 1 else f"{path.stem} {name}"
+def _title(field: str, value: str) -> str:
+    if field == "zero.stage":
+        return "stage 0 (no ZeRO)" if value == "0" else f"ZeRO-{value}"
+    return f"{field}={value}"
+
+
+def _values(text: str) -> list[str]:
+    """What commas separate outside brackets: "1,2" and "[2, 4],[1, 8]"."""
+    return [value.strip() for value in re.split(r",(?![^\[{]*[\]}])", text) if value.strip()]

@@ -17,6 +17,7 @@ def explain(
     scenario: Annotated[Path, typer.Argument(help="A scenario file.", show_default=False)],
     set_: Set = [],  # noqa: B006 (typer wants the list itself)
     json: Json = False,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write explain.json and report.html here.")] = None,
 ) -> int:
     """The critical path of a step, where every second goes, and what faster parts or other settings would gain.
 
@@ -30,6 +31,10 @@ def explain(
     result = simulate(scenario, set_)
     variants = [*sensitivity.settings(result), *sensitivity.hardware(result)]
     changes = list(track(sensitivity.changes(result, variants), "simulating changes", len(variants)))
+    if out is not None:
+        from zsim.result.render import write_explanation
+
+        write_explanation(result, changes, out)
     if json:
         from json import dumps
 

@@ -42,10 +42,13 @@ class Moment:
 
 def peak(events: Sequence[MemoryEvent]) -> Moment:
     """The moment of a ledger at which most is allocated, as `torch.cuda.max_memory_allocated` counts."""
+    return at(events, peak_index(events)) if events else Moment(None, {})
+
+
+def peak_index(events: Sequence[MemoryEvent]) -> int:
+    """The event after which most is allocated."""
     totals = list(accumulate([0 if event.category == DELAYED_FREES else event.nbytes for event in events]))
-    if not totals:
-        return Moment(None, {})
-    return at(events, totals.index(max(totals)))
+    return totals.index(max(totals, default=0)) if totals else 0
 
 
 def at(events: Sequence[MemoryEvent], index: int) -> Moment:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from zsim.result.sensitivity import Change
     from zsim.result.spec import Result
 
 
@@ -34,6 +35,16 @@ def write_comparison(results: Sequence[Result], directory: Path | str) -> list[P
     comparison, report = compare(results), folder / "report.html"
     html.write(results[0], report, results[1:])
     return [_json(comparison.to_dict(), folder / "compare.json"), report, *plots.write_comparison(results, folder)]
+
+
+def write_explanation(result: Result, changes: Sequence[Change], directory: Path | str) -> list[Path]:
+    """Writes explain.json, and report.html with what would help. Returns the paths."""
+    from zsim.result.render import explanation, html
+
+    folder = _folder(directory)
+    report = folder / "report.html"
+    html.write(result, report, changes=changes)
+    return [_json(explanation.to_dict(result, changes), folder / "explain.json"), report]
 
 
 def _folder(directory: Path | str) -> Path:

@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from zsim.engine.timeline import OpRecord
-from zsim.program.ops import ALL_GATHER, COMPUTE, CPU, D2H, H2D, HOST, NVME, REDUCE_SCATTER, Collective, Compute, Copy
+from zsim.program.ops import COMPUTE, CPU, H2D, HOST, LANES, NVME, Collective, Compute, Copy
 from zsim.result.critical_path import RankView
 from zsim.result.spec import Result
 
 Event = dict[str, Any]
 
-STREAMS = {COMPUTE: 7, ALL_GATHER: 16, REDUCE_SCATTER: 20, H2D: 24, D2H: 28}  # PyTorch's default stream is 7 in Kineto
 THREADS = {HOST: 1, CPU: 2, NVME: 3}
+DEFAULT_STREAM = 7  # PyTorch's default stream in Kineto; side streams come in steps of four
+STREAMS = {COMPUTE: DEFAULT_STREAM} | {
+    lane: 16 + 4 * index for index, lane in enumerate(lane for lane in LANES if lane not in (COMPUTE, CPU, NVME))
+}
 CPU_PID = 100_000  # + rank; the GPU's process is the rank itself
 LAUNCH_S = 5e-6  # longest slice drawn for one launch; the issuing thread also runs Python in between
 _NCCL = {

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from zsim.program.ops import Compute
 from zsim.result.breakdown import cause
 from zsim.result.compare import causes, label
 from zsim.result.critical_path import Segment
-from zsim.result.render.style import cause_label
+from zsim.result.holders import holders
+from zsim.result.render.style import CATEGORY_LABELS, cause_label
 from zsim.result.render.terminal import verdict
 from zsim.result.sensitivity import Change
 from zsim.result.spec import Result
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 GIB = 2**30
-LONGEST = 8
+LONGEST, LARGEST = 8, 12
 
 
 def render(result: Result, changes: Sequence[Change], console: Console) -> None:
@@ -39,6 +41,7 @@ def render(result: Result, changes: Sequence[Change], console: Console) -> None:
     section("Every second of the step", (_share(line) for line in said["attribution"]))
     section("Critical path of the step, by what it runs through", (_share(line) for line in said["critical_path"]))
     section("Its longest stretches", (_stretch(line) for line in said["longest_stretches"]))
+    section("Who holds the memory at the peak", (_holder(line) for line in said["memory"][:LARGEST]))
     for kind, title in (("setting", "What would help: settings"), ("hardware", "What would help: hardware")):
         section(title, _changes(change for change in changes if change.kind == kind))
 
@@ -59,10 +62,8 @@ def to_dict(result: Result, changes: Sequence[Change]) -> dict[str, Any]:
         "attribution": [line(name, seconds) for name, seconds in causes(result).items() if seconds],
         "critical_path": [line(*item) for item in sorted(by_name.items(), key=lambda item: -item[1])],
         "longest_stretches": sorted(stretches, key=lambda stretch: stretch["start_s"]),
-        "changes": [
-            {field: getattr(change, field) for field in Change.__slots__}
-            for change in sorted(changes, key=lambda change: -change.gain)
-        ],
+        "memory": [asdict(holder) for holder in holders(result)],
+        "changes": [asdict(change) for change in sorted(changes, key=lambda change: -change.gain)],
     }
 
 
@@ -100,6 +101,12 @@ def _stretch(line: dict[str, Any]) -> str:
     return f"{line['start_s']:>9.4f} s  {line['seconds']:>9.4g} s  {line['name']}" + (
         f" ({line['ops']})" if line["ops"] else ""
     )
+
+
+def _holder(line: dict[str, Any]) -> str:
+    times = f"{line['count']} x " if line["count"] > 1 else ""
+    label = CATEGORY_LABELS.get(line["category"], line["category"])
+    return f"{line['nbytes'] / GIB:>7.2f} GiB  {label:<18}  {times}{line['tensor']}"
 
 
 def _changes(changes: Iterable[Change]) -> Iterator[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from html import escape
 from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zsim.engine.timeline import OpRecord
 from zsim.program.ops import COMPUTE, HOST, LANES
@@ -17,11 +18,15 @@ from zsim.result.breakdown import cause, waiting_segments
 from zsim.result.compare import titles
 from zsim.result.critical_path import RankView
 from zsim.result.curve import Point, points
+from zsim.result.holders import holders
 from zsim.result.render import terminal
 from zsim.result.render.drawing import drawing
 from zsim.result.render.style import CATEGORY_COLORS, CATEGORY_LABELS, CAUSE_COLORS, PHASE_COLORS, cause_label
 from zsim.result.spec import Result
 from zsim.result.tables import kind, link_rows, moved_bytes
+
+if TYPE_CHECKING:
+    from zsim.result.sensitivity import Change
 
 GIB = 2**30
 MOST_POINTS, MOST_BARS = 3000, 8000  # what a browser draws without lagging
@@ -29,12 +34,12 @@ WAITS = "compute waits for"
 ASSETS = files("zsim.result.render") / "assets"
 
 
-def write(result: Result, path: Path, others: Sequence[Result] = ()) -> None:
-    """Writes the report of `result`; `others` are compared with it at the top."""
-    path.write_text(document(result, others), encoding="utf-8")
+def write(result: Result, path: Path, others: Sequence[Result] = (), changes: Sequence[Change] = ()) -> None:
+    """Writes the report of `result`; `others` are compared with it, `changes` shown as what would help."""
+    path.write_text(document(result, others, changes), encoding="utf-8")
 
 
-def document(result: Result, others: Sequence[Result] = ()) -> str:
+def document(result: Result, others: Sequence[Result] = (), changes: Sequence[Change] = ()) -> str:
     """The HTML text."""
     parts = {
         "title": escape(result.name),
@@ -42,7 +47,7 @@ def document(result: Result, others: Sequence[Result] = ()) -> str:
         "js": _asset("report.js"),
         "plotly": _asset("plotly-basic-4.1.1.min.js"),
         # "</script>" inside a string would end the element.
-        "data": json.dumps(_data(result, others), separators=(",", ":")).replace("</", "<\\/"),
+        "data": json.dumps(_data(result, others, changes), separators=(",", ":")).replace("</", "<\\/"),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("report.html"))
 
@@ -51,7 +56,7 @@ def _asset(name: str) -> str:
     return (ASSETS / name).read_text(encoding="utf-8")
 
 
-def _data(result: Result, others: Sequence[Result]) -> dict[str, Any]:
+def _data(result: Result, others: Sequence[Result], changes: Sequence[Change]) -> dict[str, Any]:
     rank = result.timeline.rank_classes[0][0]
     view = RankView(result.program, result.timeline, rank)
     fullest = RankView(result.program, result.timeline, result.gpu.peak_rank)
@@ -69,6 +74,8 @@ def _data(result: Result, others: Sequence[Result]) -> dict[str, Any]:
         "topology": drawing(result.setup.cluster, links),
         "links": links,
         "ops": _ops(view),
+        "holders": [asdict(holder) for holder in holders(result)],
+        "changes": [asdict(change) for change in changes],
         "compare": _side_by_side([result, *others]) if others else [],
     }
 

@@ -177,6 +177,21 @@ function memory() {
     (r) => (r.decides ? "decides" : ""));
 }
 
+function holders() {
+  table($("holders-table"), [["Category", (r) => data.labels[r.category] || words(r.category)], ["Tensor", (r) => r.tensor],
+    ["Number", (r) => whole(r.count), (r) => r.count], ["Bytes", (r) => gib(r.nbytes), (r) => r.nbytes],
+    ["Of allocated", (r) => percent(r.nbytes / gpu.peak_allocated_bytes), (r) => r.nbytes]], data.holders);
+}
+
+function changes() {
+  if (!data.changes.length) return;
+  $("changes").hidden = false;
+  const rows = [...data.changes].sort((a, b) => b.fits - a.fits || b.gain - a.gain);
+  table($("changes-table"), [["Change", (r) => r.name], ["Kind", (r) => r.kind],
+    ["Tokens/s", (r) => `${r.gain >= 0 ? "+" : "−"}${percent(Math.abs(r.gain))}`, (r) => r.gain], ["Step", (r) => seconds(r.step_s), (r) => r.step_s],
+    ["Fits", (r) => (r.fits ? "yes" : "no")], ["Free per GPU", (r) => gib(r.headroom_bytes), (r) => r.headroom_bytes]], rows);
+}
+
 function parts(of) {
   const all = [];
   for (const [phase, value] of Object.entries(of.compute_by_phase)) all.push([`compute, ${phase}`, value, data.phases[phase]]);
@@ -292,5 +307,5 @@ function theme(name) {
 $("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
 dark.addEventListener("change", () => theme(dark.matches ? "dark" : "light"));
 theme(dark.matches ? "dark" : "light");
-for (const section of [verdict, compare, memory, step, links, ops, notes]) section();
+for (const section of [verdict, compare, memory, holders, step, changes, links, ops, notes]) section();
 document.documentElement.dataset.ready = "true";
