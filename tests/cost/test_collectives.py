@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zsim.cluster.classes import rank_classes
 from zsim.cluster.load import cluster_from, load_topology
 from zsim.cluster.spec import Cluster
 from zsim.cost import copies
@@ -109,6 +110,25 @@ def test_folded_is_the_sum_of_unfolded(mesh: str, name: str, kind: str) -> None:
     assert max(total[link] / plain.links[link].bandwidth for link in total) == pytest.approx(
         max(folded.usage[link] / cluster.links[link].bandwidth for link in folded.usage)
     )
+
+
+@pytest.mark.parametrize(
+    "name", ["h100_8x64_ib400", "dgx_a100_8", "aws_p4d_24xlarge", "aws_p5_48xlarge", "mi300x_8", "l40s_8"]
+)
+@pytest.mark.parametrize("algorithm", ["ring", "tree"])
+def test_equal_ranks_carry_equal_loads(name: str, algorithm: str) -> None:
+    """What a folded run takes for granted: a rank's own links are loaded like those of any rank of its class."""
+    cluster = machine(name, 4)
+    usage = lay_out(cluster, (tuple(range(cluster.world_size)),), algorithm, "all_reduce").usage
+    for ranks in rank_classes(cluster):
+        loads = []
+        for rank in ranks[: cluster.gpus_per_node]:
+            gpu = cluster.gpus[rank]
+            # Only the GPUs at a socket's ends stage through host memory, which nothing but collectives loads.
+            wires = {link: times for link, times in usage.items() if cluster.links[link].kind != "staging"}
+            own = [(link.split(">")[0] == gpu, times) for link, times in wires.items() if gpu in link.split(">")]
+            loads.append((sum(t for out, t in own if out), sum(t for out, t in own if not out)))
+        assert all(load == pytest.approx(loads[0]) for load in loads)
 
 
 def test_cost_does_not_grow_with_nodes() -> None:
@@ -228,6 +248,19 @@ def test_override() -> None:
     assert refused.value.accepted
     with pytest.raises(NotModeled):
         lay(cluster, Collective("all_to_some", "float32", 1, 1), group)
+
+
+def test_the_environment_s_choice_binds_where_it_can() -> None:
+    document = {"gpu": "H100", "gpus": 8, "nvlink": "switch"}
+    cluster = cluster_from({**document, "nccl": {"algo": "tree", "proto": "simple"}})
+    group = (tuple(range(8)),)
+    assert transfer(cluster, "all_reduce", 1024 * MIB, group).algorithm == "tree/simple"
+    assert transfer(cluster, "all_gather", 1024 * MIB, group).algorithm == "ring/simple"
+    assert (
+        transfer(cluster_from({**document, "nccl": {"proto": "ll"}}), "all_gather", MIB, group).algorithm == "ring/ll"
+    )
+    with pytest.raises(InputError, match=r"nccl\.algo"):
+        cluster_from({**document, "nccl": {"algo": "butterfly"}})
 
 
 @pytest.mark.parametrize("kind", KINDS)

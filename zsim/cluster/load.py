@@ -14,6 +14,7 @@
     fabric: {kind: rail, transport: rdma}   # uplink_share: 0.5 for a fat tree with half the uplinks
 
     backend: nccl                 # or gloo, for ranks on CPUs
+    nccl: {algo: ring, proto: simple}   # as NCCL_ALGO and NCCL_PROTO; without, NCCL's tuner chooses
 
 Without `pcie.tree` the GPUs (and NICs) are spread evenly over the sockets, `pcie.switches` of them at each.
 """
@@ -31,7 +32,22 @@ from zsim.cluster.build import NodePlan, Tree, build
 from zsim.cluster.spec import Cluster, Fabric, Host
 from zsim.errors import InputError
 
-FIELDS = ("name", "nodes", "gpu", "gpus", "nvlink", "pcie", "p2p", "cpu", "nics", "nvme", "fabric", "backend", "notes")
+FIELDS = (
+    "name",
+    "nodes",
+    "gpu",
+    "gpus",
+    "nvlink",
+    "pcie",
+    "p2p",
+    "cpu",
+    "nics",
+    "nvme",
+    "fabric",
+    "backend",
+    "nccl",
+    "notes",
+)
 FABRICS = ("none", "rail", "fat_tree", "ethernet")
 # One way through the fabric and both NICs, by transport: RDMA writes 2 us; EFA's SRD and TCP are slower.
 TRANSPORT_LATENCY = {"rdma": 0.0, "efa": 65e-6, "tcpx": 55e-6, "tcp": 50e-6}
@@ -78,7 +94,17 @@ def cluster_from(data: Any, nodes: int | None = None) -> Cluster:
         raise InputError("several nodes need NICs to talk", field="nics", accepted="nics: {gbps: 400}")
     fabric = Fabric(kind, transport, TRANSPORT_LATENCY[transport])
     backend = _one_of(data.get("backend", "nccl"), "backend", ("nccl", "gloo"))
-    return Cluster(name, (node,), (0,) * count, fabric, tuple(data.get("notes", ())), backend=backend)
+    nccl = _mapping(data.get("nccl") or {}, "nccl", ("algo", "proto"))
+    return Cluster(
+        name=name,
+        templates=(node,),
+        node_templates=(0,) * count,
+        fabric=fabric,
+        assumptions=tuple(data.get("notes", ())),
+        backend=backend,
+        nccl_algo=_one_of(nccl.get("algo"), "nccl.algo", (None, "ring", "tree", "nvls", "nvls_tree", "pat")),
+        nccl_proto=_one_of(nccl.get("proto"), "nccl.proto", (None, "ll", "ll128", "simple")),
+    )
 
 
 def _node_plan(data: Mapping[str, Any]) -> NodePlan:

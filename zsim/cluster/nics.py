@@ -42,12 +42,13 @@ def nics_of(node: Node, gpus: tuple[int, ...]) -> tuple[str, ...]:
 
 
 def chains(node: Node, gpus: tuple[int, ...], nic: str) -> list[tuple[int, ...]]:
-    """The rings through `gpus`, each cut open to start, then to end, nearest to `nic`."""
+    """The rings through `gpus`, either way round, cut open where both ends are nearest to `nic`; every such cut."""
     if len(gpus) == 1:
         return [gpus]
-
-    def far(cut: tuple[int, ...]) -> tuple[int, int]:
-        return distance(node, cut[0], nic), distance(node, cut[-1], nic)
-
-    orders = dict.fromkeys(rings(node, gpus).orders)
-    return [min((order[at:] + order[:at] for at in range(len(order))), key=far) for order in orders]
+    found: list[tuple[int, ...]] = []
+    for order in dict.fromkeys(rings(node, gpus).orders):
+        for turned in (order, order[::-1]):
+            cuts = [turned[at:] + turned[:at] for at in range(len(turned))]
+            far = [distance(node, cut[0], nic) + distance(node, cut[-1], nic) for cut in cuts]
+            found += [cut for cut, value in zip(cuts, far, strict=True) if value == min(far)]
+    return found

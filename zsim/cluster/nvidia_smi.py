@@ -11,7 +11,9 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _CELL = re.compile(r"X|SYS|SOC|NODE|PHB|PXB|PIX|NV\d+|MX\d*")
 _GLUED = re.compile(r"(?:SYS|SOC|NODE|PHB|PXB|PIX|NV\d+){2,}")
 _AFFINITY = re.compile(r"\b(CPU|NUMA|GPU NUMA|Node) (Affinity|ID)\b")
-_P2P_LEGEND = re.compile(r"\b(GNS|CNS|TNS)\b|Chipset not supported|Status Ok")
+_P2P_STATUS = re.compile(
+    r"\b(GNS|CNS|TNS)\b|Chipset not supported|Status Ok|^\s*GPU\d+\s+(X\s+)?(OK|NS|DR|U)\b", re.MULTILINE
+)
 _DEVICE = re.compile(r"GPU\d+")
 
 RUN = "run `nvidia-smi topo -m` and paste all of it"
@@ -28,7 +30,7 @@ def read(text: str, hints: Hints = NO_HINTS) -> Reading:
 def parse(text: str) -> Matrix:
     """The matrix itself. Rows of NICs may be missing; rows of GPUs may not."""
     lines = [_ANSI.sub("", line).rstrip("\r") for line in text.lstrip("\ufeff").splitlines()]
-    if _P2P_LEGEND.search(text):
+    if _P2P_STATUS.search(text):
         raise InputError(
             "this is the peer-to-peer status (`topo -p2p`), which does not say how GPUs are connected", accepted=RUN
         )

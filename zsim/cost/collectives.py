@@ -84,6 +84,11 @@ def choose(cluster: Cluster, kind: str, nbytes: float, groups: Groups, override:
         if not found:
             able = ", ".join("/".join(pair) for pair in nccl.candidates(kind, shape))
             raise InputError(f"{override!r} cannot run {kind} here", field="algorithm", accepted=able)
+    else:
+        asked_for = [
+            pair for pair in found if cluster.nccl_algo in (None, pair[0]) and cluster.nccl_proto in (None, pair[1])
+        ]
+        found = asked_for or found
     if len(found) == 1:
         return found[0]
     ring = lay_out(cluster, groups, "ring", kind).rate

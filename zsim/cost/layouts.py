@@ -219,7 +219,10 @@ _ALGORITHMS: dict[str, Callable[[Node, Part, str], tuple[Usage, float]]] = {
 
 
 def _chains(node: Node, gpus: tuple[int, ...]) -> Usage:
-    """Rings through several nodes: in by each NIC, through all GPUs, out by the same NIC again (its rail)."""
+    """Rings through several nodes: in by each NIC, through all GPUs, out by the same NIC again (its rail).
+
+    Averaged over all chains that are as good, so that equal GPUs carry equal loads.
+    """
     if ("chains", gpus) in node._cache:
         return node._cache["chains", gpus]
     usage: Usage = {}
@@ -238,14 +241,16 @@ def _chains(node: Node, gpus: tuple[int, ...]) -> Usage:
 
 
 def _to_network(node: Node, gpus: tuple[int, ...]) -> Usage:
-    """One byte out and one in per node, spread over the NICs of `gpus`, each from the GPU it belongs to."""
+    """One byte out and one in per node, spread over the NICs of `gpus`, and there over the GPUs that use them."""
     usage: Usage = {}
     affinity = nic_affinity(node)
-    pairs = list({nic: gpu for gpu in reversed(gpus) for nic in affinity[gpu]}.items())
-    for nic, gpu in pairs:
-        for outward in (False, True):
-            _add(usage, gpu_to_nic(node, gpu, nic, outward).usage, 1 / len(pairs))
-        _add(usage, _wire(node, nic), 1 / len(pairs))
+    nics = nics_of(node, gpus)
+    for nic in nics:
+        users = [gpu for gpu in gpus if nic in affinity[gpu]]
+        for gpu in users:
+            for outward in (False, True):
+                _add(usage, gpu_to_nic(node, gpu, nic, outward).usage, 1 / (len(nics) * len(users)))
+        _add(usage, _wire(node, nic), 1 / len(nics))
     return usage
 
 
