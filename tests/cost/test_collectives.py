@@ -18,6 +18,7 @@ from zsim.cost import copies
 from zsim.cost.bench import bench, bus_factor, parse_sizes, seconds_alone
 from zsim.cost.collectives import KINDS, lay, transfer
 from zsim.cost.layouts import lay_out
+from zsim.engine.network import fair_rates
 from zsim.errors import InputError, NotModeled
 from zsim.program.ops import Collective, Copy
 
@@ -332,3 +333,19 @@ def test_gloo_scales_with_ranks_and_refuses_what_was_not_measured() -> None:
     both = transfer(cluster, "all_reduce", 2**24, ((0, 1), (2, 3)))
     assert seconds_alone(cluster, both) > 1.5 * times[0]
     assert transfer(cluster, "all_reduce", 2**24, ((0,),)).payload_bytes == 0
+
+
+def test_the_network_shares_what_the_layouts_load() -> None:
+    """Two gathers in flight on one root halve each other's rate; on separate roots neither notices."""
+    tree = [[["gpu0", "gpu1"], ["gpu2", "gpu3"]], [["gpu4", "gpu5"], ["gpu6", "gpu7"]]]
+    cluster = cluster_from({"gpu": "L40S", "gpus": 8, "pcie": {"tree": tree}, "cpu": {"sockets": 2}})
+    capacity = {link: cluster.links[link].bandwidth for link in cluster.links}
+    job = work("all_gather", 256 * MIB, 4)
+    here, there = lay(cluster, job, ((0, 1, 2, 3),)), lay(cluster, job, ((4, 5, 6, 7),))
+    alone = fair_rates([here], capacity)[0]
+    assert fair_rates([here, here], capacity) == [pytest.approx(alone / 2)] * 2
+    assert fair_rates([here, there], capacity) == [pytest.approx(alone)] * 2
+    copy = copies.lay(cluster, Copy("d2h", 256 * MIB), (0, 1, 2, 3))
+    both = fair_rates([here, copy], capacity)
+    assert both[0] < alone
+    assert both[1] < fair_rates([copy], capacity)[0]

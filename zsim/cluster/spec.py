@@ -134,8 +134,8 @@ def global_link(node: int, local: str) -> str:
 class Cluster:
     """`node_templates[i]` is the index in `templates` of node i. Ranks count through the nodes in order.
 
-    `backend`: what torch.distributed runs on, nccl | gloo. `nccl_algo`, `nccl_proto`: as the environment variables of that
-    name; they bind where the collective can run them.
+    `backend`: what torch.distributed runs on, nccl | gloo. `nccl_algo`, `nccl_proto`: as the environment variables of
+    that name; they bind where the collective can run them.
 
     `collapse`: transfers that load equal nodes equally name the links of the first node of each kind only. Right as
     long as every transfer in flight is symmetric over those nodes, which folded simulation guarantees.
