@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, NotModeled
+from zsim.errors import InputError
 from zsim.model.spec import Workload
 from zsim.plan.spec import Fsdp2Plan, Optimizer
 from zsim.program.lower import lower
 from zsim.program.ops import ALL_REDUCE, COMPUTE, REDUCE_SCATTER, Alloc, Collective, Free, Instruction, Launch, Program
-from zsim.validation.sequences import files
+from zsim.validation.sequences import files, reason
 
 # Models that oracles name.
 SHAPES: dict[str, dict[str, Any]] = {
@@ -244,8 +244,8 @@ def compare(path: Path) -> Outcome:
     name = oracle["config"].get("name", path.stem)
     try:
         program = predict(oracle)
-    except NotModeled as error:
-        return Outcome(path, name, refused=str(error))
+    except InputError as error:
+        return Outcome(path, name, refused=reason(error))
     predicted = moments(program)
     lines = [
         Line(moment, category, predicted[moment].get(category, 0), oracle[moment].get(category, 0))

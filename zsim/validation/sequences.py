@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zsim.errors import InputError, NotModeled
+from zsim.errors import InputError
 from zsim.program.lower import lower
 from zsim.program.ops import Collective, Instruction, Launch, Program
 from zsim.validation.recording import PHASES, Call, Recording, differences, plan_of, read, setup
@@ -81,11 +81,16 @@ def predict(recording: Recording) -> Program:
     return lower(model, tree, plan_of(recording.header), workload, steps=len(recording.steps) - 1)
 
 
+def reason(error: InputError) -> str:
+    """Why a configuration is refused, in one line."""
+    return ": ".join(part for part in (error.field, error.message) if part)
+
+
 def compare(recording: Recording) -> Outcome:
     try:
         program = predict(recording)
-    except NotModeled as error:
-        return Outcome(recording.path, recording.name, refused=str(error))
+    except InputError as error:
+        return Outcome(recording.path, recording.name, refused=reason(error))
     for step, (instructions, recorded) in enumerate(zip((program.init, *program.steps), recording.steps, strict=True)):
         predicted = collectives(program, instructions)
         index = differences(predicted, recorded)
