@@ -168,7 +168,8 @@ class Line:
         return self.category not in NEAR
 
     def __str__(self) -> str:
-        return f"{self.moment}, {self.category}: predicted {self.predicted:,}, recorded {self.recorded:,} ({self.error:+.2%})"
+        sides = f"predicted {self.predicted:,}, recorded {self.recorded:,}"
+        return f"{self.moment}, {self.category}: {sides} ({self.error:+.2%})"
 
     @property
     def matches(self) -> bool:
