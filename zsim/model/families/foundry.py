@@ -1,12 +1,14 @@
 """MPT in the manner of llm-foundry 0.2 to 0.5 under Composer: what differs from transformers is the work per token.
 
 Learned positions, one fused projection for q, k and v, norms in low precision, FlashAttention through unpad and pad
-(`llmfoundry/models/layers/attention.py`, `flash_attn_fn`), and the fused cross-entropy of flash-attn. Composer then
-updates two training metrics on every micro-batch, LanguageCrossEntropy and LanguagePerplexity, each with a
-`cross_entropy` of its own in float32 (`composer/trainer/trainer.py`, `_train_microbatch`).
+(`llmfoundry/models/layers/attention.py`, `flash_attn_fn`), and the fused cross-entropy of flash-attn. After each
+backward Composer updates two training metrics, LanguageCrossEntropy and LanguagePerplexity, each with a
+`cross_entropy` of its own in float32 (`composer/trainer/trainer.py`, `_train_microbatch`, `_eval_train_metrics`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from zsim.model import functional as F
 from zsim.model import products as P
@@ -83,14 +85,33 @@ class MPT(CausalLM):
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         positions = F.pointwise(self.net.tape.empty((1, ids.shape[1]), "int64"))
-        x = F.add(self.wte(ids), self.wpe(positions))
+        outputs: list[Tensor] = []
+        x = after_backward(F.add(self.wte(ids), self.wpe(positions)), lambda: update_metrics(outputs, labels))
         for block in self.layers:
             x = run_block(self.net, block, x)
         logits = self.lm_head(self.norm_f(x))
         logits = F.reshape(logits, -1, logits.shape[-1])
-        for _ in range(TRAIN_METRICS):
-            P.cross_entropy(F.to(logits.detach(), "float32"), F.reshape(labels, -1))
+        outputs.append(logits.detach())
         return fused_cross_entropy(logits)
+
+
+def after_backward(x: Tensor, work: Callable[[], None]) -> Tensor:
+    """`x`; when its gradient is known, which is when the blocks have run backward, `work` runs."""
+
+    def backward(g: Tensor) -> tuple[Tensor]:
+        work()
+        return (g,)
+
+    out = x.detach()
+    x.tape.link((x,), backward, out)
+    return out
+
+
+def update_metrics(outputs: list[Tensor], labels: Tensor) -> None:
+    """Composer holds the logits until here (`state.outputs`)."""
+    logits = outputs.pop()
+    for _ in range(TRAIN_METRICS):
+        P.cross_entropy(F.to(logits, "float32"), F.reshape(labels, -1))
 
 
 def gather_rows(x: Tensor) -> Tensor:
