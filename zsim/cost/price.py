@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from statistics import NormalDist
 
 from zsim.cluster.spec import Cluster, Device
 from zsim.cost import attention, collectives, copies, gemm, host, memory
@@ -40,23 +39,19 @@ class Price:
         self.cluster, self.profile = cluster, profile
         self.link_capacity: Mapping[str, float] = Capacities(cluster)
         self._devices = cluster.devices
-        self._slowest = straggling(cluster.world_size, profile.spread)
         self._kernels: dict[tuple[str, Kernel], float] = {}
         self._computes: dict[tuple[str, int], tuple[float, Compute]] = {}
         self._transfers: dict[object, Transfer] = {}
 
     def compute_seconds(self, rank: int, work: Compute) -> float:
-        """Kernels back to back on `rank`'s device, nothing else running, at the speed of the slowest GPU.
-
-        Synchronous ranks wait for each other in every collective, so all of them are as slow as the slowest.
-        """
+        """Kernels back to back on `rank`'s device, nothing else running."""
         device = self._devices[rank]
         # Kernel tuples are shared between equal blocks, so their identity finds them faster than their value; the
         # tuple is kept so that its id is not reused.
         key = (device.name, id(work.kernels))
         known = self._computes.get(key)
         if known is None:
-            known = self._slowest * sum(self._kernel(device, kernel) for kernel in work.kernels), work
+            known = sum(self._kernel(device, kernel) for kernel in work.kernels), work
             self._computes[key] = known
         return known[0]
 
@@ -99,30 +94,19 @@ class Price:
         return 1.0
 
 
-def straggling(ranks: int, spread: float) -> float:
-    """How much longer than the mean GPU the slowest of `ranks` takes, if speeds are normal with this deviation.
-
-    Expected maximum of a normal sample by Blom's formula (1958).
-    """
-    if ranks == 1:
-        return 1.0
-    return 1.0 + spread * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
-
-
 def kernel_seconds(kernel: Kernel, device: Device, profile: Profile) -> float:
     """One kernel alone on `device`: the launch gap plus the longer of arithmetic and memory traffic."""
     traffic = memory.seconds(
         getattr(kernel, "label", "default"), kernel.bytes, device.memory_bandwidth, profile.memory_efficiency
     )
-    arithmetic = ramp = 0.0
+    arithmetic = 0.0
     if isinstance(kernel, Gemm):
-        ramp = profile.gemm.ramp
         arithmetic = gemm.seconds(kernel, profile.gemm, peak_flops(device, kernel.dtype))
     elif isinstance(kernel, Attention):
         name = _ATTENTION_LIKE.get(kernel.impl, kernel.impl)
         cost = profile.attention.get(name) or profile.attention["flash"]
         arithmetic = attention.seconds(kernel, cost, peak_flops(device, kernel.dtype))
-    return kernel.launches * (profile.launch_gap + ramp) + max(arithmetic, traffic)
+    return kernel.launches * profile.launch_gap + max(arithmetic, traffic)
 
 
 def peak_flops(device: Device, dtype: str) -> float:

@@ -1,33 +1,33 @@
 """Constants of a device and of a software stack, read from YAML files inside the package.
 
 A profile never holds what the catalog or the topology already says (peaks, bandwidths): only the share of them that
-kernels reach, and the time that software adds. One file per device, `generic.yaml` for devices nobody measured, and
-`stacks.yaml` for what depends on the framework rather than on the GPU.
+kernels reach, and the time that software adds. One file per device, over `generic.yaml` for what the device's own does
+not say; `stacks.yaml` for what depends on the framework rather than on the GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 PROFILES = Path(__file__).parent / "profiles"
+Document = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class GemmCost:
     """Matrix products: `efficiency` of the dense peak for a large one, sustained over a whole step.
 
-    Small ones lose by `tile` (the side of an output tile), by `depth` (elements of k that filling and draining a tile
-    costs), and by `ramp` seconds in which a product starts and ends on a partly idle device.
+    Small ones lose by `tile` (the side of an output tile) and by `depth` (elements of k that filling and draining a
+    tile costs).
     """
 
     efficiency: float
-    tile: int = 128
-    depth: int = 128
-    ramp: float = 5e-6
+    tile: int
+    depth: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class AttentionCost:
 
     forward: float
     backward: float
-    causal_tile: int = 256
-    depth: int = 100
-    small_head: float = 0.8
+    causal_tile: int
+    depth: int
+    small_head: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,13 @@ class HostCost:
     backward_launch: float
     collective: float
     copy: float
+    default_hook: float
     hooks: Mapping[str, float]
-    default_hook: float = 10e-6
 
 
 @dataclass(frozen=True, slots=True)
 class CpuCost:
-    """Optimizer on the CPU: bytes/s share of nominal DRAM bandwidth and parameters/s of one core."""
+    """Optimizer on the CPU: share of nominal DRAM bandwidth, and parameters/s of one core."""
 
     dram_efficiency: float
     params_per_core: float
@@ -88,7 +88,6 @@ class Profile:
     memory_efficiency: Mapping[str, float]  # by kernel label; "default" for the rest
     launch_gap: float  # seconds between two kernels on the device
     collective_slowdown: float  # factor on kernels while collectives are in flight
-    spread: float  # relative standard deviation of speed between GPUs of one model
     host: HostCost
     cpu: CpuCost
     provenance: str
@@ -114,49 +113,52 @@ def load_profile(device: str, stack: str | None = None) -> Profile:
 
 @cache
 def _load(device: str, stack: str) -> Profile:
+    return build(device, stack, read)
+
+
+def build(device: str, stack: str, read: Callable[[str], Document | None]) -> Profile:
+    """A profile from the documents that `read` returns by name (file name without ending; None: no such file)."""
     from zsim.errors import InputError
 
-    stacks = _read("stacks")
+    stacks = read("stacks") or {}
     if stack not in stacks:
         raise InputError(f"unknown software stack '{stack}'", field="profile", accepted=", ".join(sorted(stacks)))
-    document = _device_document(device)
+    document = _device_document(slug(device), read)
     host = _merge(stacks["default"], stacks[stack])
+    renamed = host.pop("attention", {})
+    attention = {name: AttentionCost(**entry) for name, entry in document["attention"].items()}
     return Profile(
         device=device,
         stack=stack,
         gemm=GemmCost(**document["gemm"]),
-        attention=_attention(document["attention"], host.get("attention", {})),
+        # `renamed`: which kernels this stack's implementations really are
+        attention=attention | {name: attention[kernel] for name, kernel in renamed.items()},
         memory_efficiency=document["memory_efficiency"],
         launch_gap=document["launch_gap"],
         collective_slowdown=document["collective_slowdown"],
-        spread=document["spread"],
-        host=HostCost(**{item.name: host[item.name] for item in fields(HostCost) if item.name in host}),
+        host=HostCost(**host),
         cpu=CpuCost(**document["cpu"]),
         provenance=document["provenance"],
         evidence=tuple(Evidence(**entry) for entry in document.get("evidence", ())),
     )
 
 
-def _attention(kernels: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, AttentionCost]:
-    """Costs by implementation; `renamed`: which kernels this stack's implementations really are."""
-    costs = {name: AttentionCost(**entry) for name, entry in kernels.items()}
-    return costs | {name: costs[kernel] for name, kernel in renamed.items()}
-
-
-def _device_document(device: str) -> Mapping[str, Any]:
-    own = PROFILES / f"{slug(device)}.yaml"
-    if not own.exists():
-        return _read("generic")
-    document = _read(own.stem)
-    base = _read(document.get("like", "generic"))
-    return _merge(base, document)
+def _device_document(name: str, read: Callable[[str], Document | None]) -> Document:
+    """The device's own document over the one it is `like`, over the generic one."""
+    document = read(name)
+    if document is None:
+        document = read("generic")
+        assert document is not None
+        return document
+    return document if name == "generic" else _merge(_device_document(document.get("like", "generic"), read), document)
 
 
 def slug(device: str) -> str:
+    """Name of the device's file."""
     return device.lower().replace(" ", "-")
 
 
-def _merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(base: Document, change: Document) -> dict[str, Any]:
     merged = dict(base)
     for key, value in change.items():
         known = merged.get(key)
@@ -165,9 +167,13 @@ def _merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]
 
 
 @cache
-def _read(name: str) -> Mapping[str, Any]:
+def read(name: str) -> Document | None:
+    """The document `name` of the package."""
     import yaml
 
+    path = PROFILES / f"{name}.yaml"
+    if not path.exists():
+        return None
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    with open(PROFILES / f"{name}.yaml", encoding="utf-8") as file:
-        return yaml.load(file, loader)  # type: ignore[no-any-return]
+    with path.open(encoding="utf-8") as file:
+        return yaml.load(file, loader)
