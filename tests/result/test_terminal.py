@@ -68,6 +68,7 @@ def test_explanation_accounts_for_the_step(result):
         assert sum(line["share"] for line in said[part]) == pytest.approx(1)
     text = printed(explanation.render, result, [])
     assert "all-gather, forward (AG0 to AG1)" in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_side_by_side_names_what_differs(result):

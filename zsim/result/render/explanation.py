@@ -13,7 +13,7 @@ from zsim.result.compare import causes, label
 from zsim.result.critical_path import Segment
 from zsim.result.holders import holders
 from zsim.result.render.style import CATEGORY_LABELS, cause_label
-from zsim.result.render.terminal import verdict
+from zsim.result.render.terminal import WIDEST, verdict, wrap
 from zsim.result.sensitivity import Change
 from zsim.result.spec import Result
 
@@ -27,14 +27,18 @@ LONGEST, LARGEST = 8, 12
 def render(result: Result, changes: Sequence[Change], console: Console) -> None:
     """Prints the explanation to a rich console."""
 
+    width = min(console.width, WIDEST)
+
     def say(text: str, style: str = "") -> None:
-        console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+        for line in wrap(text, width):
+            console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
 
     def section(title: str, lines: Iterable[str]) -> None:
         say("")
         say(title, "bold")
         for line in lines:
-            say("  " + line)
+            for part in wrap(line, width - 2):
+                say("  " + part)
 
     say(verdict(result), "bold green" if result.fits else "bold red")
     said = to_dict(result, changes)

@@ -25,7 +25,7 @@ def render(result: Result, console: Console) -> None:
     blocks = "utf" in console.encoding.lower()
 
     def say(text: str, style: str = "", indent: int = 0) -> None:
-        for line in _wrap(text, width - indent):
+        for line in wrap(text, width - indent):
             console.print(" " * indent + line, style=style, highlight=False, markup=False, soft_wrap=True)
 
     say(verdict(result), style)
@@ -211,7 +211,8 @@ def _bullets(texts: Iterable[str]) -> Iterator[str]:
     return (f"- {text}" for text in texts)
 
 
-def _wrap(line: str, width: int) -> list[str]:
+def wrap(line: str, width: int) -> list[str]:
+    """Lines of at most `width` columns; what follows the first is indented."""
     if len(line) <= width:
         return [line]
     return textwrap.wrap(line, width, subsequent_indent="  ")
