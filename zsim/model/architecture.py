@@ -26,7 +26,7 @@ class LayerKind:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A causal decoder, in the words of `zsim.model.families`. Widths in elements, probabilities of dropouts in 0..1."""
+    """A causal decoder, in the words of `zsim.model.families`. Widths in elements, dropouts as probabilities."""
 
     family: str  # transformers' model_type
     hidden: int
@@ -62,6 +62,12 @@ class Architecture:
     grouped: bool = False  # fused qkv lies by key head (Falcon 40b)
     clip_qkv: bool = False  # MPT
     residual_after_norm: bool = False  # BLOOM
+
+    @property
+    def experts(self) -> Moe:
+        """The experts of a model that has them."""
+        assert self.moe is not None
+        return self.moe
 
     @property
     def layers(self) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from zsim.model import functional as F
 from zsim.model import products as P
+from zsim.model.graph import Tensor
 from zsim.model.layers import Module, Net
-from zsim.model.tape import Tensor
+from zsim.model.views import clone
 
 
 class Rotary(Module):
@@ -128,3 +129,23 @@ def _scores(q: Tensor, k: Tensor, wide: bool) -> Tensor:
     if wide:
         return P.matmul(F.to(q, "float32"), F.transpose(F.to(k, "float32"), 2, 3))
     return P.matmul(q, F.transpose(k, 2, 3))
+
+
+def complex_rotate(x: Tensor, table: Tensor) -> Tensor:
+    """Rotary embedding of [b, s, h, d] by complex multiplication (torchtitan): in float32 and back. Saves `table`."""
+    tape, dtype, shape = x.tape, x.dtype, x.shape
+    wide = F.to(x, "float32")
+    pairs = F.reshape(wide, *shape[:-1], shape[-1] // 2, 2)
+    if not x.needs_grad:
+        return F.to(F.pointwise(pairs), dtype)
+    saved = tape.save(table)
+    out = F.pointwise(pairs)
+
+    def backward(g: Tensor) -> tuple[Tensor]:
+        (table,) = saved()
+        conjugate = clone(table)  # noqa: F841
+        return (F.pointwise(g),)
+
+    tape.link((pairs,), backward, out)
+    del wide, pairs
+    return F.to(F.reshape(out, *shape), dtype)

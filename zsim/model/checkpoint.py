@@ -9,8 +9,10 @@ product, and the second run takes them from there instead of computing them agai
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from zsim.model.tape import Node, Segment, Tape, Tensor
+from zsim.model.graph import Node, Segment, Tensor
+from zsim.model.tape import Tape
 
 
 class StopRecompute(Exception):
@@ -35,7 +37,7 @@ class Holder:
 class Frame:
     """One checkpointed region: a call of `run` on tensors. `policy` is "full" or "selective"."""
 
-    def __init__(self, run: Callable[..., Tensor], tensors: Sequence[Tensor], policy: str) -> None:
+    def __init__(self, run: Callable[..., Any], tensors: Sequence[Tensor], policy: str) -> None:
         self.segments: list[Segment] = []
         self.recomputed = False
         self._run, self._policy = run, policy
@@ -101,7 +103,7 @@ class Frame:
         return leaves
 
 
-def checkpoint(run: Callable[..., Tensor], tensors: Sequence[Tensor], policy: str) -> Tensor:
+def checkpoint(run: Callable[..., Any], tensors: Sequence[Tensor], policy: str) -> Any:
     """`torch.utils.checkpoint.checkpoint(run, *tensors, use_reentrant=False)`."""
     tape = tensors[0].tape
     tape.frame = Frame(run, tensors, policy)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from zsim.model import functional as F
 from zsim.model import products as P
 from zsim.model.checkpoint import checkpoint
+from zsim.model.graph import Tensor
 from zsim.model.layers import Embedding, Linear, Module, Net
-from zsim.model.tape import Tensor
 
 
-def run_block(net: Net, block: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
+def run_block(net: Net, block: Callable[..., Any], *tensors: Tensor | None) -> Any:
     """Call a block on the tensors that are there, checkpointed if the workload says so."""
     present = [tensor for tensor in tensors if tensor is not None]
     if net.checkpointing == "none":

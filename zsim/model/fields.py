@@ -50,15 +50,16 @@ class Fields:
             self.fail(name, f"is {_show(value)}", "an object")
         return Fields(self.path, self._text, value or {}, f"{self._prefix}{name}.")
 
-    def size(self, *names: str, default: int | None = None, least: int = 1) -> int:
-        """An integer of at least `least`; required unless there is a default."""
+    def size(self, *names: str, default: int | None = None, least: int = 1, most: int = 10**9) -> int:
+        """An integer in least..most; required unless there is a default."""
         name, value = self._pick(names)
+        accepted = f"an integer from {least} to {most}"
         if value is None:
             if default is not None:
                 return default
-            self.fail(names[0], "is missing", f"an integer of at least {least}")
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            self.fail(name, f"is {_show(value)}", f"an integer of at least {least}")
+            self.fail(names[0], "is missing", accepted)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            self.fail(name, f"is {_show(value)}", accepted)
         return value
 
     def number(self, *names: str, default: float, low: float, high: float) -> float:

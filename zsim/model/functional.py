@@ -7,12 +7,27 @@ of one node are computed in alphabetical order of its arguments' names, as the g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
+from zsim.model.graph import Tensor
+from zsim.model.views import (
+    cat,
+    clone,
+    contiguous,
+    narrow,
+    pick,
+    repeat_heads,
+    reshape,
+    select,
+    split,
+    transpose,
+    unsqueeze,
+    view_of,
+)
 
-from zsim.model.tape import Tensor, row_major
-
-# ---------------------------------------------------------------------------------------------- pointwise
+__all__ = [
+    "activation", "activation_by_result", "add", "cat", "contiguous", "divide", "dropout", "layout", "masked_fill",
+    "mean_last", "mul", "narrow", "neg", "pick", "pointwise", "power", "repeat_heads", "reshape", "rsqrt", "scale",
+    "select", "shift", "split", "sum_last", "sum_middle", "to", "transpose", "unsqueeze",
+]  # fmt: skip
 
 
 def layout(tensor: Tensor) -> tuple[int, ...] | None:
@@ -37,7 +52,9 @@ def pointwise(*inputs: Tensor, shape: tuple[int, ...] | None = None, dtype: str 
     return out
 
 
-_RANK = {"bool": 0, "uint8": 1, "int8": 1, "int32": 2, "int64": 3, "float16": 4, "bfloat16": 4, "float32": 5, "float64": 6}
+_RANK = {
+    "bool": 0, "uint8": 1, "int8": 1, "int32": 2, "int64": 3, "float16": 4, "bfloat16": 4, "float32": 5, "float64": 6,
+}  # fmt: skip
 
 
 def _promote(a: Tensor, b: Tensor) -> str:
@@ -76,7 +93,7 @@ def add(a: Tensor, b: Tensor, in_place: bool = False) -> Tensor:
     """`a + b`, or `a += b`."""
     a_grad, b_grad = a.needs_grad, b.needs_grad
     if in_place:
-        out = _view(a, a.shape, a.strides)
+        out = view_of(a, a.shape, a.strides)
         a.tape.memory(a.nbytes + b.nbytes, a.nbytes)
     else:
         out = _binary(a, b)
@@ -229,229 +246,6 @@ def dropout(x: Tensor, p: float) -> Tensor:
     return out
 
 
-# -------------------------------------------------------------------------------------------- views and copies
-
-
-def _view(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-    return Tensor(x.storage, shape, strides, x.dtype)
-
-
-def _view_strides(x: Tensor, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Strides that show `x` in another shape without a copy, or None (`at::detail::computeStride`)."""
-    if x.is_contiguous():
-        return row_major(shape)
-    old_shape, old_strides = x.shape, x.strides
-    strides = [0] * len(shape)
-    view_d = len(shape) - 1
-    chunk_stride, tensor_numel, view_numel = old_strides[-1], 1, 1
-    for d in range(len(old_shape) - 1, -1, -1):
-        tensor_numel *= old_shape[d]
-        if d == 0 or (old_shape[d - 1] != 1 and old_strides[d - 1] != tensor_numel * chunk_stride):
-            while view_d >= 0 and (view_numel < tensor_numel or shape[view_d] == 1):
-                strides[view_d] = view_numel * chunk_stride
-                view_numel *= shape[view_d]
-                view_d -= 1
-            if view_numel != tensor_numel:
-                return None
-            if d > 0:
-                chunk_stride, tensor_numel, view_numel = old_strides[d - 1], 1, 1
-    return tuple(strides) if view_d == -1 else None
-
-
-def _reshape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Without autograd: a view if the strides allow, else a copy."""
-    strides = _view_strides(x, shape)
-    if strides is None:
-        x, strides = _clone(x), row_major(shape)
-    return _view(x, shape, strides)
-
-
-def _clone(x: Tensor) -> Tensor:
-    out = x.tape.empty(x.shape, x.dtype)
-    x.tape.memory(x.nbytes, out.nbytes, "copy")
-    return out
-
-
-def contiguous(x: Tensor) -> Tensor:
-    if x.is_contiguous():
-        return x
-    out = _clone(x)
-    if x.needs_grad:
-        x.tape.link((x,), lambda g: (g,), out)
-    return out
-
-
-def reshape(x: Tensor, *shape: int) -> Tensor:
-    """`x.reshape(shape)` and, where no copy is needed, `x.view(shape)`. One size may be -1."""
-    if -1 in shape:
-        rest = -prod(shape)
-        shape = tuple(x.numel // rest if size == -1 else size for size in shape)
-    strides = _view_strides(x, shape)
-    if strides is None:
-        x, strides = contiguous(x), row_major(shape)
-    out = _view(x, shape, strides)
-    if x.needs_grad:
-        source = x.shape
-        x.tape.link((x,), lambda g: (_reshape(g, source),), out)
-    return out
-
-
-def _swapped(x: Tensor, a: int, b: int) -> Tensor:
-    shape, strides = list(x.shape), list(x.strides)
-    shape[a], shape[b] = shape[b], shape[a]
-    strides[a], strides[b] = strides[b], strides[a]
-    return _view(x, tuple(shape), tuple(strides))
-
-
-def transpose(x: Tensor, a: int, b: int) -> Tensor:
-    out = _swapped(x, a, b)
-    if x.needs_grad:
-        x.tape.link((x,), lambda g: (_swapped(g, a, b),), out)
-    return out
-
-
-def unsqueeze(x: Tensor, dim: int) -> Tensor:
-    """A view with a dimension of size 1 inserted; for tensors that need no gradient."""
-    assert not x.needs_grad
-    shape, strides = list(x.shape), list(x.strides)
-    shape.insert(dim, 1)
-    strides.insert(dim, strides[dim] * x.shape[dim])
-    return _view(x, tuple(shape), tuple(strides))
-
-
-def _narrow(x: Tensor, dim: int, size: int) -> Tensor:
-    shape = list(x.shape)
-    shape[dim] = size
-    return _view(x, tuple(shape), x.strides)
-
-
-def narrow(x: Tensor, dim: int, size: int) -> Tensor:
-    """`size` of the entries along `dim`. Backward writes a zeroed tensor of the full shape (`slice_backward`)."""
-    dim %= len(x.shape)
-    if size == x.shape[dim]:
-        return x
-    out = _narrow(x, dim, size)
-    if x.needs_grad:
-        x.tape.open()  # its backward is work of the caller's
-        shape, dtype = x.shape, x.dtype
-        x.tape.link((x,), lambda g: (_scatter(g, shape, dtype),), out)
-    return out
-
-
-def _scatter(g: Tensor, shape: tuple[int, ...], dtype: str) -> Tensor:
-    out = g.tape.empty(shape, dtype)
-    g.tape.memory(g.nbytes, out.nbytes, "copy")
-    return out
-
-
-def select(x: Tensor, dim: int) -> Tensor:
-    """One entry of `dim`, as a view without it. Backward writes a zeroed tensor of the full shape."""
-    shape, strides = list(x.shape), list(x.strides)
-    del shape[dim], strides[dim]
-    out = _view(x, tuple(shape), tuple(strides))
-    if x.needs_grad:
-        x.tape.open()
-        full, dtype = x.shape, x.dtype
-        x.tape.link((x,), lambda g: (_scatter(g, full, dtype),), out)
-    return out
-
-
-def pick(x: Tensor, dim: int) -> Tensor:
-    """`x[..., [i], ...]`: one entry of `dim`, copied; backward adds it into zeros."""
-    shape = list(x.shape)
-    shape[dim] = 1
-    out = x.tape.empty(tuple(shape), x.dtype)
-    x.tape.memory(out.nbytes, out.nbytes, "copy")
-    if x.needs_grad:
-        saved = x.tape.save(x.tape.empty((1,), "int64"))  # the index
-        full, dtype = x.shape, x.dtype
-
-        def backward(g: Tensor) -> tuple[Tensor]:
-            saved()
-            zeros = _scatter(g, full, dtype)
-            if g.tape.cuda:
-                g.tape.memory(g.nbytes, g.nbytes, "copy")
-                return (zeros,)
-            return (pointwise(zeros, g),)
-
-        x.tape.link((x,), backward, out)
-    return out
-
-
-def split(x: Tensor, sizes: Sequence[int], dim: int = -1) -> list[Tensor]:
-    """Views along `dim`; their gradients are concatenated."""
-    dim %= len(x.shape)
-    parts = [_narrow(x, dim, size) for size in sizes]
-    if x.needs_grad:
-        shape, dtype = x.shape, x.dtype
-
-        def backward(*grads: Tensor) -> tuple[Tensor]:
-            out = x_tape.empty(shape, dtype)
-            x_tape.memory(sum(g.nbytes for g in grads if g is not None), out.nbytes, "copy")
-            return (out,)
-
-        x_tape = x.tape
-        x_tape.open()
-        x_tape.link((x,), backward, *parts)
-    return parts
-
-
-def cat(parts: Sequence[Tensor], dim: int = -1) -> Tensor:
-    """A copy of all parts; backward gives views."""
-    first = parts[0]
-    dim %= len(first.shape)
-    sizes = [part.shape[dim] for part in parts]
-    shape = list(first.shape)
-    shape[dim] = sum(sizes)
-    out = first.tape.empty(tuple(shape), first.dtype)
-    first.tape.memory(sum(part.nbytes for part in parts), out.nbytes)
-    if any(part.needs_grad for part in parts):
-        first.tape.link(tuple(parts), lambda g: tuple(_narrow(g, dim, size) for size in sizes), out)
-    return out
-
-
-def repeat_heads(x: Tensor, repeats: int, dim: int = 1) -> Tensor:
-    """Key or value heads (dimension `dim`) repeated for grouped queries: expand and copy; backward sums."""
-    if repeats == 1:
-        return x
-    source = x.shape
-    shape = (*source[:dim], source[dim] * repeats, *source[dim + 1 :])
-    out = x.tape.empty(shape, x.dtype)
-    x.tape.memory(out.nbytes, out.nbytes, "copy")
-    if x.needs_grad:
-
-        def backward(g: Tensor) -> tuple[Tensor]:
-            summed = g.tape.empty(source, g.dtype)
-            g.tape.memory(g.nbytes, summed.nbytes, "copy")
-            return (summed,)
-
-        x.tape.link((x,), backward, out)
-    return out
-
-
-def complex_rotate(x: Tensor, table: Tensor) -> Tensor:
-    """Rotary embedding of [b, s, h, d] by complex multiplication (torchtitan): in float32 and back. Saves `table`."""
-    tape, dtype, shape = x.tape, x.dtype, x.shape
-    wide = to(x, "float32")
-    pairs = reshape(wide, *shape[:-1], shape[-1] // 2, 2)
-    if not x.needs_grad:
-        return to(pointwise(pairs), dtype)
-    saved = tape.save(table)
-    out = pointwise(pairs)
-
-    def backward(g: Tensor) -> tuple[Tensor]:
-        (table,) = saved()
-        conjugate = _clone(table)  # noqa: F841
-        return (pointwise(g),)
-
-    tape.link((pairs,), backward, out)
-    del wide, pairs
-    return to(reshape(out, *shape), dtype)
-
-
-# ------------------------------------------------------------------------------------------------- reductions
-
-
 def sum_last(x: Tensor) -> Tensor:
     """`x.sum(-1, keepdim=True)`; backward is a view."""
     out = pointwise(x, shape=(*x.shape[:-1], 1))
@@ -467,24 +261,26 @@ def sum_middle(x: Tensor) -> Tensor:
     out = pointwise(x, shape=(a, c))
     if x.needs_grad:
         shape = x.shape
-        x.tape.link((x,), lambda g: (_expanded(_view(g, (a, 1, c), (c, c, 1)), shape),), out)
+        x.tape.link((x,), lambda g: (_expanded(view_of(g, (a, 1, c), (c, c, 1)), shape),), out)
     return out
 
 
 def _expanded(g: Tensor, shape: tuple[int, ...]) -> Tensor:
     """`g.expand(shape)`: dimensions of size one repeated with stride zero."""
-    strides = tuple(0 if size == 1 != full else stride for size, full, stride in zip(g.shape, shape, g.strides, strict=True))
-    return _view(g, shape, strides)
+    strides = tuple(
+        0 if size == 1 != full else stride for size, full, stride in zip(g.shape, shape, g.strides, strict=True)
+    )
+    return view_of(g, shape, strides)
 
 
 def divide(x: Tensor, by: Tensor, in_place: bool = False) -> Tensor:
     """x / by. Gradients: grad / other, and -grad * ((self / other) / other)."""
     grad = x.needs_grad or by.needs_grad
     if grad:
-        source = _clone(x) if in_place else x
+        source = clone(x) if in_place else x
         saved = x.tape.save(source, by)
         del source
-    out = _view(x, x.shape, x.strides) if in_place else _binary(x, by)
+    out = view_of(x, x.shape, x.strides) if in_place else _binary(x, by)
     if in_place:
         x.tape.memory(x.nbytes + by.nbytes, x.nbytes)
     if grad:

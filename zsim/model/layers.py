@@ -9,7 +9,8 @@ from typing import Any
 from zsim.model import functional as F
 from zsim.model import products as P
 from zsim.model.architecture import Architecture
-from zsim.model.tape import Param, Storage, Tape, Tensor, row_major
+from zsim.model.graph import Param, Storage, Tensor, row_major
+from zsim.model.tape import Tape
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Weight(Tensor):
 
     def __init__(self, net: Net, *shape: int, expert: bool = False) -> None:
         super().__init__(Storage(net.tape, shape, net.dtype, False), shape, row_major(shape), net.dtype)
-        self.param = Param(-1, True)
+        self.param: Param = Param(-1, True)
         self.expert = expert
 
 
@@ -73,6 +74,12 @@ class Module:
 
     def forward(self, *args: Any) -> Any:
         raise NotImplementedError
+
+    def all_modules(self) -> Iterator[Module]:
+        """This module and all below, of repeated blocks one each."""
+        yield self
+        for child in self.children.values():
+            yield from child.all_modules()
 
     def set_paths(self, path: str) -> None:
         """Give this module and all below their names."""
@@ -122,6 +129,11 @@ class Blocks(Module):
     def named_weights(self, prefix: str = "", layer: int = -1) -> Iterator[tuple[str, int, Module, Weight]]:
         for index, kind in enumerate(self.kinds):
             yield from self.templates[kind][1].named_weights(f"{prefix}{index}.", index)
+
+    def all_modules(self) -> Iterator[Module]:
+        yield self
+        for block in self:
+            yield from block.all_modules()
 
 
 class Linear(Module):

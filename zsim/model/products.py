@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from zsim.model.functional import layout, pointwise, reshape
+from zsim.model.graph import ITEM, Tensor
 from zsim.model.kernels import Attention
-from zsim.model.tape import ITEM, Tape, Tensor
+from zsim.model.tape import Tape
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, conv1d: bool = False) -> Tensor:
-    """`x @ weight.T (+ bias)`: aten `mm`, or `addmm` with a bias. `conv1d`: weight is [in, out] and multiplies as it is.
+    """`x @ weight.T (+ bias)`: aten `mm`, or `addmm` with a bias. `conv1d`: weight is [in, out], as GPT-2 stores it.
 
     Shapes: x [..., k], weight [n, k], result [..., n]. Gradients: of the weight first under `mm`, of the input first
     under `addmm`; the bias' gradient is the column sum.
@@ -217,7 +218,7 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """`log_softmax` and `nll_loss` over [tokens, vocabulary]; each holds a tensor of that size, forward and backward."""
+    """`log_softmax` and `nll_loss` over [tokens, vocabulary]: a tensor of that size each, forward and backward."""
     tape = logits.tape
     scores = tape.empty(logits.shape, logits.dtype)
     tape.memory(logits.nbytes, scores.nbytes)

@@ -15,148 +15,17 @@ Rules, from torch 2.13 (`torch/csrc/autograd/engine.cpp`, `input_buffer.cpp`):
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from zsim.model.kernels import DTYPE_BYTES, Gemm, Kernel, Memory
+from zsim.model.graph import Backward, Call, Edge, Node, Param, Segment, Storage, Tensor, row_major
+from zsim.model.kernels import Gemm, Kernel, Memory
 from zsim.model.spec import Saved
 
 if TYPE_CHECKING:
     from zsim.model.checkpoint import Frame
-
-ITEM: dict[str, int] = {name: int(size) for name, size in DTYPE_BYTES.items() if size >= 1}
-
-
-def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
-
-
-class Storage:
-    """Bytes of device memory. Uncounted ones are parameters, their gradients and the model's inputs."""
-
-    __slots__ = ("counted", "dtype", "kept", "nbytes", "shape", "tape")
-
-    def __init__(self, tape: Tape, shape: tuple[int, ...], dtype: str, counted: bool) -> None:
-        self.tape, self.shape, self.dtype, self.counted = tape, shape, dtype, counted
-        self.kept = not counted  # some segment has it among its saved tensors
-        self.nbytes = prod(shape) * ITEM[dtype]
-        if counted:
-            tape.live += self.nbytes
-            if tape.live > tape.peak:
-                tape.peak = tape.live
-
-    def __del__(self) -> None:
-        if self.counted:
-            self.tape.live -= self.nbytes
-
-
-class Tensor:
-    """Shape, strides and dtype over a storage. `node` made it (None: a leaf); `param` is set on parameters."""
-
-    __slots__ = ("dtype", "index", "node", "param", "shape", "storage", "strides", "tape")
-
-    def __init__(
-        self,
-        storage: Storage,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...],
-        dtype: str,
-        node: Node | None = None,
-        index: int = 0,
-        param: Param | None = None,
-    ) -> None:
-        self.tape, self.storage, self.shape, self.strides, self.dtype = storage.tape, storage, shape, strides, dtype
-        self.node, self.index, self.param = node, index, param
-
-    @property
-    def needs_grad(self) -> bool:
-        return self.node is not None or (self.param is not None and self.param.trainable)
-
-    @property
-    def numel(self) -> int:
-        return prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * ITEM[self.dtype]
-
-    def is_contiguous(self) -> bool:
-        expected = 1
-        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if size != 1:
-                if stride != expected:
-                    return False
-                expected *= size
-        return True
-
-    def detach(self) -> Tensor:
-        return Tensor(self.storage, self.shape, self.strides, self.dtype)
-
-
-class Param:
-    """A parameter of the model: `index` into its spec, and how many gradients are still to come."""
-
-    __slots__ = ("grad", "index", "pending", "trainable")
-
-    def __init__(self, index: int, trainable: bool) -> None:
-        self.index, self.trainable, self.pending = index, trainable, 0
-        self.grad: Tensor | None = None  # the sum so far of a parameter used more than once
-
-
-Edge = tuple["Node | Param | None", int, tuple[int, ...]]
-Backward = Callable[..., "tuple[Tensor | None, ...]"]
-
-
-class Node:
-    """An operation to run backward: `edges` are where its gradients go, and the shapes they must have."""
-
-    __slots__ = ("backward", "edges", "grads", "label", "segment", "seq")
-
-    def __init__(
-        self, seq: int, segment: Segment, label: str, edges: tuple[Edge, ...], backward: Backward, outputs: int
-    ) -> None:
-        self.seq, self.segment, self.label, self.edges = seq, segment, label, edges
-        self.backward: Backward | None = backward
-        self.grads: list[Tensor | None] = [None] * outputs
-
-
-class Segment:
-    """Work of one module between two calls of its children: what becomes a `spec.Compute`."""
-
-    __slots__ = (
-        "backward", "backward_live", "backward_peak", "forward", "forward_live", "forward_peak", "frame", "grads",
-        "held", "label", "logits", "order", "recompute", "recompute_live", "recompute_peak", "resaved", "saved", "saved_bytes",
-    )  # fmt: skip
-
-    def __init__(self, order: int, label: str, logits: bool, frame: Frame | None) -> None:
-        self.order, self.label, self.logits, self.frame = order, label, logits, frame
-        self.forward: list[Kernel] = []
-        self.backward: list[Kernel] = []
-        self.recompute: list[Kernel] = []
-        self.saved: list[Saved] = []
-        self.resaved: list[Saved] = []
-        self.saved_bytes = 0  # of both
-        self.held: list[Tensor] = []  # tensors that all blocks share
-        self.grads: list[int] = []
-        self.forward_peak = self.forward_live = self.backward_peak = self.backward_live = 0
-        self.recompute_peak = self.recompute_live = 0
-
-
-class Call:
-    """One call of a module: child calls and segments in order."""
-
-    __slots__ = ("body", "module")
-
-    def __init__(self, module: Any) -> None:
-        self.module = module
-        self.body: list[Call | Segment] = []
 
 
 class Tape:
@@ -310,11 +179,13 @@ class Tape:
         self.keep(segment, *tensors)
         segment.held += [tensor.detach() for tensor in tensors]
 
-    def gradient(self, of: Tensor, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None) -> Tensor:
+    def gradient(
+        self, of: Tensor, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None
+    ) -> Tensor:
         """A new gradient of `of`. The last one of a parameter is not counted: strategies account for it."""
         param = of.param
         final = param is not None and param.pending == 1
-        return self.empty(shape, dtype, strides, counted=not final)
+        return self.empty(shape, dtype, counted=not final)
 
     # -- the engine ----------------------------------------------------------------------------------------
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple, cast
 
 from zsim.errors import InputError
 from zsim.model import families
+from zsim.model.architecture import Architecture
 from zsim.model.families.torchtitan import transformers_name
 from zsim.model.fusion import fused
+from zsim.model.graph import Call, Segment, Storage, Tensor, row_major
 from zsim.model.kernels import Kernel, Memory
 from zsim.model.layers import Blocks, Net
 from zsim.model.layers import Module as Layer
 from zsim.model.spec import Compute, ModelSpec, Module, Parameter, Workload
-from zsim.model.tape import Call, Segment, Storage, Tape, Tensor, row_major
+from zsim.model.tape import Tape
 
 
 def trace(spec: ModelSpec, workload: Workload) -> Module:
@@ -44,7 +47,7 @@ class _Tracer:
         self.spec, self.workload = spec, workload
         self.tape = Tape(cuda=workload.device == "cuda")
         net = Net(
-            spec.arch,
+            cast(Architecture, spec.arch),
             self.tape,
             workload.dtype,
             workload.attention,
@@ -53,17 +56,23 @@ class _Tracer:
             workload.implementation,
             _layer_keys(spec),
         )
-        index = {parameter.name: i for i, parameter in enumerate(spec.parameters)}
         self.model = families.build(net)
         self.model.set_paths("")
-        self.first: dict[int, int] = {}  # layer -> index of its first parameter
-        for name, layer, _, weight in self.model.named_weights():
-            position = index.get(transformers_name(name) if workload.implementation == "torchtitan" else name)
-            if layer >= 0:
-                self.first[layer] = min(self.first.get(layer, position), position)
-            if position is not None and weight.param.index < 0:
-                weight.param.index = position
-                weight.param.trainable = spec.parameters[position].trainable
+        self.index = {parameter.name: i for i, parameter in enumerate(spec.parameters)}
+        for layer in self.model.all_modules():
+            for name, weight in layer.weights.items():
+                position = self._position(f"{layer.path}.{name}" if layer.path else name)
+                if position is not None and weight.param.index < 0:  # a tied weight keeps its first name's place
+                    weight.param.index = position
+                    weight.param.trainable = spec.parameters[position].trainable
+                if weight.param.index < 0:
+                    raise InputError(
+                        f"{workload.implementation} has a parameter {layer.path}.{name} that {spec.name} has not",
+                        field="implementation",
+                    )
+
+    def _position(self, name: str) -> int | None:
+        return self.index.get(transformers_name(name) if self.workload.implementation == "torchtitan" else name)
 
     def run(self) -> Module:
         tape, workload = self.tape, self.workload
@@ -77,41 +86,80 @@ class _Tracer:
         tape.backward(loss)
         _number_labels(root, Counter())
         computes = {id(segment): _compute(segment, workload.compile) for segment in tape.segments}
-        return self._module(root.body[0], 0, "", 0, computes)
+        return self._plan(cast(Call, root.body[0]), 0, computes).module("", 0)
 
-    def _module(self, call: Call, cut: int, prefix: str, shift: int, computes: dict[int, Compute]) -> Module:
-        """A call as a module. Within a block: `cut` is the length of its template's path, `prefix` the layer's own
-        path, and the layer's parameters come `shift` places behind the template's.
-        """
+    def _plan(self, call: Call, cut: int, computes: dict[int, Compute]) -> _Plan:
+        """The plan of a call; `cut` is the length of the path of the block that it belongs to."""
         layer: Layer = call.module
-        body: list[Module | Compute] = []
-        templates: dict[int, Call] = {}
+        body: list[_Plan | _Repeat | Compute] = []
+        templates: dict[int, _Plan] = {}
         for item in call.body:
             if isinstance(item, Segment):
-                body.append(_shifted(computes[id(item)], shift))
+                body.append(computes[id(item)])
             elif item.module.listed_in is None:
-                body.append(self._module(item, cut, prefix, shift, computes))
+                body.append(self._plan(item, cut, computes))
             else:
-                templates[id(item.module)] = item
-                if len(templates) == len(item.module.listed_in.templates):
-                    body += self._blocks(item.module.listed_in, templates, computes)
-        return Module(
-            prefix + layer.path[cut:],
+                blocks = item.module.listed_in
+                templates[id(item.module)] = self._plan(item, len(item.module.path), computes)
+                if len(templates) == len(blocks.templates):
+                    body += self._repeated(blocks, templates)
+        return _Plan(
+            layer.path[cut:],
             layer.class_name or type(layer).__name__,
             layer.role,
-            tuple(weight.param.index + shift for weight in layer.weights.values()),
-            tuple(body),
+            tuple(weight.param.index for weight in layer.weights.values()),
+            body,
             layer.role == "block" and self.workload.checkpointing != "none",
             any(weight.expert for weight in layer.weights.values()),
         )
 
-    def _blocks(self, blocks: Blocks, templates: dict[int, Call], computes: dict[int, Compute]) -> Iterator[Module]:
-        """Every layer of a list, from the call of its template."""
-        for layer, kind in enumerate(blocks.kinds):
-            origin, template = blocks.templates[kind]
-            shift = self.first[layer] - self.first[origin]
-            path = f"{blocks.path}.{layer}"
-            yield self._module(templates[id(template)], len(template.path), path, shift, computes)
+    def _repeated(self, blocks: Blocks, templates: dict[int, _Plan]) -> Iterator[_Repeat]:
+        """Every layer of a list: a template's plan, the layer's path, and how far behind its parameters are."""
+        anchors = {}
+        for kind, (_, block) in blocks.templates.items():
+            layer = next(module for module in block.all_modules() if module.weights)
+            name, weight = next(iter(layer.weights.items()))
+            anchors[kind] = (templates[id(block)], f"{layer.path[len(block.path) :]}.{name}", weight.param.index)
+        for number, kind in enumerate(blocks.kinds):
+            plan, name, first = anchors[kind]
+            path = f"{blocks.path}.{number}"
+            position = self._position(path + name)
+            assert position is not None
+            yield _Repeat(plan, path, position - first)
+
+
+class _Repeat(NamedTuple):
+    """A block that runs as another one did."""
+
+    plan: _Plan
+    path: str
+    shift: int
+
+
+class _Plan(NamedTuple):
+    """A module call to be written down once per layer: names without the block's path, indices of the template."""
+
+    suffix: str
+    module_class: str
+    role: str
+    params: tuple[int, ...]
+    body: list[_Plan | _Repeat | Compute]
+    checkpointed: bool
+    expert: bool
+
+    def module(self, path: str, shift: int) -> Module:
+        body: list[Module | Compute] = []
+        for item in self.body:
+            if isinstance(item, Compute):
+                body.append(_shifted(item, shift) if shift and item.grads else item)
+            elif isinstance(item, _Plan):
+                body.append(item.module(path, shift))
+            else:
+                body.append(item.plan.module(item.path, item.shift))
+        params = tuple([index + shift for index in self.params]) if shift else self.params
+        return Module(
+            path + self.suffix, self.module_class, self.role, params, tuple(body), self.checkpointed, self.expert
+        )
 
 
 def _layer_keys(spec: ModelSpec) -> tuple[tuple[object, ...], ...]:
@@ -168,10 +216,8 @@ def _compute(segment: Segment, compiled: bool) -> Compute:
 
 
 def _shifted(c: Compute, shift: int) -> Compute:
-    """The same work in a later block; itself where it names no parameter."""
-    if not (shift and c.grads):
-        return c
-    grads = tuple(index + shift for index in c.grads)
+    """The same work in a later block."""
+    grads = tuple([index + shift for index in c.grads])
     return Compute(
         c.label, c.forward, c.backward, c.recompute, c.saved, c.resaved, grads, c.forward_peak, c.forward_live,
         c.backward_peak, c.backward_live, c.recompute_peak, c.recompute_live, c.category,

@@ -1,4 +1,4 @@
-"""MPT and BLOOM: positions as a bias on attention scores. transformers computes their attention one way only, unfused."""
+"""MPT and BLOOM: positions as a bias on attention scores. transformers has one attention for them, unfused."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from zsim.model import functional as F
 from zsim.model import products as P
 from zsim.model.attention import dense_mask
 from zsim.model.decoder import CausalLM, head, run_block
+from zsim.model.graph import Tensor
 from zsim.model.layers import Activation, Blocks, Dropout, Embedding, LayerNorm, Linear, Module, Net
-from zsim.model.tape import Tensor
 
 
 class MptAttention(Module):
@@ -91,7 +91,7 @@ class MptModel(Module):
         x = embeds = self.wte(ids)  # noqa: F841  the name outlives the blocks
         bias = net.tape.empty((arch.heads, 1, arch.positions), "float32")
         net.tape.memory(0, bias.nbytes)
-        mask = F.pointwise(dense_mask(net, *ids.shape, net.dtype), dtype="bool")
+        mask = F.pointwise(dense_mask(net, ids.shape[0], ids.shape[1], net.dtype), dtype="bool")
         net.tape.share(mask)  # every block saves it
         if net.checkpointing != "none":
             net.tape.share(bias)

@@ -10,8 +10,8 @@ from zsim.model import functional as F
 from zsim.model import products as P
 from zsim.model.attention import Rotary, positions, rotate
 from zsim.model.decoder import CausalLM, head, run_block
+from zsim.model.graph import Tensor
 from zsim.model.layers import Activation, Blocks, Dropout, Embedding, LayerNorm, Linear, Module, Net
-from zsim.model.tape import Tensor
 
 
 class FalconLinear(Linear):

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from zsim.model import functional as F
 from zsim.model import products as P
 from zsim.model.decoder import CausalLM, head, run_block
+from zsim.model.graph import Tensor
 from zsim.model.layers import Activation, Blocks, Embedding, LayerNorm, Linear, Module, Net
-from zsim.model.tape import Tensor
 
 TRAIN_METRICS = 2
 

@@ -6,9 +6,9 @@ from zsim.model import functional as F
 from zsim.model.attention import causal_mask, positions
 from zsim.model.decoder import run_block
 from zsim.model.families import llama
+from zsim.model.graph import Tensor
 from zsim.model.layers import Embedding, Linear, Module, Net
 from zsim.model.layers import RMSNorm as LlamaNorm
-from zsim.model.tape import Tensor
 
 
 class RMSNorm(LlamaNorm):
@@ -81,6 +81,10 @@ class Model(llama.Model):
         super().__init__(net, prefix.removesuffix("Text"))
         self.class_name = f"{prefix}Model"
 
+    def buffers_bytes(self) -> int:
+        tables = 2 if self.net.arch.family == "gemma3_text" else 1  # rotary frequencies per type of layer
+        return tables * super().buffers_bytes()
+
     def embedding(self, prefix: str) -> Embedding:
         embedding = ScaledEmbedding(self.net, self.net.arch.vocab, self.net.arch.hidden)
         embedding.class_name = f"{prefix}TextScaledWordEmbedding"
@@ -102,7 +106,7 @@ class Model(llama.Model):
         tables = {False: self.rotary_emb(x, position_ids)}
         tables[True] = self.rotary_emb(x, position_ids) if per_type else tables[False]
         for block in self.layers:
-            is_sliding = block.self_attn.window is not None
+            is_sliding = isinstance(block, Block) and block.self_attn.window is not None
             x = run_block(net, block, x, *tables[is_sliding], masks[is_sliding])
         return self.norm(x)
 

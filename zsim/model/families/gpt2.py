@@ -6,8 +6,8 @@ from zsim.model import functional as F
 from zsim.model import products as P
 from zsim.model.attention import attend, causal_mask, positions
 from zsim.model.decoder import CausalLM, head, run_block
+from zsim.model.graph import Tensor
 from zsim.model.layers import Activation, Blocks, Dropout, Embedding, LayerNorm, Module, Net, Weight
-from zsim.model.tape import Tensor
 
 
 class Conv1D(Module):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from zsim.model import functional as F
 from zsim.model.attention import Rotary, attend, causal_mask, positions, rotate_part
 from zsim.model.decoder import CausalLM, head, run_block
+from zsim.model.graph import Tensor
 from zsim.model.layers import Activation, Blocks, Dropout, Embedding, LayerNorm, Linear, Module, Net
-from zsim.model.tape import Tensor
 
 
 class GPTNeoXAttention(Module):
@@ -18,9 +18,7 @@ class GPTNeoXAttention(Module):
         self.query_key_value = Linear(net, arch.hidden, 3 * arch.hidden, arch.attention_bias)
         self.dense = Linear(net, arch.hidden, arch.hidden, arch.attention_bias)
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         arch, d = self.net.arch, self.net.arch.head_dim
         b, s, _ = x.shape
         qkv = F.transpose(F.reshape(self.query_key_value(x), b, s, -1, 3 * d), 1, 2)

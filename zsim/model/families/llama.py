@@ -8,8 +8,8 @@ from __future__ import annotations
 from zsim.model import functional as F
 from zsim.model.attention import Rotary, attend, causal_mask, positions, rotate, split_heads
 from zsim.model.decoder import CausalLM, head, run_block
+from zsim.model.graph import Tensor
 from zsim.model.layers import Activation, Blocks, Embedding, Linear, Module, Net, RMSNorm
-from zsim.model.tape import Tensor
 
 
 class Attention(Module):
@@ -38,9 +38,7 @@ class Attention(Module):
     def norm(self, width: int, prefix: str) -> Module:
         return RMSNorm(self.net, width, f"{prefix}RMSNorm")
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         arch = self.net.arch
         q, k, v = self.heads(x)
         if self.rotates:

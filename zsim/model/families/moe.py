@@ -10,8 +10,8 @@ from __future__ import annotations
 from zsim.model import functional as F
 from zsim.model import products as P
 from zsim.model.families import llama
+from zsim.model.graph import Tensor
 from zsim.model.layers import Activation, Module, Net, Weight
-from zsim.model.tape import Tensor
 
 
 class Router(Module):
@@ -20,11 +20,11 @@ class Router(Module):
     def __init__(self, net: Net, prefix: str) -> None:
         super().__init__(net)
         self.class_name = f"{prefix}TopKRouter"
-        self.weight = Weight(net, net.arch.moe.experts, net.arch.hidden)
+        self.weight = Weight(net, net.arch.experts.experts, net.arch.hidden)
         self.mixtral = prefix == "Mixtral"
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        moe = self.net.arch.moe
+        moe = self.net.arch.experts
         logits = P.linear(x, self.weight)
         probabilities = P.softmax(F.to(logits, "float32"))
         values, chosen = P.topk(probabilities, moe.top_k)
@@ -40,14 +40,14 @@ class Experts(Module):
 
     def __init__(self, net: Net, prefix: str) -> None:
         super().__init__(net)
-        arch, moe = net.arch, net.arch.moe
+        arch, moe = net.arch, net.arch.experts
         self.class_name = f"{prefix}Experts"
         self.gate_up_proj = Weight(net, moe.experts, 2 * moe.intermediate, arch.hidden, expert=True)
         self.down_proj = Weight(net, moe.experts, arch.hidden, moe.intermediate, expert=True)
         self.act_fn = Activation(net, arch.activation)
 
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        tape, moe = self.net.tape, self.net.arch.moe
+        tape, moe = self.net.tape, self.net.arch.experts
         tokens, width = x.shape
         rows = tokens * moe.top_k
         sample_weights = F.reshape(weights, -1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from zsim.model import functional as F
 from zsim.model.attention import attend, causal_mask, split_heads
 from zsim.model.decoder import CausalLM, head, run_block
+from zsim.model.graph import Tensor
 from zsim.model.layers import Activation, Blocks, Embedding, LayerNorm, Linear, Module, Net
-from zsim.model.tape import Tensor
 
 
 class OPTLearnedPositionalEmbedding(Embedding):

@@ -7,8 +7,8 @@ from zsim.model import functional as F
 from zsim.model.attention import Rotary, attend, causal_mask, positions, rotate, split_heads
 from zsim.model.decoder import CausalLM, head, run_block
 from zsim.model.families import llama
+from zsim.model.graph import Tensor
 from zsim.model.layers import Activation, Blocks, Dropout, Embedding, LayerNorm, Linear, Module, Net, RMSNorm
-from zsim.model.tape import Tensor
 
 
 class PhiAttention(Module):
@@ -26,9 +26,7 @@ class PhiAttention(Module):
             self.q_layernorm = LayerNorm(net, arch.head_dim)
             self.k_layernorm = LayerNorm(net, arch.head_dim)
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         arch, d = self.net.arch, self.net.arch.head_dim
         q, k, v = split_heads(self.q_proj(x), d), split_heads(self.k_proj(x), d), split_heads(self.v_proj(x), d)
         if arch.qk_norm:
@@ -133,9 +131,7 @@ class Phi3Attention(Module):
         self.o_proj = Linear(net, self.widths[0], arch.hidden)
         self.qkv_proj = Linear(net, arch.hidden, sum(self.widths))
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         arch, d = self.net.arch, self.net.arch.head_dim
         qkv = self.qkv_proj(x)
         q, k, v = (F.narrow(qkv, -1, width) for width in self.widths)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from zsim.model import functional as F
 from zsim.model import products as P
+from zsim.model.attention import complex_rotate
 from zsim.model.decoder import CausalLM, head, run_block
+from zsim.model.graph import Tensor
 from zsim.model.layers import Blocks, Embedding, Linear, Module, Net
 from zsim.model.layers import RMSNorm as HFNorm
-from zsim.model.tape import Tensor
 
 _NAMES = {
     "tok_embeddings": "model.embed_tokens",
@@ -62,7 +63,7 @@ class Attention(Module):
         arch = self.net.arch
         b, s, _ = x.shape
         q, k, v = (F.reshape(w(x), b, s, -1, arch.head_dim) for w in (self.wq, self.wk, self.wv))
-        q, k = F.complex_rotate(q, table), F.complex_rotate(k, table)
+        q, k = complex_rotate(q, table), complex_rotate(k, table)
         repeats = arch.heads // arch.kv_heads
         k, v = F.repeat_heads(k, repeats, 2), F.repeat_heads(v, repeats, 2)
         q, k, v = F.transpose(q, 1, 2), F.transpose(k, 1, 2), F.transpose(v, 1, 2)
