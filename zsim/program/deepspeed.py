@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 from zsim.errors import InputError, NotModeled
@@ -71,6 +72,45 @@ def has_backward(module: Module) -> bool:
     return any(
         has_backward(item) if isinstance(item, Module) else bool(item.backward or item.grads) for item in module.body
     )
+
+
+class TiedGradients:
+    """Autograd sums the gradients of a shared parameter before anyone sees them.
+
+    The part that an earlier backward leaves (the head's, of a tied embedding) waits in a buffer of its own.
+    """
+
+    def __init__(self, builder: Builder, model: ModelSpec, tree: Module, dtype: str) -> None:
+        self.builder = builder
+        self.nbytes = {
+            param: model.parameters[param].numel * dtype_bytes(dtype)
+            for param, parameter in enumerate(model.parameters)
+            if parameter.trainable
+        }
+        self.waiting: set[int] = set()
+        self.parts = dict(_partial_gradients(tree))
+
+    def pre_backward(self, module: Module) -> None:
+        for param in self.parts.get(module.name, ()):
+            if param in self.nbytes and param not in self.waiting:
+                self.waiting.add(param)
+                self.builder.alloc(f"tied:{param}", "gradients", self.nbytes[param])
+
+    def grad_ready(self, param: int) -> None:
+        if param in self.waiting:
+            self.waiting.remove(param)
+            self.builder.free(f"tied:{param}")
+
+
+def _partial_gradients(module: Module) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Modules with parameters whose gradient another module completes."""
+    computes = [item for item in module.body if not isinstance(item, Module)]
+    parts = set(module.params).difference(*(compute.grads for compute in computes))
+    if parts and any(compute.backward for compute in computes):
+        yield module.name, tuple(sorted(parts))
+    for item in module.body:
+        if isinstance(item, Module):
+            yield from _partial_gradients(item)
 
 
 def broadcast_model(builder: Builder, model: ModelSpec, dtype: str) -> None:

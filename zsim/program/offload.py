@@ -6,6 +6,7 @@ the optimizer step. What the host computes blocks it: its op runs on the `cpu` l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from zsim.program.builder import Builder
@@ -139,29 +140,31 @@ class Zero12OnCpu:
         builder.alloc("staged gradient", "buffers", largest, "host")
         builder.alloc("staged gradient on the GPU", "reduce_buffers", largest)
 
+    def add_reduced(self, kept: Mapping[int, int]) -> None:
+        """_add_to_grad_partition_buffer, as without offload."""
+        if not self.compact:
+            return
+        rank, elements = self.rank, sum(kept.values())
+        if not self.compact_held:
+            self.compact_held = True
+            self.builder.alloc("kept gradients", "gradients", 4 * self.partitions.size)
+        elementwise(
+            self.builder, rank.lane, "accumulate", "backward", (rank.comm_size + 8) * elements, 8 * elements,
+            launches=2 * len(kept), micro=rank.micro, temp_peak=4 * max(kept.values()),
+        )  # fmt: skip
+
     def keep(self, param: int) -> None:
         """copy_grads_in_partition: sums over micro-steps are kept on the host, whole parameters at a time."""
         rank = self.rank
         if self.compact:
-            self._keep_compact(param)
+            if rank.boundary:
+                self._offload(param, self.partitions.fullest[param], 4)
+            rank.drop(param)
             return
         if self.plan.stage == 2 and self.plan.grad_accum > 1:  # stage 1 reduces, and counts, one micro-step
             self._accumulate(param)
         if rank.boundary:
             self._offload(param, self.partitions.fullest[param], rank.grad_size)
-        rank.drop(param)
-
-    def _keep_compact(self, param: int) -> None:
-        rank, elements = self.rank, self.partitions.fullest[param]
-        if not self.compact_held:
-            self.compact_held = True
-            self.builder.alloc("kept gradients", "gradients", 4 * self.partitions.size)
-        elementwise(
-            self.builder, rank.lane, "accumulate", "backward", (rank.comm_size + 4) * elements, 4 * elements,
-            micro=rank.micro,
-        )  # fmt: skip
-        if rank.boundary:
-            self._offload(param, elements, 4)
         rank.drop(param)
 
     def _accumulate(self, param: int) -> None:

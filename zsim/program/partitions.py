@@ -47,11 +47,19 @@ class Partitions:
 
         Ranks differ only in this: a parameter that crosses a boundary is kept whole on both sides.
         """
+        return self._touched[self.fullest_rank]
+
+    @cached_property
+    def fullest_rank(self) -> int:
+        return max(range(self.world), key=lambda rank: sum(self.numel[param] for param in self._touched[rank]))
+
+    @cached_property
+    def _touched(self) -> list[dict[int, int]]:
         touched: list[dict[int, int]] = [{} for _ in range(self.world)]
         for param in self.order:
             for owner, elements in self.slices(param):
                 touched[owner][param] = elements
-        return max(touched, key=lambda params: sum(self.numel[param] for param in params))
+        return touched
 
 
 def partition(params: Sequence[int], numel: Sequence[int], plan: DeepSpeedPlan) -> Partitions:

@@ -15,6 +15,7 @@ from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
 from zsim.program.deepspeed import (
     MIXED,
+    TiedGradients,
     broadcast_model,
     collective,
     comm_dtype,
@@ -33,7 +34,7 @@ ELEMENTS_PER_CALL = 500_000_000  # engine.py MEMORY_OPT_ALLREDUCE_SIZE
 
 def lower_zero0(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, steps: int) -> Program:
     builder = Builder()
-    rank = Bf16Optimizer(builder, model, plan) if plan.stage == 1 else Stage0(builder, model, plan)
+    rank = (Bf16Optimizer if plan.stage == 1 else Stage0)(builder, model, tree, plan)
     rank.allocate()
     init = builder.finish()
     built = []
@@ -47,8 +48,9 @@ def lower_zero0(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, steps: int)
 class Unsharded(Hooks):
     """Full parameters, and full gradients from the first backward to the step."""
 
-    def __init__(self, builder: Builder, model: ModelSpec, plan: DeepSpeedPlan) -> None:
+    def __init__(self, builder: Builder, model: ModelSpec, tree: Module, plan: DeepSpeedPlan) -> None:
         self.builder, self.model, self.plan = builder, model, plan
+        self.tied = TiedGradients(builder, model, tree, plan.dtype)
         self.trainable = trainable(model)
         self.numels = [model.parameters[param].numel for param in self.trainable]
         self.total = sum(self.numels)
@@ -61,6 +63,12 @@ class Unsharded(Hooks):
         execution = Execution(self.builder, self, micro)
         execution.forward(tree)
         execution.backward(tree)
+
+    def pre_backward(self, module: Module) -> None:
+        self.tied.pre_backward(module)
+
+    def grad_ready(self, param: int) -> None:
+        self.tied.grad_ready(param)
 
     def alloc_grads(self, params: Sequence[int]) -> None:
         for param in params:
@@ -121,36 +129,44 @@ class Stage0(Unsharded):
         builder.alloc("parameters", "parameters", self.total * self.size + frozen_bytes(self.model, plan.dtype))
         if plan.dtype in MIXED:
             builder.alloc("master weights", "master_weights", 4 * self.total)
+            self._update(first=True)  # initialize_optimizer_states steps with gradients of zero
+
+    def _update(self, first: bool) -> None:
+        numels = [self.total] if self.flat else self.numels
+        update(self.builder, self.plan.optimizer, numels, "float32", first=first)
+
+    @property
+    def flat(self) -> bool:
+        """FP16_Optimizer or FP16_UnfusedOptimizer"""
+        return self.plan.dtype in MIXED and self.plan.optimizer.impl == "fused"
 
     def step(self, tree: Module, first: bool) -> None:
         for micro in range(self.plan.grad_accum):
             self.backward(tree, micro)
         self.all_reduce(self.numels, self.size)
         if self.plan.dtype in MIXED:
-            self._mixed_step(first)
+            self._mixed_step()
         else:
             self._fp32_step(first)
 
-    def _mixed_step(self, first: bool) -> None:
-        builder, plan, total = self.builder, self.plan, self.total
-        count = len(self.trainable)
-        fused = plan.optimizer.impl == "fused"
+    def _mixed_step(self) -> None:
+        builder, total, count = self.builder, self.total, len(self.trainable)
         # CheckOverflow.has_overflow_serial asks for the truth of one tensor after another
         elementwise(builder, COMPUTE, "grad_norm", "optimizer", 2 * total * self.size, 0, launches=4 * count)
         builder.host_wait(builder.last(COMPUTE))
         builder.alloc("fp32 gradients", "gradients", 4 * total)
         elementwise(builder, COMPUTE, "cast", "optimizer", total * self.size, 4 * total, launches=count)
         gradients = "fp32 gradients"
-        if fused:  # FP16_Optimizer flattens the casts, then drops both them and the model's gradients
+        if self.flat:  # FP16_Optimizer flattens the casts, then drops both them and the model's gradients
             gradients = "flat gradients"
             builder.alloc(gradients, "gradients", 4 * total)
             elementwise(builder, COMPUTE, "copy", "optimizer", 4 * total, 4 * total)
             builder.free("fp32 gradients")
             self.free_grads()
-        elementwise(builder, COMPUTE, "grad_norm", "optimizer", 4 * total, 0, launches=1 if fused else count)
+        elementwise(builder, COMPUTE, "grad_norm", "optimizer", 4 * total, 0, launches=1 if self.flat else count)
         builder.host_wait(builder.last(COMPUTE))
-        elementwise(builder, COMPUTE, "scale", "optimizer", 4 * total, 4 * total, launches=1 if fused else count)
-        update(builder, plan.optimizer, [total] if fused else self.numels, "float32", first=first)
+        elementwise(builder, COMPUTE, "scale", "optimizer", 4 * total, 4 * total, launches=1 if self.flat else count)
+        self._update(first=False)
         builder.free(gradients)
         elementwise(builder, COMPUTE, "cast", "optimizer", 4 * total, total * self.size, launches=count)
         self.free_grads()
@@ -163,7 +179,7 @@ class Stage0(Unsharded):
             elementwise(builder, COMPUTE, "grad_norm", "optimizer", 4 * total, 0, launches=count)
             collective(builder, COMPUTE, "all_reduce", "float32", 1, 1, "optimizer", "grad norm")
             elementwise(builder, COMPUTE, "scale", "optimizer", 4 * total, 4 * total, launches=count)
-        update(builder, plan.optimizer, self.numels, "float32", first=first)
+        self._update(first)
         self.free_grads()
 
 

@@ -13,7 +13,7 @@ from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
 from zsim.program.deepspeed import (
-    MIXED,
+    TiedGradients,
     accum_dtype,
     broadcast_model,
     check,
@@ -29,9 +29,9 @@ from zsim.program.deepspeed import (
 from zsim.program.execute import Execution, Hooks
 from zsim.program.offload import Zero12OnCpu
 from zsim.program.ops import COMPUTE, REDUCE_SCATTER, Program
-from zsim.program.optimizer import update
 from zsim.program.partitions import partition
 from zsim.program.zero0 import lower_zero0
+from zsim.program.zero12_update import Zero12OnGpu
 
 
 def lower_zero12(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: Workload, steps: int) -> Program:
@@ -42,7 +42,7 @@ def lower_zero12(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: 
     if plan.stage == 0 or (plan.stage == 1 and bf16_optimizer):
         return lower_zero0(model, tree, plan, steps)
     builder = Builder()
-    rank = Zero12(builder, model, plan)
+    rank = Zero12(builder, model, tree, plan)
     rank.allocate()
     init = builder.finish()
     built = []
@@ -54,8 +54,9 @@ def lower_zero12(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: 
 
 
 class Zero12(Hooks):
-    def __init__(self, builder: Builder, model: ModelSpec, plan: DeepSpeedPlan) -> None:
+    def __init__(self, builder: Builder, model: ModelSpec, tree: Module, plan: DeepSpeedPlan) -> None:
         self.builder, self.model, self.plan = builder, model, plan
+        self.tied = TiedGradients(builder, model, tree, plan.dtype)
         self.numel = [parameter.numel for parameter in model.parameters]
         self.trainable = trainable(model)
         self.partitions = partition(self.trainable, self.numel, plan)
@@ -101,6 +102,9 @@ class Zero12(Hooks):
             )  # fmt: skip
 
     # ---- gradients ---------------------------------------------------------------------------------------------------
+    def pre_backward(self, module: Module) -> None:
+        self.tied.pre_backward(module)
+
     def alloc_grads(self, params: Sequence[int]) -> None:
         for param in params:
             if param not in self.held:
@@ -109,6 +113,7 @@ class Zero12(Hooks):
 
     def grad_ready(self, param: int) -> None:
         """process_gradients"""
+        self.tied.grad_ready(param)
         self._allocate_buckets()
         if self.separate:
             self._accumulate(param)
@@ -128,16 +133,16 @@ class Zero12(Hooks):
 
     def _accumulate(self, param: int) -> None:
         """_fill_param_grad_accum_attribute: .grad is added to .grad_accum and dropped."""
-        elements, key = self.numel[param], f"accum:{param}"
-        if param in self.summed:
-            reads = self.size + self.grad_size
+        elements = self.numel[param]
+        reads, casts = self.size, 1
+        if param in self.summed:  # the cast is a temporary
+            reads, casts = self.size + 2 * self.grad_size, 2
         else:
             self.summed.add(param)
-            self.builder.alloc(key, "gradients", elements * self.grad_size)
-            reads = self.size
+            self.builder.alloc(f"accum:{param}", "gradients", elements * self.grad_size)
         elementwise(
-            self.builder, COMPUTE, "accumulate", "backward", elements * reads, elements * self.grad_size,
-            micro=self.micro,
+            self.builder, COMPUTE, "accumulate", "backward", elements * reads, casts * elements * self.grad_size,
+            launches=casts, micro=self.micro, temp_peak=(casts - 1) * elements * self.grad_size,
         )  # fmt: skip
         self._free_grad(param)
 
@@ -177,9 +182,10 @@ class Zero12(Hooks):
                 self.builder.stream_wait(COMPUTE, before)
             self._average()
         else:
-            self._synchronize()
-            self._call("all_reduce", self.elements, None, flattened=len(self.bucket) > 1)
+            self._synchronize()  # allreduce_and_copy: all of it is copied back
+            temporaries = self._call("all_reduce", self.elements, None, flattened=len(self.bucket) > 1)
             self._kernel("copy", self.elements * self.grad_size, self.elements * self.grad_size)
+            self._keep_reduced(temporaries)
         for param in self.bucket:
             if param in self.partitions.fullest:
                 self.owner.keep(param)
@@ -193,8 +199,9 @@ class Zero12(Hooks):
         """average_tensor: the bucket as one all-reduce, or as a reduce to each rank that owns a part of it."""
         plan = self.plan
         if not plan.reduce_scatter:  # gradient_reduction_w_predivide
-            self._call("all_reduce", self.elements, None, flattened=False)
+            temporaries = self._call("all_reduce", self.elements, None, flattened=False)
             self._kernel("scale", self.elements * self.comm_size, self.elements * self.comm_size)
+            self._keep_reduced(temporaries)
             return
         self._kernel("scale", self.elements * self.grad_size, self.elements * self.grad_size)
         calls: dict[int | None, list[int]] = {}
@@ -204,25 +211,36 @@ class Zero12(Hooks):
             for call in _split(slices, plan.reduce_bucket_size):
                 if root is not None:
                     self._synchronize()  # allreduce_and_copy
-                self._call("all_reduce" if root is None else "reduce", sum(call), root, flattened=len(call) > 1)
-        kept = sum(self.partitions.fullest.get(param, 0) for param in self.bucket) * self.grad_size
-        if kept:
-            self._kernel("copy", kept, kept)
+                kind = "all_reduce" if root is None else "reduce"
+                temporaries = self._call(kind, sum(call), root, flattened=len(call) > 1)
+                self._keep_reduced(temporaries, owned=root in (None, self.partitions.fullest_rank))
+
+    def _keep_reduced(self, temporaries: list[str], owned: bool = True) -> None:
+        """What this rank owns goes from the call's buffer back into the bucket, or is added to a float32 partition."""
+        kept = {param: self.partitions.fullest[param] for param in self.bucket if param in self.partitions.fullest}
+        if owned and kept:
+            self.owner.add_reduced(kept)
+            nbytes = sum(kept.values()) * self.grad_size
+            self._kernel("copy", nbytes, nbytes)
+        for key in temporaries:
+            self.builder.free(key)
 
     def _slices(self) -> list[tuple[int, int]]:
-        """Runs of the bucket that belong to one rank."""
+        """Runs of the bucket that belong to one rank; what goes into a float32 partition is not joined into runs."""
         runs: list[tuple[int, int]] = []
+        apart = self.partitions.fullest_rank if self.owner.compact else None
         for param in self.bucket:
             for owner, elements in self.partitions.slices(param):
-                if runs and runs[-1][0] == owner:
+                if runs and runs[-1][0] == owner != apart:
                     runs[-1] = (owner, runs[-1][1] + elements)
                 else:
                     runs.append((owner, elements))
         return runs
 
-    def _call(self, kind: str, elements: int, root: int | None, flattened: bool) -> None:
+    def _call(self, kind: str, elements: int, root: int | None, flattened: bool) -> list[str]:
         """allreduce_bucket: slices are flattened into a temporary, and cast into another to communicate."""
-        builder, temporaries = self.builder, []
+        builder = self.builder
+        temporaries: list[str] = []
         if flattened:
             temporaries.append("flat gradients")
             builder.alloc("flat gradients", "reduce_buffers", elements * self.grad_size)
@@ -238,8 +256,7 @@ class Zero12(Hooks):
         )  # fmt: skip
         if cast:
             self._kernel("cast", elements * self.comm_size, elements * self.grad_size)
-        for key in temporaries:
-            builder.free(key)
+        return temporaries
 
     def _kernel(self, label: str, read_bytes: float, write_bytes: float) -> None:
         elementwise(self.builder, self.lane, label, "backward", read_bytes, write_bytes, micro=self.micro)
@@ -277,111 +294,3 @@ def _split(slices: list[int], limit: int) -> Iterator[list[int]]:
             call = []
     if call:
         yield call
-
-
-class Zero12OnGpu:
-    """Master weights, Adam's states and the kept gradients of the rank's partition on the GPU."""
-
-    def __init__(self, rank: Zero12) -> None:
-        self.rank, self.builder, self.plan = rank, rank.builder, rank.plan
-        self.partitions = rank.partitions
-        self.accum_size = dtype_bytes(accum_dtype(self.plan))
-        # _use_compact_grad_partition_buffer: accumulation in float32 goes straight into the flat partition
-        self.compact = accum_dtype(self.plan) == "float32" and self.plan.dtype in MIXED
-        self.kept: str | None = None  # key of the accumulated gradients
-        self.fresh: str | None = None  # key of this micro-step's
-
-    def allocate(self) -> None:
-        self.builder.alloc("master weights", "master_weights", 4 * self.partitions.size)
-
-    def keep(self, param: int) -> None:
-        """copy_grads_in_partition: the bucket will be overwritten. Without contiguous gradients they stay put."""
-        rank, builder = self.rank, self.builder
-        if self.compact:
-            if self.kept is None:
-                self.kept = "kept gradients"
-                builder.alloc(self.kept, "gradients", 4 * self.partitions.size)
-                elementwise(builder, rank.lane, "fill", "backward", 0, 4 * self.partitions.size, micro=rank.micro)
-            elements = self.partitions.fullest[param]
-            elementwise(
-                builder, rank.lane, "accumulate", "backward", (rank.comm_size + 4) * elements, 4 * elements,
-                micro=rank.micro,
-            )  # fmt: skip
-            rank.drop(param)
-            return
-        if not rank.contiguous:
-            return
-        self._allocate_fresh()
-        nbytes = rank.numel[param] * rank.grad_size
-        elementwise(builder, rank.lane, "copy", "backward", nbytes, nbytes, micro=rank.micro)
-        rank.drop(param)
-
-    def _allocate_fresh(self) -> None:
-        if self.fresh is None:
-            self.fresh = "kept gradients" if self.kept is None else "fresh gradients"
-            self.builder.alloc(self.fresh, "gradients", self._touched() * self.rank.grad_size)
-
-    def _touched(self) -> int:
-        return sum(self.rank.numel[param] for param in self.partitions.fullest)
-
-    def end_backward(self) -> None:
-        """independent_gradient_partition_epilogue: keep what was reduced, or add it to what is kept."""
-        rank, builder = self.rank, self.builder
-        if self.compact:
-            return
-        if not rank.contiguous:  # the same tensors, known to the optimizer instead of the model
-            for param in self.partitions.fullest:
-                rank.drop(param)
-            self._allocate_fresh()
-        if self.kept is None:
-            self.kept, self.fresh = self.fresh, None
-        elif self.fresh is not None:
-            nbytes = self._touched() * rank.grad_size
-            elementwise(
-                builder, COMPUTE, "accumulate", "backward", 2 * nbytes, nbytes,
-                launches=len(self.partitions.fullest), micro=rank.micro,
-            )  # fmt: skip
-            builder.free(self.fresh)
-            self.fresh = None
-
-    def step(self, first: bool) -> None:
-        builder, plan, numel = self.builder, self.plan, self.partitions.size
-        assert self.kept is not None
-        kept_bytes = numel * self.accum_size
-        count = len(self.partitions.fullest)
-        if plan.dtype == "float16" or (plan.dtype == "bfloat16" and plan.check_grad_overflow):
-            # has_inf_or_nan: a maximum and a minimum of every gradient
-            elementwise(builder, COMPUTE, "grad_norm", "optimizer", 2 * kept_bytes, 0, launches=4 * count)
-            builder.host_wait(collective(builder, COMPUTE, "all_reduce", "uint8", 1, 1, "optimizer", "overflow"))
-        # get_grad_norm_direct: every gradient in float64
-        elementwise(
-            builder, COMPUTE, "grad_norm", "optimizer", kept_bytes + 8 * numel, 8 * numel, launches=2 * count,
-            temp_peak=8 * max(self.partitions.fullest.values()),
-        )  # fmt: skip
-        event = collective(builder, COMPUTE, "all_reduce", "float32", 1, 1, "optimizer", "grad norm")
-        if plan.dtype != "bfloat16" or plan.check_grad_overflow:  # is_invalid_grad_norm
-            builder.host_wait(event)
-        gradients = self._flat_fp32_gradients()
-        if plan.grad_clip or plan.dtype == "float16":  # unscale_and_clip_grads
-            elementwise(builder, COMPUTE, "scale", "optimizer", 4 * numel, 4 * numel)
-        update(builder, plan.optimizer, [numel], "float32", first=first)
-        builder.free(gradients)
-        elementwise(builder, COMPUTE, "cast", "optimizer", 4 * numel, dtype_bytes(plan.dtype) * numel)
-
-    def _flat_fp32_gradients(self) -> str:
-        """Flattened in the accumulation's dtype (a copy), cast to float32 (another), then the kept ones go."""
-        builder, numel = self.builder, self.partitions.size
-        kept, self.kept = self.kept, None
-        assert kept is not None
-        if self.compact:
-            return kept
-        builder.alloc("flat gradients", "gradients", numel * self.accum_size)
-        elementwise(builder, COMPUTE, "copy", "optimizer", numel * self.accum_size, numel * self.accum_size)
-        key = "flat gradients"
-        if self.accum_size != 4:
-            key = "fp32 gradients"
-            builder.alloc(key, "gradients", 4 * numel)
-            elementwise(builder, COMPUTE, "cast", "optimizer", numel * self.accum_size, 4 * numel)
-            builder.free("flat gradients")
-        builder.free(kept)
-        return key

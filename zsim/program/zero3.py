@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
-from zsim.program.deepspeed import broadcast_model, check, collective, has_backward, whole_world
+from zsim.program.deepspeed import TiedGradients, broadcast_model, check, collective, has_backward, whole_world
 from zsim.program.execute import Execution, Hooks
 from zsim.program.ops import COMPUTE, Instruction, Program
 from zsim.program.zero3_coordinator import Coordinator, Params
@@ -61,6 +61,7 @@ class Zero3(Hooks):
         self.hooked = hooked
         self.in_backward = {name for name in hooked if has_backward(modules[name])}
         self.in_leaf = {param: leaf for leaf in self.coordinator.leaves for param in self.coordinator.inside[leaf]}
+        self.tied = TiedGradients(builder, model, tree, plan.dtype)
         self.bias_of = _linear_biases(model)
         self.biases = frozenset(self.bias_of.values())
         self.open: dict[str, None] = {}  # __active_backward_submodules
@@ -120,6 +121,7 @@ class Zero3(Hooks):
             self.parameters.free(self.coordinator.release(module.name))
 
     def pre_backward(self, module: Module) -> None:
+        self.tied.pre_backward(module)
         if module.name in self.in_backward:
             self.open[module.name] = None
             self._fetch(module.name, "backward")
@@ -174,6 +176,7 @@ class Zero3(Hooks):
 
     def grad_ready(self, param: int) -> None:
         """linear.py LinearFunctionForZeroStage3 returns the weight's gradient before the bias's; addmm, bias first."""
+        self.tied.grad_ready(param)
         if param in self.in_leaf or param in self.biases:
             return
         self.gradients.ready(param)

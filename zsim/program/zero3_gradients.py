@@ -11,7 +11,6 @@ from zsim.model.spec import ModelSpec
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
 from zsim.program.deepspeed import (
-    MIXED,
     accum_dtype,
     collective,
     comm_dtype,
@@ -79,15 +78,12 @@ class Gradients:
             return
         if len(self._events) > MAX_REDUCE_EVENTS:
             builder.host_wait(self._events.popleft())
-        fits = self.plan.contiguous_gradients and self._elements <= self.plan.reduce_bucket_size
-        if fits and not self.plan.reduce_scatter:
-            self._all_reduce()
-            self.owner.keep(self._bucket)
-        else:
-            temporaries = self._reduce_scatter(bucket)
-            self.owner.keep(bucket)
-            for key in temporaries:
-                builder.free(key)
+        in_buffer = self.plan.contiguous_gradients and self._elements <= self.plan.reduce_bucket_size
+        whole = in_buffer and not self.plan.reduce_scatter
+        temporaries = self._all_reduce() if whole else self._reduce_scatter(bucket)
+        self.owner.keep(bucket)
+        for key in temporaries:
+            builder.free(key)
         for param in bucket:
             if param not in self._in_bucket_buffer:
                 builder.free(f"grad:{param}", after=builder.last(self.lane))
@@ -95,11 +91,20 @@ class Gradients:
         self._bucket, self._elements = [], 0
         self._events.append(builder.last(self.lane))
 
-    def _all_reduce(self) -> None:
-        """__avg_scatter_contiguous_grads: in the bucket's own buffer, unpadded."""
+    def _all_reduce(self) -> list[str]:
+        """__avg_scatter_contiguous_grads: in the bucket's own buffer, unpadded; scaled by 1.0 into a new tensor."""
+        temporaries: list[str] = []
         nbytes = self._elements * self.comm_size
         elementwise(self.builder, self.lane, "scale", "backward", nbytes, nbytes, micro=self.micro)
         self._call("all_reduce", self._elements, self._elements)
+        if self.parameters.world > 1:
+            self._temporary(temporaries, "scaled gradients", nbytes, nbytes)
+        if comm_dtype(self.plan) != accum_dtype(self.plan):
+            size = dtype_bytes(accum_dtype(self.plan))
+            self._temporary(temporaries, "cast gradients", nbytes, self._elements * size)
+            if len(temporaries) > 1:
+                self.builder.free(temporaries.pop(0))
+        return temporaries
 
     def _reduce_scatter(self, bucket: list[int]) -> list[str]:
         """__avg_scatter_grads and reduce_scatter_coalesced: interleaved by rank and padded in a temporary, unless it
@@ -123,7 +128,7 @@ class Gradients:
     def _temporary(self, keys: list[str], key: str, read_bytes: int, nbytes: int) -> None:
         keys.append(key)
         self.builder.alloc(key, "reduce_buffers", nbytes)
-        label = "copy" if key == "reduce input" else "cast"
+        label = {"reduce input": "copy", "scaled gradients": "scale"}.get(key, "cast")
         elementwise(self.builder, self.lane, label, "backward", read_bytes, nbytes, micro=self.micro)
 
     def _call(self, kind: str, in_numel: int, out_numel: int) -> None:
@@ -151,8 +156,8 @@ class Zero3OnGpu:
 
     def allocate(self) -> None:
         owned = sum(self.shard[param] for group in self.sub_groups for param in group)
-        if self.plan.dtype in MIXED:  # in float32 the shards themselves are updated
-            self.builder.alloc("master weights", "master_weights", 4 * owned)
+        # A float32 model has them too: _create_fp32_partitions compares a torch.device with a string, in vain
+        self.builder.alloc("master weights", "master_weights", 4 * owned)
         self.builder.alloc("gradient shards", "gradients", owned * self.accum_size)
 
     def keep(self, params: list[int]) -> None:
@@ -210,8 +215,7 @@ class Zero3OnGpu:
             builder.free("flat gradients")
         elementwise(builder, COMPUTE, "scale", "optimizer", 4 * numel, 4 * numel)
         update(builder, plan.optimizer, [numel], "float32", first=first, key=f"optimizer:{index}")
-        if plan.dtype in MIXED:
-            elementwise(builder, COMPUTE, "cast", "optimizer", 4 * numel, dtype_bytes(plan.dtype) * numel)
+        elementwise(builder, COMPUTE, "cast", "optimizer", 4 * numel, dtype_bytes(plan.dtype) * numel)
         builder.free(key)
 
 

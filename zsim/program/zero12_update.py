@@ -1,0 +1,128 @@
+"""The partition that one rank of ZeRO-1 and 2 updates: its gradients, master weights and Adam's states on the GPU.
+
+DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py. `offload.py` has the same on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from zsim.program.deepspeed import MIXED, accum_dtype, collective, dtype_bytes, elementwise
+from zsim.program.ops import COMPUTE
+from zsim.program.optimizer import update
+
+if TYPE_CHECKING:
+    from zsim.program.zero12 import Zero12
+
+
+class Zero12OnGpu:
+    """Master weights, Adam's states and the kept gradients of the rank's partition on the GPU."""
+
+    def __init__(self, rank: Zero12) -> None:
+        self.rank, self.builder, self.plan = rank, rank.builder, rank.plan
+        self.partitions = rank.partitions
+        self.accum_size = dtype_bytes(accum_dtype(self.plan))
+        # _use_compact_grad_partition_buffer: accumulation in float32 goes straight into the flat partition
+        self.compact = accum_dtype(self.plan) == "float32" and self.plan.dtype in MIXED
+        self.kept: str | None = None  # key of the accumulated gradients
+        self.fresh: str | None = None  # key of this micro-step's
+
+    def allocate(self) -> None:
+        self.builder.alloc("master weights", "master_weights", 4 * self.partitions.size)
+
+    def add_reduced(self, kept: Mapping[int, int]) -> None:
+        """_add_to_grad_partition_buffer: parameter -> elements, cast to float32 (a temporary) and added."""
+        if not self.compact:
+            return
+        rank, builder = self.rank, self.builder
+        if self.kept is None:
+            self.kept = "kept gradients"
+            builder.alloc(self.kept, "gradients", 4 * self.partitions.size)
+            elementwise(builder, rank.lane, "fill", "backward", 0, 4 * self.partitions.size, micro=rank.micro)
+        elements = sum(kept.values())
+        elementwise(
+            builder, rank.lane, "accumulate", "backward", (rank.comm_size + 8) * elements, 8 * elements,
+            launches=2 * len(kept), micro=rank.micro, temp_peak=4 * max(kept.values()),
+        )  # fmt: skip
+
+    def keep(self, param: int) -> None:
+        """copy_grads_in_partition: the bucket will be overwritten. Without contiguous gradients they stay put."""
+        rank, builder = self.rank, self.builder
+        if self.compact:
+            rank.drop(param)
+        elif rank.contiguous:
+            self._allocate_fresh()
+            nbytes = rank.numel[param] * rank.grad_size
+            elementwise(builder, rank.lane, "copy", "backward", nbytes, nbytes, micro=rank.micro)
+            rank.drop(param)
+
+    def _allocate_fresh(self) -> None:
+        if self.fresh is None:
+            self.fresh = "kept gradients" if self.kept is None else "fresh gradients"
+            self.builder.alloc(self.fresh, "gradients", self._touched() * self.rank.grad_size)
+
+    def _touched(self) -> int:
+        return sum(self.rank.numel[param] for param in self.partitions.fullest)
+
+    def end_backward(self) -> None:
+        """independent_gradient_partition_epilogue: keep what was reduced, or add it to what is kept."""
+        rank, builder = self.rank, self.builder
+        if self.compact:
+            return
+        if not rank.contiguous:  # the same tensors, known to the optimizer instead of the model
+            for param in self.partitions.fullest:
+                rank.drop(param)
+            self._allocate_fresh()
+        if self.kept is None:
+            self.kept, self.fresh = self.fresh, None
+        elif self.fresh is not None:
+            nbytes = self._touched() * rank.grad_size
+            elementwise(
+                builder, COMPUTE, "accumulate", "backward", 2 * nbytes, nbytes,
+                launches=len(self.partitions.fullest), micro=rank.micro,
+            )  # fmt: skip
+            builder.free(self.fresh)
+            self.fresh = None
+
+    def step(self, first: bool) -> None:
+        builder, plan, numel = self.builder, self.plan, self.partitions.size
+        assert self.kept is not None
+        kept_bytes = numel * self.accum_size
+        count = len(self.partitions.fullest)
+        if plan.dtype == "float16" or (plan.dtype == "bfloat16" and plan.check_grad_overflow):
+            # has_inf_or_nan: a maximum and a minimum of every gradient
+            elementwise(builder, COMPUTE, "grad_norm", "optimizer", 2 * kept_bytes, 0, launches=4 * count)
+            builder.host_wait(collective(builder, COMPUTE, "all_reduce", "uint8", 1, 1, "optimizer", "overflow"))
+        # get_grad_norm_direct: every gradient in float64
+        elementwise(
+            builder, COMPUTE, "grad_norm", "optimizer", kept_bytes + 8 * numel, 8 * numel, launches=2 * count,
+            temp_peak=8 * max(self.partitions.fullest.values()),
+        )  # fmt: skip
+        event = collective(builder, COMPUTE, "all_reduce", "float32", 1, 1, "optimizer", "grad norm")
+        if plan.dtype != "bfloat16" or plan.check_grad_overflow:  # is_invalid_grad_norm
+            builder.host_wait(event)
+        gradients = self._flat_fp32_gradients()
+        if plan.grad_clip or plan.dtype == "float16":  # unscale_and_clip_grads
+            elementwise(builder, COMPUTE, "scale", "optimizer", 4 * numel, 4 * numel)
+        update(builder, plan.optimizer, [numel], "float32", first=first)
+        builder.free(gradients)
+        elementwise(builder, COMPUTE, "cast", "optimizer", 4 * numel, dtype_bytes(plan.dtype) * numel)
+
+    def _flat_fp32_gradients(self) -> str:
+        """Flattened in the accumulation's dtype (a copy), cast to float32 (another), then the kept ones go."""
+        builder, numel = self.builder, self.partitions.size
+        kept, self.kept = self.kept, None
+        assert kept is not None
+        if self.compact:
+            return kept
+        builder.alloc("flat gradients", "gradients", numel * self.accum_size)
+        elementwise(builder, COMPUTE, "copy", "optimizer", numel * self.accum_size, numel * self.accum_size)
+        key = "flat gradients"
+        if self.accum_size != 4:
+            key = "fp32 gradients"
+            builder.alloc(key, "gradients", 4 * numel)
+            elementwise(builder, COMPUTE, "cast", "optimizer", numel * self.accum_size, 4 * numel)
+            builder.free("flat gradients")
+        builder.free(kept)
+        return key
