@@ -150,6 +150,14 @@ def test_replaying_a_ledger():
     assert short.out_of_memory is events[7]
 
 
+def test_temporaries_below_zero_leak_nothing():
+    """A block's level goes to -5 and back up; however often, it needs the same memory."""
+    up_and_down = [event("temporary", nbytes * 10 * MIB, op=op) for op, nbytes in ((1, -5), (2, 15), (2, -10))]
+    once = replay(up_and_down).peak_bytes
+    assert once == 100 * MIB  # 15 up from -5
+    assert replay(up_and_down * 7).peak_bytes == once
+
+
 @settings(max_examples=40, deadline=None)
 @given(worlds(), st.lists(steps(memory=True), min_size=1, max_size=2))
 def test_any_ledger_can_be_replayed(world, programs):

@@ -155,7 +155,7 @@ def replay(
     events = list(events)
     allocator = allocator or CachingAllocator(capacity)
     blocks: dict[str, Block] = {}
-    temporaries: deque[tuple[int, Block]] = deque()  # oldest first
+    temporaries = _Temporaries(allocator)
     peak, peak_at = 0, None
     for position, event in enumerate(events):
         allocator.event, key, nbytes = event, event.key, event.nbytes
@@ -165,7 +165,7 @@ def replay(
                     allocator.free_delayed(key)
             elif key == TEMPORARY:
                 behind = events[position + 1] if position + 1 < len(events) else None
-                _change_temporaries(allocator, temporaries, event, behind)
+                temporaries.change(event, behind)
             elif nbytes > 0:
                 blocks[key] = allocator.malloc(nbytes, event.lane)
             elif nbytes < 0:
@@ -181,23 +181,34 @@ def replay(
     return Reserved(peak, peak_at, allocator.retries, None)
 
 
-def _change_temporaries(
-    allocator: CachingAllocator, held: deque[tuple[int, Block]], event: MemoryEvent, behind: MemoryEvent | None
-) -> None:
-    """An op allocates what it returns beside what it was given, and then frees the latter: oldest first."""
-    if event.nbytes > 0:
-        drop = 0
-        if behind and behind.key == TEMPORARY and behind.nbytes < 0 and behind.op == event.op:
-            drop = -behind.nbytes
-        stay = max(0, min(event.nbytes, sum(nbytes for nbytes, _ in held) + event.nbytes - drop))
-        for nbytes in (event.nbytes - stay, stay):
-            if nbytes:
-                held.append((nbytes, allocator.malloc(nbytes, COMPUTE)))
-        return
-    left = -event.nbytes
-    while left and held:  # selective checkpointing frees kept results early: the level can fall below zero
-        nbytes, block = held.popleft()
-        allocator.free(block)
-        if nbytes > left:  # only part of it: a smaller tensor took its place
-            held.appendleft((nbytes - left, allocator.malloc(nbytes - left, COMPUTE)))
-        left -= min(left, nbytes)
+@dataclass(slots=True)
+class _Temporaries:
+    """The unsaved tensors of the ops, oldest first: blocks for their sum, as far as that is positive.
+
+    The sum is negative where a recomputation has dropped what the ledger still counts as saved.
+    """
+
+    allocator: CachingAllocator
+    level: int = 0
+    held: deque[tuple[int, Block]] = field(default_factory=deque)
+
+    def change(self, event: MemoryEvent, behind: MemoryEvent | None) -> None:
+        """An op allocates what it returns beside what it was given, and then frees the latter: oldest first."""
+        before = max(0, self.level)
+        self.level += event.nbytes
+        after = max(0, self.level)
+        if after >= before:
+            leaves = self.level  # by the end of the op
+            if behind and behind.key == TEMPORARY and behind.nbytes < 0 and behind.op == event.op:
+                leaves += behind.nbytes
+            stay = max(0, min(after - before, leaves))
+            for nbytes in (after - before - stay, stay):
+                if nbytes:
+                    self.held.append((nbytes, self.allocator.malloc(nbytes, COMPUTE)))
+        left = before - after
+        while left > 0:
+            nbytes, block = self.held.popleft()
+            self.allocator.free(block)
+            if nbytes > left:  # only part of it: a smaller tensor took its place
+                self.held.appendleft((nbytes - left, self.allocator.malloc(nbytes - left, COMPUTE)))
+            left -= min(left, nbytes)

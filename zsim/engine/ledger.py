@@ -44,7 +44,7 @@ def memory_events(rank: Rank) -> Iterator[list[MemoryEvent]]:
             else:
                 key, category, nbytes, device, lane = TEMPORARY, item.temp_category, item.temp_peak, "gpu", COMPUTE
             # The allocator polls when asked for memory: an Alloc, or an op with temporaries.
-            while nbytes and waiting[device] and waiting[device][0][0] <= time:
+            while nbytes > 0 and waiting[device] and waiting[device][0][0] <= time:
                 _, freed, size = heappop(waiting[device])
                 append((step, number, time, device, DELAYED_FREES, -size, freed, op, lane))
             if isinstance(item, Alloc):
