@@ -1,5 +1,6 @@
 """What `--out DIR` leaves there, and the tables behind a Result."""
 
+import dataclasses
 import json
 
 import pytest
@@ -27,7 +28,9 @@ def test_everything_is_written(result, tmp_path):
 
 
 def test_comparison_is_written(result, tmp_path):
-    write_comparison([result, result], tmp_path)
+    more = dataclasses.replace(result, headline=dataclasses.replace(result.headline, world_size=4))
+    write_comparison([result, more], tmp_path)
+    assert (tmp_path / "scaling.png").stat().st_size > 1000
     assert json.loads((tmp_path / "compare.json").read_text())["letters"] == ["A", "B"]
     assert (tmp_path / "comparison.svg").read_text().startswith("<?xml")
 

@@ -30,8 +30,11 @@ def write(result: Result, folder: Path) -> list[Path]:
 
 
 def write_comparison(results: Sequence[Result], folder: Path) -> list[Path]:
-    """comparison as PNG and SVG; returns the paths."""
-    return _save({"comparison": comparison(results)}, folder)
+    """comparison, and scaling where the number of GPUs differs, as PNG and SVG; returns the paths."""
+    figures = {"comparison": comparison(results)}
+    if len({result.headline.world_size for result in results}) > 1:
+        figures["scaling"] = scaling(results)
+    return _save(figures, folder)
 
 
 def _save(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
@@ -85,6 +88,31 @@ def comparison(results: Sequence[Result]) -> Figure:
     bottom.set_ylabel("seconds per step")
     bottom.tick_params(axis="x", labelsize="small")
     _legend(bottom)
+    return figure
+
+
+def scaling(results: Sequence[Result]) -> Figure:
+    """Tokens/s over the number of GPUs, beside what the smallest setup would reach if it scaled ideally."""
+    from matplotlib.figure import Figure
+
+    ordered = sorted(results, key=lambda result: result.headline.world_size)
+    gpus = np.array([result.headline.world_size for result in ordered], dtype=float)
+    speed = np.array([result.throughput.tokens_per_s for result in ordered])
+    ideal = speed[0] / gpus[0] * gpus
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(gpus, ideal, ls="--", color="#8C8C8C", label="ideal")
+    axes.plot(gpus, speed, marker="o", color=PHASE_COLORS["forward"], label="simulated")
+    for x, y, share, result in zip(gpus, speed, speed / ideal, ordered, strict=True):
+        text = f"{share:.0%}" + ("" if result.fits else ", as if it fitted")
+        axes.annotate(text, (x, y), xytext=(6, -12), textcoords="offset points", fontsize="small")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(gpus, [f"{count:,.0f}" for count in gpus])
+    axes.set_yticks(speed, [f"{value:,.0f}" for value in speed])
+    axes.set_xlabel("GPUs")
+    axes.set_ylabel("tokens/s")
+    axes.legend(frameon=False)
     return figure
 
 
