@@ -209,6 +209,7 @@ def _deepspeed(config: Mapping[str, Any], world: int) -> DeepSpeedPlan:
     for name in ("offload_optimizer", "offload_param"):
         if name in zero:
             fields[name] = zero[name]["device"]
+            fields[f"{name}_pin_memory"] = zero[name].get("pin_memory", True)
     enabled = [d for k, d in (("bf16", "bfloat16"), ("fp16", "float16")) if settings.get(k, {}).get("enabled")]
     fields["dtype"] = enabled[0] if enabled else "float32"
     if settings.get("communication_data_type"):
@@ -222,6 +223,7 @@ def _deepspeed(config: Mapping[str, Any], world: int) -> DeepSpeedPlan:
         grad_clip=settings.get("gradient_clipping") or None,
         optimizer=Optimizer(impl="loop" if optimizer.get("torch_adam") else "fused"),
         prescale_gradients=settings.get("prescale_gradients", False),
+        check_grad_overflow=settings.get("bf16", {}).get("check_grad_overflow", True),
         zero_init=bool(config.get("zero_init")),
         leaf_blocks=bool(config.get("leaf")),
         **fields,
@@ -242,6 +244,8 @@ def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
     from zsim.model.trace import trace
 
     config = {**header["model"], "model_type": header["model"]["kind"]}
+    if config["kind"] == "gpt2":  # the recorder turns its dropouts off
+        config = dict.fromkeys(("resid_pdrop", "attn_pdrop", "embd_pdrop"), 0.0) | config
     model = from_config(config, header["name"])
     recorded = [(parameter["name"], tuple(parameter["shape"])) for parameter in header["params"]]
     ours = [(parameter.name, parameter.shape) for parameter in model.parameters]
