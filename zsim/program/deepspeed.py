@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from zsim.errors import InputError, NotModeled
+from zsim.model import spec
 from zsim.model.kernels import DTYPE_BYTES, Memory
 from zsim.model.spec import ModelSpec, Module
 from zsim.plan.spec import DeepSpeedPlan
@@ -68,10 +69,20 @@ def trainable(model: ModelSpec) -> list[int]:
 
 
 def has_backward(module: Module) -> bool:
-    """Whether autograd runs through the module at all (rotary tables, for one, have no gradient)."""
-    return any(
-        has_backward(item) if isinstance(item, Module) else bool(item.backward or item.grads) for item in module.body
-    )
+    """Whether gradients flow through the module: not if all it computes has none (rotary tables, token masks).
+
+    A module that computes nothing (a dropout of probability 0) hands its input on, gradient included.
+    """
+    computes = list(_computes(module))
+    return not computes or any(compute.backward or compute.grads for compute in computes)
+
+
+def _computes(module: Module) -> Iterator[spec.Compute]:
+    for item in module.body:
+        if isinstance(item, Module):
+            yield from _computes(item)
+        else:
+            yield item
 
 
 class TiedGradients:
