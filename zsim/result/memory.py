@@ -79,28 +79,27 @@ def measure_gpu(views: Sequence[RankView], cluster: Cluster, program: Program) -
 
 
 def _gpu(view: RankView, cluster: Cluster, program: Program) -> GpuMemory:
-    """The allocator runs against what the device has left; where that fails, once more without a limit."""
+    """The allocator runs against what the device has left beside CUDA and NCCL."""
     # A step after the steady one repeats it.
     events = [event for event in view.ledgers["gpu"] if event.step <= view.steady.step]
     device = cluster.devices[view.rank]
     outside = framework_bytes(device, program)
     limit = device.usable_bytes - outside
-    top, reserved = peak(events), replay(events, limit)
-    failed, short = reserved.out_of_memory, 0
+    top, run = peak(events), replay(events, limit)
+    failed, reserved = run.out_of_memory, run.peak_bytes
     if failed is not None:
-        short = max(reserved.peak_bytes + failed.nbytes - limit, top.total - limit)
-        reserved = replay(events)
+        reserved = max(reserved + failed.nbytes, top.total)
     return GpuMemory(
         capacity_bytes=device.usable_bytes,
         peak_allocated_bytes=top.total,
-        peak_reserved_bytes=reserved.peak_bytes,
+        peak_reserved_bytes=reserved,
         framework_bytes=outside,
         by_category=top.by_category | {"framework": outside},
         peak_at=describe(view, top.event),
         peak_rank=view.rank,
-        headroom_bytes=-short if failed else limit - reserved.peak_bytes,
+        headroom_bytes=limit - reserved,
         out_of_memory_at=describe(view, failed) if failed else None,
-        allocator_retries=reserved.retries,
+        allocator_retries=run.retries,
     )
 
 

@@ -31,9 +31,9 @@ class GpuMemory:
     peak plus the category "framework", so that it sums to peak_allocated_bytes + framework_bytes.
 
     The run fits when PyTorch's caching allocator gets through all simulated steps with capacity - framework bytes,
-    giving cached blocks back where it must (`allocator_retries`). If so, `headroom_bytes` is what is never reserved;
-    if not, it is negative, at least this much is missing, `out_of_memory_at` says where it fails first, and the
-    reserved peak is that of a device without a limit.
+    giving cached blocks back where it must (`allocator_retries`). If so, `headroom_bytes` is what is never reserved.
+    If not, `out_of_memory_at` says where it fails first, the reserved peak is the least that it would have had to
+    reserve, and the headroom is negative: at least this much is missing.
     """
 
     capacity_bytes: int

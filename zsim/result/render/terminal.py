@@ -94,7 +94,7 @@ def _memory(result: Result, width: int, blocks: bool) -> Iterator[str]:
         if category != "framework":
             yield row(CATEGORY_LABELS.get(category, category), nbytes)
     yield row("= allocated", gpu.peak_allocated_bytes)
-    yield row("  reserved", gpu.peak_reserved_bytes)
+    yield row("  reserved" + ("" if gpu.fits else ", at least"), gpu.peak_reserved_bytes)
     if gpu.framework_bytes:
         yield row("+ " + CATEGORY_LABELS["framework"], gpu.framework_bytes)
         yield row("= shown by nvidia-smi", gpu.nvidia_smi_bytes)
@@ -105,7 +105,7 @@ def _memory(result: Result, width: int, blocks: bool) -> Iterator[str]:
         f"{decides} decides about out-of-memory."
     )
     if gpu.out_of_memory_at:
-        yield f"Runs out at {gpu.out_of_memory_at}. The reserved peak is that of a device without a limit."
+        yield f"Runs out at {gpu.out_of_memory_at}."
     if gpu.allocator_retries and gpu.fits:
         yield f"To get through, the allocator gives cached memory back {gpu.allocator_retries} times, which is slow."
     host = result.host
