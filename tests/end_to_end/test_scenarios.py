@@ -19,7 +19,12 @@ SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"COLUMNS": "80", "NO_COLOR": "1"}
     return subprocess.run(
-        [sys.executable, "-m", "zsim", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "zsim", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 

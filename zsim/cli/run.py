@@ -43,5 +43,10 @@ def run(
     else:
         from rich.console import Console
 
-        terminal.render(result, Console())
+        console = Console()
+        terminal.render(result, console)
+        if not result.fits:
+            from zsim.result.remedies import remedies
+
+            terminal.render_remedies(remedies(result), console)
     return 0 if result.fits else 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from zsim.result.render.style import CATEGORY_LABELS, cause_label
@@ -11,6 +11,8 @@ from zsim.result.spec import Headline, Result
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from zsim.result.remedies import Remedy
 
 GB, GIB = 1e9, 2**30
 WIDEST = 100
@@ -46,6 +48,21 @@ def render(result: Result, console: Console) -> None:
             say(title, "bold")
             for line in said:
                 say(line, indent=2)
+
+
+def render_remedies(remedies: Sequence[Remedy], console: Console) -> None:
+    """Prints what would make a run fit; each line was simulated."""
+    width = min(console.width, WIDEST)
+    console.print("\nWhat would make it fit", style="bold", highlight=False)
+    lines = [f"{remedy.name}: {_outcome(remedy.result)}" for remedy in remedies]
+    for line in lines or ["none of the settings tried, nor two of them together: zsim plan searches further"]:
+        for part in wrap(line, width - 2):
+            console.print("  " + part, highlight=False, markup=False, soft_wrap=True)
+
+
+def _outcome(result: Result) -> str:
+    free = result.gpu.headroom_bytes / GIB
+    return f"{free:.1f} GiB free, {result.throughput.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"
 
 
 def verdict(result: Result) -> str:

@@ -1,0 +1,129 @@
+"""What would make a run fit: settings that need less memory, tried by simulating again, mildest first."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+from zsim.errors import InputError
+from zsim.model.trace import trace
+from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
+from zsim.result.sensitivity import Variant, again
+from zsim.result.spec import Result
+
+if TYPE_CHECKING:
+    from zsim.scenario import Setup
+
+ENOUGH = 3  # remedies that a reader wants to see
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """Settings to change, and the run with them."""
+
+    name: str
+    result: Result
+
+
+def remedies(result: Result) -> list[Remedy]:
+    """Up to three changes that make `result` fit, mildest first; pairs of them where no single one is enough."""
+    steps = [step for step in _STEPS if step(result.setup) is not None]
+    for size in (1, 2):
+        found = []
+        for chosen in combinations(steps, size):
+            remedy = _try(result, chosen)
+            if remedy is not None:
+                found.append(remedy)
+            if len(found) == ENOUGH:
+                break
+        if found:
+            return found
+    return []
+
+
+Step = Callable[["Setup"], "tuple[str, Setup] | None"]
+
+
+def _try(result: Result, steps: tuple[Step, ...]) -> Remedy | None:
+    setup, names = result.setup, []
+    for step in steps:
+        changed = step(setup)
+        if changed is None:
+            return None
+        names.append(changed[0])
+        setup = changed[1]
+    try:
+        other = again(result, Variant(", ".join(names), "setting", setup, result.profile))
+    except InputError:
+        return None  # refused by the framework, or not modeled
+    return Remedy(", ".join(names), other) if other.fits else None
+
+
+def _workload(setup: Setup, **fields: Any) -> tuple[str, Setup]:
+    workload = dataclasses.replace(setup.workload, **fields)
+    return _name(fields), dataclasses.replace(setup, workload=workload, tree=trace(setup.model, workload))
+
+
+def _plan(setup: Setup, **fields: Any) -> tuple[str, Setup]:
+    return _name(fields), dataclasses.replace(setup, plan=dataclasses.replace(setup.plan, **fields))
+
+
+def _name(fields: dict[str, Any]) -> str:
+    return ", ".join(f"{name} = {f'{value:,}' if type(value) is int else value}" for name, value in fields.items())
+
+
+def _checkpoint(setup: Setup) -> tuple[str, Setup] | None:
+    return None if setup.workload.checkpointing == "full" else _workload(setup, checkpointing="full")
+
+
+def _halve_micro_batch(setup: Setup) -> tuple[str, Setup] | None:
+    size = setup.workload.micro_batch
+    return None if size == 1 else _workload(setup, micro_batch=size // 2)
+
+
+def _fuse_loss(setup: Setup) -> tuple[str, Setup] | None:
+    return None if setup.workload.loss == "fused" else _workload(setup, loss="fused")
+
+
+def _shard_more(setup: Setup) -> tuple[str, Setup] | None:
+    plan = setup.plan
+    if isinstance(plan, DeepSpeedPlan) and plan.stage < 3:
+        name, changed = _plan(setup, stage=plan.stage + 1)
+        return f"zero.{name}", changed
+    if isinstance(plan, Fsdp2Plan) and plan.reshard_after_forward is not True:
+        return _plan(setup, reshard_after_forward=True)
+    if isinstance(plan, Fsdp1Plan) and plan.sharding_strategy != "FULL_SHARD":
+        return _plan(setup, sharding_strategy="FULL_SHARD")
+    if isinstance(plan, DdpPlan) and plan.world_size > 1:
+        compute = plan.autocast or plan.dtype
+        sharded = Fsdp2Plan(
+            world_size=plan.world_size,
+            grad_accum=plan.grad_accum,
+            grad_clip=plan.grad_clip,
+            optimizer=plan.optimizer,
+            param_dtype=compute,
+            storage_dtype=plan.dtype,
+        )
+        return "framework = fsdp2", dataclasses.replace(setup, plan=sharded)
+    return None
+
+
+def _offload_optimizer(setup: Setup) -> tuple[str, Setup] | None:
+    plan = setup.plan
+    if not isinstance(plan, DeepSpeedPlan) or not plan.stage or plan.offload_optimizer is not None:
+        return None
+    _, changed = _plan(setup, offload_optimizer="cpu", optimizer=dataclasses.replace(plan.optimizer, impl="cpu"))
+    return "zero.offload_optimizer = cpu", changed
+
+
+def _halve_sequence(setup: Setup) -> tuple[str, Setup] | None:
+    length = setup.workload.seq_len
+    return None if length < 512 else _workload(setup, seq_len=length // 2)
+
+
+_STEPS: tuple[Step, ...] = (
+    _checkpoint, _halve_micro_batch, _fuse_loss, _shard_more, _halve_sequence, _offload_optimizer,
+)  # fmt: skip
