@@ -62,6 +62,7 @@ class Architecture:
     grouped: bool = False  # fused qkv lies by key head (Falcon 40b)
     clip_qkv: bool = False  # MPT
     residual_after_norm: bool = False  # BLOOM
+    remainder: int = 0  # of a bare parameter count: a vector that makes the count exact
 
     @property
     def experts(self) -> Moe:

@@ -26,7 +26,8 @@ from zsim.model.views import (
 __all__ = [
     "activation", "activation_by_result", "add", "cat", "contiguous", "divide", "dropout", "layout", "masked_fill",
     "mean_last", "mul", "narrow", "neg", "pick", "pointwise", "power", "repeat_heads", "reshape", "rsqrt", "scale",
-    "select", "shift", "split", "sum_last", "sum_middle", "to", "transpose", "unsqueeze",
+    "select", "shift", "split", "sum_last", "sum_middle", "to", "touch", "transpose",
+    "unsqueeze",
 ]  # fmt: skip
 
 
@@ -99,6 +100,14 @@ def add(a: Tensor, b: Tensor, in_place: bool = False) -> Tensor:
         out = _binary(a, b)
     if a_grad or b_grad:
         a.tape.link((a, b), lambda g: (g if a_grad else None, g if b_grad else None), out)
+    return out
+
+
+def touch(x: Tensor, weight: Tensor) -> Tensor:
+    """`x`, with `weight` taking part in backward and in nothing else."""
+    out = view_of(x, x.shape, x.strides)
+    x.tape.link((x, weight), lambda g: (g, x_tape.gradient(weight, weight.shape, weight.dtype)), out)
+    x_tape = x.tape
     return out
 
 

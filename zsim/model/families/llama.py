@@ -9,7 +9,7 @@ from zsim.model import functional as F
 from zsim.model.attention import Rotary, attend, causal_mask, positions, rotate, split_heads
 from zsim.model.decoder import CausalLM, head, run_block
 from zsim.model.graph import Tensor
-from zsim.model.layers import Activation, Blocks, Embedding, Linear, Module, Net, RMSNorm
+from zsim.model.layers import Activation, Blocks, Embedding, Linear, Module, Net, RMSNorm, Weight
 
 
 class Attention(Module):
@@ -146,12 +146,14 @@ class LlamaForCausalLM(CausalLM):
         self.class_name = f"{prefix}ForCausalLM"
         self.model = self.decoder(prefix)
         self.lm_head = head(net, self.model.embed_tokens)
+        self.remainder = Weight(net, net.arch.remainder) if net.arch.remainder else None
 
     def decoder(self, prefix: str) -> Model:
         return Model(self.net, prefix)
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
-        return self.finish(self.model(ids), labels, self.lm_head)
+        loss = self.finish(self.model(ids), labels, self.lm_head)
+        return loss if self.remainder is None else F.touch(loss, self.remainder)
 
 
 class Olmo2Norm(RMSNorm):

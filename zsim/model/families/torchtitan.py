@@ -11,7 +11,7 @@ from zsim.model import products as P
 from zsim.model.attention import complex_rotate
 from zsim.model.decoder import CausalLM, head, run_block
 from zsim.model.graph import Tensor
-from zsim.model.layers import Blocks, Embedding, Linear, Module, Net
+from zsim.model.layers import Blocks, Embedding, Linear, Module, Net, Weight
 from zsim.model.layers import RMSNorm as HFNorm
 
 _NAMES = {
@@ -109,6 +109,7 @@ class Transformer(CausalLM):
         self.norm = RMSNorm(net)
         self.norm.role = "norm"
         self.output = head(net, self.tok_embeddings)
+        self.remainder = Weight(net, arch.remainder) if arch.remainder else None
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         tape, arch = self.net.tape, self.net.arch
@@ -119,7 +120,8 @@ class Transformer(CausalLM):
         tape.label = self.kind
         # The bf16 logits end with the cast. torchtitan's trainer holds them until the loss exists: never the peak.
         logits = F.to(F.reshape(self.output(self.norm(h)), -1, arch.vocab), "float32")
-        return P.cross_entropy(logits, F.reshape(labels, -1))
+        loss = P.cross_entropy(logits, F.reshape(labels, -1))
+        return loss if self.remainder is None else F.touch(loss, self.remainder)
 
     def _table(self, s: int, half: int) -> Tensor:
         tape = self.net.tape
