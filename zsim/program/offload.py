@@ -60,7 +60,7 @@ class Zero3OnCpu:
             numel = self.shard[param]
             nbytes = numel * self.accum_size
             key = f"offload:{param}"
-            builder.alloc(key, "gradients", nbytes)
+            builder.alloc(key, "gradients", nbytes, lane=lane)
             if gradients.micro:
                 self._move(H2D, nbytes)
                 elementwise(builder, lane, "accumulate", "backward", 2 * nbytes, nbytes, micro=gradients.micro)
@@ -74,7 +74,7 @@ class Zero3OnCpu:
                     micro=gradients.micro, temp_peak=8 * numel,
                 )  # fmt: skip
                 if self.accum_size != 4:
-                    builder.alloc(f"{key} fp32", "gradients", 4 * numel)
+                    builder.alloc(f"{key} fp32", "gradients", 4 * numel, lane=lane)
                     elementwise(builder, lane, "cast", "backward", nbytes, 4 * numel, micro=gradients.micro)
                 self._move(D2H, 4 * numel)
                 if self.accum_size != 4:
@@ -147,7 +147,7 @@ class Zero12OnCpu:
         rank, elements = self.rank, sum(kept.values())
         if not self.compact_held:
             self.compact_held = True
-            self.builder.alloc("kept gradients", "gradients", 4 * self.partitions.size)
+            self.builder.alloc("kept gradients", "gradients", 4 * self.partitions.size, lane=rank.lane)
         elementwise(
             self.builder, rank.lane, "accumulate", "backward", (rank.comm_size + 8) * elements, 8 * elements,
             launches=2 * len(kept), micro=rank.micro, temp_peak=4 * max(kept.values()),
@@ -189,7 +189,7 @@ class Zero12OnCpu:
         )  # fmt: skip
         builder.host_wait(builder.last(rank.lane))  # update_offload_overflow_tracker
         if size != 4:
-            builder.alloc("cast gradient", "gradients", 4 * elements)
+            builder.alloc("cast gradient", "gradients", 4 * elements, lane=rank.lane)
             elementwise(builder, rank.lane, "cast", "backward", size * elements, 4 * elements, micro=rank.micro)
         self.pending.append(self._move(D2H, 4 * elements))
         if size != 4:

@@ -243,12 +243,12 @@ class Zero12(Hooks):
         temporaries: list[str] = []
         if flattened:
             temporaries.append("flat gradients")
-            builder.alloc("flat gradients", "reduce_buffers", elements * self.grad_size)
+            builder.alloc("flat gradients", "reduce_buffers", elements * self.grad_size, lane=self.lane)
             self._kernel("copy", elements * self.grad_size, elements * self.grad_size)
         cast = self.comm_size != self.grad_size
         if cast:
             temporaries.append("cast gradients")
-            builder.alloc("cast gradients", "reduce_buffers", elements * self.comm_size)
+            builder.alloc("cast gradients", "reduce_buffers", elements * self.comm_size, lane=self.lane)
             self._kernel("cast", elements * self.grad_size, elements * self.comm_size)
         collective(
             builder, self.lane, kind, comm_dtype(self.plan), elements, elements, "backward", "reduce gradients",

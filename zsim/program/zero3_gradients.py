@@ -127,7 +127,7 @@ class Gradients:
 
     def _temporary(self, keys: list[str], key: str, read_bytes: int, nbytes: int) -> None:
         keys.append(key)
-        self.builder.alloc(key, "reduce_buffers", nbytes)
+        self.builder.alloc(key, "reduce_buffers", nbytes, lane=self.lane)
         label = {"reduce input": "copy", "scaled gradients": "scale"}.get(key, "cast")
         elementwise(self.builder, self.lane, label, "backward", read_bytes, nbytes, micro=self.micro)
 

@@ -41,6 +41,8 @@ class Parameters:
         self.shard = [ceil(numel / self.world) for numel in self.numel]
         self.trainable = trainable(model)
         self.size = dtype_bytes(plan.dtype)
+        # parameter_offload.py: __allgather_stream is the default stream unless overlap_comm
+        self.stream = ALL_GATHER if overlaps(plan) else COMPUTE
         self.hpz = plan.zero_hpz_partition_size if plan.zero_hpz_partition_size > 1 else 0
         self.secondary: set[int] = set()  # parameters that have a shard over the small hpZ group
         self.micro = 0
@@ -80,7 +82,7 @@ class Parameters:
         """_all_gather_sequential: straight into the parameter's own buffer."""
         ranks = self._ranks(group)
         part = self._part(param, ranks)
-        self.builder.alloc(f"full:{param}", "all_gather_buffers", part * ranks * self.size)
+        self.builder.alloc(f"full:{param}", "all_gather_buffers", part * ranks * self.size, lane=self.stream)
         self._to_device((param,), module, phase)
         event = self._call("all_gather", part, part * ranks, group, module, phase)
         self._inflight[param] = Gather((param,), event, None, 1)
@@ -96,7 +98,7 @@ class Parameters:
         reduce = self.plan.use_all_reduce_for_fetch_params and group == "world"
         flat = f"flat:{self._flats}"
         self._flats += 1
-        self.builder.alloc(flat, "all_gather_buffers", part * ranks * self.size)
+        self.builder.alloc(flat, "all_gather_buffers", part * ranks * self.size, lane=self.stream)
         self._to_device(params, module, phase)
         shard_bytes = part * self.size
         elementwise(
@@ -164,7 +166,7 @@ class Parameters:
             return
         nbytes = 0
         for param in gather.params:
-            self.builder.alloc(f"full:{param}", "all_gather_buffers", self.numel[param] * self.size)
+            self.builder.alloc(f"full:{param}", "all_gather_buffers", self.numel[param] * self.size, lane=self.stream)
             nbytes += self.numel[param] * self.size
         gather.event = elementwise(
             self.builder, ALL_GATHER, "copy", phase, nbytes, nbytes,
