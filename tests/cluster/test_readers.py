@@ -6,9 +6,11 @@ from pathlib import Path
 
 import networkx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from zsim.cluster.files import read_machine, read_query, read_text, write_yaml
-from zsim.cluster.load import load_topology
+from zsim.cluster.load import cluster_from, load_topology
 from zsim.cluster.matrix import Hints
 from zsim.cluster.rings import rings
 from zsim.cluster.spec import Cluster
@@ -143,6 +145,33 @@ def test_a_reading_becomes_a_topology_file(tmp_path: Path, name: str) -> None:
 
 def test_a_scenario_may_name_a_paste_directly() -> None:
     assert load_topology(DATA / "smi_nvswitch_nics.txt", nodes=2).world_size == 8
+
+
+@given(st.sampled_from(sorted([*READ, *REFUSED])), st.data())
+@settings(max_examples=150, deadline=None)
+def test_damage_is_read_soundly_or_refused_never_a_crash(name: str, data: st.DataObject) -> None:
+    """Cut, drop and swap lines and words at random."""
+    lines = (DATA / name).read_text().splitlines()
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, max(0, len(lines) - 1)))
+        what = data.draw(st.sampled_from(["drop", "cut", "word", "twice"]))
+        if what == "drop":
+            lines = lines[:at] + lines[at + 1 :]
+        elif what == "cut":
+            lines = lines[: at + 1]
+        elif what == "twice":
+            lines = lines[:at] + lines[at : at + 1] * 2 + lines[at + 1 :]
+        elif lines:
+            words = lines[at].split("\t")
+            words[data.draw(st.integers(0, len(words) - 1))] = data.draw(
+                st.sampled_from(["NV99", "PIX", "", "GPU0", "-1", "1e400"])
+            )
+            lines[at] = "\t".join(words)
+    try:
+        cluster = cluster_from(read_text("\n".join(lines)).document)
+    except InputError:
+        return
+    check(cluster)
 
 
 def check(cluster: Cluster) -> None:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from zsim.errors import InputError
 from zsim.validation import nccl_log
@@ -137,6 +139,19 @@ LOGGED = {
 def test_logs(name: str) -> None:
     tables = nccl_log.read(LOGS / name)
     assert [(table.op, table.ranks, len(table.rows), table.rows[-1].nbytes) for table in tables] == LOGGED[name]
+
+
+@given(st.sampled_from(sorted(LOGGED)), st.data())
+@settings(max_examples=100, deadline=None)
+def test_damaged_logs_do_not_crash(name: str, data: st.DataObject) -> None:
+    text = (LOGS / name).read_text()
+    start, length = data.draw(st.integers(0, len(text))), data.draw(st.integers(0, 80))
+    noise = data.draw(st.sampled_from(["", "nan", " 1e999 ", "[3]", "\n", " -1 0 0"]))
+    try:
+        tables = nccl_log.parse(text[:start] + noise + text[start + length :])
+    except InputError:
+        return
+    assert all(row.seconds > 0 and row.nbytes > 0 for table in tables for row in table.rows)
 
 
 def test_what_a_log_says_of_itself() -> None:

@@ -33,7 +33,8 @@ def parse(text: str) -> Matrix:
     names = list(types)
     local = {name: f"gpu{index}" for index, name in enumerate(names)}
     matrix = Matrix(list(local.values()), [], fabric="xgmi", numa=_numa(text, len(names)))
-    hops = next((table for table in tables if table is not types and _is_hops(table)), None)
+    same = [table for table in tables if table is not types and list(table) == names]
+    hops = next((table for table in same if _is_hops(table) and all(len(row) == count for row in table.values())), None)
     unreadable = 0
     for name, row in types.items():
         for column, cell in enumerate(row):

@@ -61,7 +61,7 @@ def parse(text: str) -> list[Measured]:
         if _TITLE.search(line):
             found.append(Measured(f"{test} {line}".strip(), _what(test, line)))
         elif found and not _COLUMNS.match(line):
-            row = re.match(r"^\s*(\d+)\s+((?:[\d.]+\s*|N/A\s*)+)$", line)
+            row = re.match(r"^\s*(\d+)((?:\s+(?:\d+(?:\.\d+)?|N/A))+)\s*$", line)
             if row:
                 values = [float(value) for value in row.group(2).split() if value != "N/A"]
                 found[-1].rows[int(row.group(1))] = values

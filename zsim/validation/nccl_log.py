@@ -106,8 +106,8 @@ def _add(table: Table, kinds: list[tuple[str, int]], nbytes: int, redop: str, re
     """A row's numbers: [root] (time algbw busbw wrong) once or twice; an odd count starts with the root."""
     numbers = _NUMBER.findall(rest)
     root = -1
-    if len(numbers) % 2 and len(numbers) in (5, 7, 9):
-        root, numbers = int(float(numbers[0])), numbers[1:]
+    if len(numbers) in (5, 7, 9) and re.fullmatch(r"-?\d{1,6}", numbers[0]):
+        root, numbers = int(numbers[0]), numbers[1:]
     if len(numbers) < 3 or "N/A" in (values := [number.upper() for number in numbers])[:3]:
         table.warnings.append(f"row of {nbytes} bytes is cut")
         return
