@@ -145,6 +145,12 @@ class Linear(Module):
         self.weight = Weight(net, outputs, inputs)
         self.bias = Weight(net, outputs) if bias else None
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """(outputs, inputs)"""
+        outputs, inputs = self.weight.shape
+        return outputs, inputs
+
     def forward(self, x: Tensor) -> Tensor:
         return P.linear(x, self.weight, self.bias)
 

@@ -10,8 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
+from typing import TYPE_CHECKING
 
 from zsim.model.kernels import DTYPE_BYTES, Kernel
+
+if TYPE_CHECKING:
+    from zsim.model.lora import Tuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +28,11 @@ class Parameter:
     trainable: bool = True
     dtype: str | None = None  # storage dtype if it is not the run's (bitsandbytes nf4, fp32 routers)
     expert: bool = False  # belongs to one of several routed experts (MoE)
+    packed: int = 1  # weights that one stored element holds (4-bit weights in 16-bit storage: 4)
 
     @property
     def numel(self) -> int:
+        """Elements as stored, which is what frameworks move."""
         return prod(self.shape)
 
 
@@ -130,11 +136,13 @@ class ModelSpec:
     arch: object  # the family's normalized configuration (model.architecture.Architecture)
     buffers_bytes: int = 0  # non-parameter state on the GPU: rotary tables
     notes: tuple[str, ...] = ()  # what was assumed while reading
+    tuning: Tuning | None = None  # adapters and quantized weights
     _cache: dict = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def numel(self) -> int:
-        return sum(parameter.numel for parameter in self.parameters)
+        """Weights, however they are stored."""
+        return sum(parameter.numel * parameter.packed for parameter in self.parameters)
 
     @property
     def trainable_numel(self) -> int:

@@ -57,6 +57,10 @@ class _Tracer:
             _layer_keys(spec),
         )
         self.model = families.build(net)
+        if spec.tuning is not None:
+            from zsim.model.lora import attach
+
+            attach(self.model, net, spec.tuning)
         self.model.set_paths("")
         self.index = {parameter.name: i for i, parameter in enumerate(spec.parameters)}
         for layer in self.model.all_modules():

@@ -1,0 +1,195 @@
+"""Adapters on a frozen model, as peft 0.18 adds them, and base weights in 4 bits, as bitsandbytes 0.48 keeps them.
+
+An adapter is two ordinary Linear modules beside a frozen one. A 4-bit weight is a parameter of packed storage and a
+kernel that unpacks it into a temporary, once in every forward and once in every backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import cast
+
+from zsim.errors import InputError, NotModeled
+from zsim.model import families
+from zsim.model import functional as F
+from zsim.model.architecture import Architecture
+from zsim.model.graph import Tensor
+from zsim.model.layers import Dropout, Linear, Module, Net, Weight
+from zsim.model.spec import ModelSpec, Parameter
+
+ALL_LINEAR = "all-linear"  # peft: every Linear but the output projection
+# Stored elements are of the run's 16-bit dtype (bnb_4bit_quant_storage, which sharding needs): four weights each.
+WEIGHTS_PER_ELEMENT = 4
+# bitsandbytes functional.py quantize_4bit: a float32 maximum per 64 weights; with double quantization (quant_state
+# nested) a byte instead, and a float32 for every 256 of them.
+BLOCK, NESTED_BLOCK = 64, 256
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """`targets`: names of Linear modules ("q_proj"), or "all-linear". alpha scales and costs nothing."""
+
+    r: int
+    targets: tuple[str, ...] = (ALL_LINEAR,)
+    alpha: float = 16.0
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """How a checkpoint is fine-tuned: `quantize` None or nf4; `double_quant` of the blocks' maxima."""
+
+    lora: Lora | None = None
+    quantize: str | None = None
+    double_quant: bool = True
+
+
+def tune(spec: ModelSpec, tuning: Tuning) -> ModelSpec:
+    """The model with adapters, everything else frozen. Raises InputError for targets that it has not.
+
+    Names are peft's without its prefix `base_model.model.`.
+    """
+    if not isinstance(spec.arch, Architecture):
+        raise InputError("adapters need a model with layers", accepted="model: a config.json")
+    if tuning.lora is None:
+        raise InputError("quantized weights cannot be trained without adapters", field="quantize", accepted="lora: ...")
+    net = Net(spec.arch)
+    model = families.build(net)
+    attach(model, net, tuning)
+    found = tuple(_parameters(model))
+    state = quantization_bytes(found, tuning)
+    return replace(
+        spec, parameters=found, tuning=tuning, buffers_bytes=spec.buffers_bytes + state, _cache={},
+    )  # fmt: skip
+
+
+def quantization_bytes(parameters: tuple[Parameter, ...], tuning: Tuning) -> int:
+    """Bytes of the blocks' maxima, which every rank holds in full: they are no parameters."""
+    blocks = sum(ceil(p.numel * p.packed / BLOCK) for p in parameters if p.packed > 1)
+    return blocks + 4 * ceil(blocks / NESTED_BLOCK) if tuning.double_quant else 4 * blocks
+
+
+def attach(model: Module, net: Net, tuning: Tuning) -> None:
+    """Replace the Linear modules of a freshly built model."""
+    targets = tuning.lora.targets if tuning.lora else ()
+    hit: set[str] = set()
+    names: set[str] = set()
+    for parent in list(model.all_modules()):
+        for name, child in list(parent.children.items()):
+            if type(child) is not Linear or child.role == "head":
+                continue
+            names.add(name)
+            if tuning.quantize:
+                child = Linear4bit(net, child, tuning.double_quant)
+                setattr(parent, name, child)
+            if tuning.lora and (targets == (ALL_LINEAR,) or name in targets):
+                hit.add(name)
+                setattr(parent, name, LoraLinear(net, child, tuning.lora))
+    missing = set(targets) - hit - {ALL_LINEAR}
+    if missing or not hit:
+        what = ", ".join(sorted(missing)) or "any Linear module"
+        raise InputError(f"the model has no {what}", field="lora.targets", accepted=", ".join(sorted(names)))
+
+
+def _parameters(model: Module) -> Iterator[Parameter]:
+    seen: set[tuple[int, int]] = set()
+    for name, layer, owner, weight in model.named_weights():
+        if (id(weight), layer) in seen:
+            continue
+        seen.add((id(weight), layer))
+        shape, packed = weight.shape, 1
+        if isinstance(owner, Linear4bit) and weight is owner.weight:
+            packed = WEIGHTS_PER_ELEMENT
+            shape = (ceil(weight.shape[0] * weight.shape[1] / packed), 1)
+        yield Parameter(
+            name, shape, owner.class_name or type(owner).__name__, trainable=".lora_" in name, expert=weight.expert,
+            packed=packed,
+        )  # fmt: skip
+
+
+class ModuleDict(Module):
+    """Holds modules and is never called."""
+
+    class_name = "ModuleDict"
+
+    def add(self, module: Module) -> Module:
+        self.default = module
+        return module
+
+
+class LoraLinear(Module):
+    """peft/tuners/lora/layer.py Linear.forward: base(x) + B(A(dropout(x))) * scaling."""
+
+    kind = "residual"
+    class_name = "Linear"
+
+    def __init__(self, net: Net, base: Linear, lora: Lora) -> None:
+        super().__init__(net)
+        outputs, inputs = base.size
+        self.base_layer = base
+        self.lora_dropout = ModuleDict(net)
+        # peft puts nn.Identity where nothing is dropped
+        self.drop = self.lora_dropout.add(Dropout(net, lora.dropout)) if lora.dropout else None
+        self.children.pop("drop", None)
+        self.lora_A = ModuleDict(net)
+        self.lora_B = ModuleDict(net)
+        self.lora_A.add(Linear(net, inputs, lora.r))
+        self.lora_B.add(Linear(net, lora.r, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = self.base_layer(x)
+        if self.drop is not None:
+            x = self.drop(x)
+        update = self.lora_B.default(self.lora_A.default(x))
+        return F.add(result, F.scale(update))
+
+
+class Linear4bit(Linear):
+    """bitsandbytes/nn/modules.py; autograd/_functions.py MatMul4Bit: saves nothing but the packed weight."""
+
+    class_name = "Linear4bit"
+
+    def __init__(self, net: Net, base: Linear, double_quant: bool) -> None:
+        Module.__init__(self, net)
+        if net.checkpointing == "selective":
+            raise NotModeled("selective checkpointing of 4-bit products", accepted="none, full")
+        self.weight: Weight = base.weight
+        self.bias = base.bias
+        self.double_quant = double_quant
+
+    def forward(self, x: Tensor) -> Tensor:
+        tape, dtype = x.tape, x.dtype
+        n, k = self.weight.shape
+        flat = x if len(x.shape) == 2 else F.reshape(x, -1, k)
+        m = flat.shape[0]
+        packed_bytes, blocks = n * k // 2, ceil(n * k / BLOCK)
+
+        def unpack() -> Tensor:
+            scales = tape.empty((blocks,), "float32") if self.double_quant else None
+            if scales is not None:
+                tape.memory(blocks, scales.nbytes, "dequantize")
+            full = tape.empty((n, k), dtype)
+            tape.memory(packed_bytes + 4 * blocks, full.nbytes, "dequantize")
+            return full
+
+        def product() -> Tensor:
+            weight = unpack()  # noqa: F841  alive during the product
+            out = tape.empty((m, n), dtype)
+            tape.gemm(m, n, k, dtype)
+            return out
+
+        def backward(g: Tensor) -> tuple[Tensor]:
+            weight = unpack()  # noqa: F841
+            grad = tape.empty((m, k), dtype)
+            tape.gemm(m, k, n, dtype)
+            return (grad,)
+
+        needs_grad = flat.needs_grad
+        out = product()
+        if needs_grad:
+            tape.link((flat,), backward, out)
+        if self.bias is not None:
+            out = F.add(out, cast(Tensor, self.bias))
+        return out if len(x.shape) == 2 else F.reshape(out, *x.shape[:-1], n)
