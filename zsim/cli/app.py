@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "memory": ("zsim.cli.memory", "The textbook's bytes per GPU for DDP, ZeRO-1, 2, 3 and CPU offload."),
     "topo": ("zsim.cli.topo", "Show and check a machine: its tree, links, paths between GPUs and rings."),
     "collectives": ("zsim.cli.collectives", "What nccl-tests would print on a machine: time and bandwidth by size."),
+    "calibrate": ("zsim.cli.calibrate", "Fit the cost profiles to evidence."),
     "validate": ("zsim.cli.validate", "Predictions against published, measured and recorded runs."),
     "read": ("zsim.cli.read", "What a file is (DeepSpeed, accelerate, model, topology ...) and what it says."),
     "from": ("zsim.cli.convert", "Write a scenario from the configuration files you have."),

@@ -2,7 +2,8 @@
 
 A profile never holds what the catalog or the topology already says (peaks, bandwidths): only the share of them that
 kernels reach, and the time that software adds. One file per device, over `generic.yaml` for what the device's own does
-not say; `stacks.yaml` for what depends on the framework rather than on the GPU.
+not say; `stacks.yaml` for what depends on the framework rather than on the GPU; `fitted.yaml`, which `zsim calibrate
+published` writes, for what was fitted to published runs, and how far off it is.
 """
 
 from __future__ import annotations
@@ -123,34 +124,36 @@ def build(device: str, stack: str, read: Callable[[str], Document | None]) -> Pr
     stacks = read("stacks") or {}
     if stack not in stacks:
         raise InputError(f"unknown software stack '{stack}'", field="profile", accepted=", ".join(sorted(stacks)))
-    document = _device_document(slug(device), read)
+    content = document(slug(device), read)
     host = _merge(stacks["default"], stacks[stack])
     renamed = host.pop("attention", {})
-    attention = {name: AttentionCost(**entry) for name, entry in document["attention"].items()}
+    attention = {name: AttentionCost(**entry) for name, entry in content["attention"].items()}
     return Profile(
         device=device,
         stack=stack,
-        gemm=GemmCost(**document["gemm"]),
+        gemm=GemmCost(**content["gemm"]),
         # `renamed`: which kernels this stack's implementations really are
         attention=attention | {name: attention[kernel] for name, kernel in renamed.items()},
-        memory_efficiency=document["memory_efficiency"],
-        launch_gap=document["launch_gap"],
-        collective_slowdown=document["collective_slowdown"],
+        memory_efficiency=content["memory_efficiency"],
+        launch_gap=content["launch_gap"],
+        collective_slowdown=content["collective_slowdown"],
         host=HostCost(**host),
-        cpu=CpuCost(**document["cpu"]),
-        provenance=document["provenance"],
-        evidence=tuple(Evidence(**entry) for entry in document.get("evidence", ())),
+        cpu=CpuCost(**content["cpu"]),
+        provenance=content["provenance"],
+        evidence=tuple(Evidence(**entry) for entry in content.get("evidence", ())),
     )
 
 
-def _device_document(name: str, read: Callable[[str], Document | None]) -> Document:
-    """The device's own document over the one it is `like`, over the generic one."""
-    document = read(name)
-    if document is None:
-        document = read("generic")
-        assert document is not None
-        return document
-    return document if name == "generic" else _merge(_device_document(document.get("like", "generic"), read), document)
+def document(name: str, read: Callable[[str], Document | None]) -> Document:
+    """A device's own document with what was fitted, over the one it is `like`, over the generic one."""
+    own = read(name)
+    if own is None:
+        return document("generic", read)
+    fitted = read("fitted") or {}
+    own = _merge(own, fitted.get("values", {}).get(name, {}))
+    if name in fitted.get("evidence", {}):
+        own["evidence"] = fitted["evidence"][name]
+    return own if name == "generic" else _merge(document(own.get("like", "generic"), read), own)
 
 
 def slug(device: str) -> str:

@@ -8,13 +8,14 @@ everything else held as simulated, and repeat until both agree.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from zsim.cluster.classes import rank_classes
-from zsim.cost.price import Price, kernel_seconds, straggling
-from zsim.cost.profile import Profile
+from zsim.cost import profile as profiles
+from zsim.cost.price import Price, kernel_seconds
+from zsim.cost.profile import Document, Profile
 from zsim.engine.simulator import run
 from zsim.errors import InputError
 from zsim.model.kernels import Kernel
@@ -24,30 +25,42 @@ from zsim.scenario import Setup
 from zsim.validation.evidence import Row, setup_of
 from zsim.validation.published import extrapolate, micro_steps
 
-ROUNDS = 4
-ROBUST_SCALE = 0.03  # errors beyond 3 % pull less and less: single odd rows must not set a constant
+ROUNDS = 3
+ROBUST_SCALE = 0.02  # errors beyond 2 % pull less and less: single odd rows must not set a constant
+DIGITS = 3  # of a fitted constant; more would be noise
+Reader = Callable[[str], Document | None]
 
 
 @dataclass(frozen=True)
 class Knob:
-    """A constant to fit: where it stands in the profile ("gemm.efficiency"), and what is physical."""
+    """A constant to fit: the document it stands in, its path there ("gemm.efficiency"), and what is physical.
 
+    It acts on every device whose document builds on that one and does not say it itself.
+    """
+
+    document: str
     path: str
     low: float
     high: float
 
 
 KNOBS = (
-    Knob("gemm.efficiency", 0.35, 0.95),
-    Knob("attention.flash.forward", 0.15, 0.80),
-    Knob("attention.flash.backward", 0.15, 0.80),
-    Knob("memory_efficiency.default", 0.50, 0.95),
+    # Collectives take 16 to 32 of 108 or 132 SMs, and memory bandwidth and power beside that.
+    Knob("generic", "collective_slowdown", 1.0, 1.8),
+    Knob("generic", "memory_efficiency.default", 0.5, 0.95),  # a copy reaches 0.79 to 0.95
+    Knob("a100-sxm-80gb", "gemm.efficiency", 0.5, 0.87),  # 0.87: the best of a search over shapes
+    Knob("a100-sxm-80gb", "attention.flash1.forward", 0.2, 0.73),
+    Knob("a100-sxm-80gb", "attention.flash1.backward", 0.2, 0.65),
+    Knob("h100-sxm", "gemm.efficiency", 0.5, 0.80),
+    Knob("h100-sxm", "attention.flash1.forward", 0.1, 0.40),
+    Knob("h100-sxm", "attention.flash1.backward", 0.1, 0.35),
+    Knob("h100-sxm-96gb", "gemm.efficiency", 0.4, 0.80),
 )
 
 
 @dataclass(frozen=True)
 class Case:
-    """A fit row with its kernels counted. `runs`: the programs whose steps give the row's step (`micro_steps`)."""
+    """A row with its kernels counted. `runs`: the programs whose steps give the row's step (`micro_steps`)."""
 
     row: Row
     setup: Setup
@@ -55,10 +68,16 @@ class Case:
     kernels: Mapping[Kernel, float]
     measured_s: float
 
+    @property
+    def device(self) -> str:
+        return self.setup.cluster.devices[0].name
+
+    def profile(self, read: Reader) -> Profile:
+        return profiles.build(self.device, self.setup.profile, read)
+
     def compute_alone(self, profile: Profile) -> float:
         device = self.setup.cluster.devices[0]
-        slowest = straggling(self.setup.cluster.world_size, profile.spread)
-        return slowest * sum(count * kernel_seconds(kernel, device, profile) for kernel, count in self.kernels.items())
+        return sum(count * kernel_seconds(kernel, device, profile) for kernel, count in self.kernels.items())
 
     def simulate(self, profile: Profile) -> float:
         """Seconds of the steady step."""
@@ -70,18 +89,20 @@ class Case:
         return extrapolate(self.setup, times)
 
 
-def case_of(row: Row) -> Case | None:
-    """None where the row cannot be simulated or has no step time."""
-    try:
-        setup, measured = setup_of(row), row.step_s
-        runs = [(part, lower(part.model, part.tree, part.plan, part.workload)) for part in micro_steps(setup)]
-    except InputError:
-        return None
-    if measured is None:
-        return None
-    counts = [_kernels(program) for _, program in runs]
-    kernels = {kernel: extrapolate(setup, [count[kernel] for count in counts]) for kernel in counts[-1]}
-    return Case(row, setup, runs, kernels, measured)
+def cases(rows: Iterable[Row]) -> list[Case]:
+    """Of the rows that can be simulated and have a step time."""
+    found = []
+    for row in rows:
+        try:
+            setup, measured = setup_of(row), row.step_s
+            runs = [(part, lower(part.model, part.tree, part.plan, part.workload)) for part in micro_steps(setup)]
+        except InputError:
+            continue
+        if measured is not None:
+            counts = [_kernels(program) for _, program in runs]
+            kernels = {kernel: extrapolate(setup, [count[kernel] for count in counts]) for kernel in counts[-1]}
+            found.append(Case(row, setup, runs, kernels, measured))
+    return found
 
 
 def _kernels(program: Program) -> Counter[Kernel]:
@@ -94,54 +115,182 @@ def _kernels(program: Program) -> Counter[Kernel]:
     return kernels
 
 
-@dataclass(frozen=True)
-class Fit:
-    values: Mapping[str, float]
-    profile: Profile
-    errors: Sequence[float]  # percent, of the fit rows
+def fit(
+    rows: Sequence[Case], knobs: Sequence[Knob] = KNOBS, base: Reader | None = None, rounds: int = ROUNDS
+) -> dict[Knob, float]:
+    """The constants that bring the predicted steps of `rows` nearest to the measured ones, rounded.
 
-
-def fit(rows: Sequence[Case], start: Profile, knobs: Sequence[Knob] = KNOBS) -> Fit:
-    """The constants that bring the predicted steps of `rows` (all of one device) nearest to the measured ones."""
+    `base`: the documents that the constants are written over (None: the package's, without fitted values).
+    """
     import numpy as np
     from scipy.optimize import least_squares
 
-    profile, measured = start, np.array([case.measured_s for case in rows])
-    point = np.array([min(max(read(start, knob.path), knob.low), knob.high) for knob in knobs])
-    for _ in range(ROUNDS):
-        rest = np.array([case.simulate(profile) - case.compute_alone(profile) for case in rows])
+    base = base or unfitted
+    measured = np.array([case.measured_s for case in rows])
+    point = np.array([min(max(_value(knob, base), knob.low), knob.high) for knob in knobs])
+    bounds = [knob.low for knob in knobs], [knob.high for knob in knobs]
+    for _ in range(rounds):
+        now = _built(rows, with_values(base, dict(zip(knobs, point, strict=True))))
+        rest = np.array([case.simulate(now[case.device, case.setup.profile]) for case in rows]) - _alone(rows, now)
 
         def residuals(values: Any, rest: Any = rest) -> Any:
-            trial = write(start, {knob.path: float(value) for knob, value in zip(knobs, values, strict=True)})
-            return np.log((rest + [case.compute_alone(trial) for case in rows]) / measured)
+            trial = _built(rows, with_values(base, dict(zip(knobs, map(float, values), strict=True))))
+            return np.log((rest + _alone(rows, trial)) / measured)
 
-        bounds = [knob.low for knob in knobs], [knob.high for knob in knobs]
-        found = least_squares(residuals, point, bounds=bounds, loss="soft_l1", f_scale=ROBUST_SCALE, x_scale=point)
-        point = np.array([float(f"{value:.4g}") for value in found.x])  # what the file will say
-        profile = write(start, {knob.path: float(value) for knob, value in zip(knobs, point, strict=True)})
-    errors = [100 * (case.simulate(profile) / case.measured_s - 1) for case in rows]
-    return Fit({knob.path: float(value) for knob, value in zip(knobs, point, strict=True)}, profile, errors)
+        found = least_squares(
+            residuals, point, bounds=bounds, loss="soft_l1", f_scale=ROBUST_SCALE, x_scale=point, diff_step=1e-4
+        )
+        point = np.array([float(f"{value:.{DIGITS}g}") for value in found.x])
+    return {knob: float(value) for knob, value in zip(knobs, point, strict=True)}
 
 
-def read(profile: Profile, path: str) -> float:
-    """The constant at a dotted path of attributes and keys."""
-    value: Any = profile
-    for part in path.split("."):
-        value = value[part] if isinstance(value, Mapping) else getattr(value, part)
+def _built(rows: Sequence[Case], read: Reader) -> dict[tuple[str, str], Profile]:
+    kinds = {(case.device, case.setup.profile) for case in rows}
+    return {(device, stack): profiles.build(device, stack, read) for device, stack in kinds}
+
+
+def _alone(rows: Sequence[Case], built: Mapping[tuple[str, str], Profile]) -> Any:
+    import numpy as np
+
+    return np.array([case.compute_alone(built[case.device, case.setup.profile]) for case in rows])
+
+
+def unfitted(name: str) -> Document | None:
+    """The package's documents as written by hand."""
+    return None if name == "fitted" else profiles.read(name)
+
+
+def without_device(document: str, base: Reader = unfitted) -> Reader:
+    """Documents in which devices that build on `document` have none of their own."""
+
+    def read(name: str) -> Document | None:
+        found: Document | None = base(name)
+        chain, here = [name], found
+        while here is not None and (above := here.get("like")):
+            chain.append(above)
+            here = base(above)
+        return None if document in chain else found
+
+    return read
+
+
+def with_values(base: Reader, values: Mapping[Knob, float]) -> Reader:
+    """`base` with a document of fitted values."""
+    fitted: dict[str, Any] = {}
+    for knob, value in values.items():
+        place = fitted.setdefault(knob.document, {})
+        *outer, last = knob.path.split(".")
+        for part in outer:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return lambda name: {"values": fitted} if name == "fitted" else base(name)
+
+
+FAMILIES = ("a100-sxm-80gb", "h100-sxm")  # documents that fitted devices build on: left out one at a time
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Fitted constants and what they were held against. `left_out`: errors of devices that the fit did not see."""
+
+    values: Mapping[Knob, float]
+    fit_errors: Mapping[str, float]  # row id -> percent
+    test_errors: Mapping[str, float]
+    left_out: Mapping[str, float]
+    evidence: Mapping[str, Sequence[Mapping[str, Any]]]
+
+    def document(self) -> dict[str, Any]:
+        """What `profiles/fitted.yaml` holds."""
+        fit_mape, test_mape = (_mape(errors.values()) for errors in (self.fit_errors, self.test_errors))
+        values = (with_values(unfitted, self.values)("fitted") or {})["values"]
+        return {
+            "provenance": f"zsim calibrate published: {len(self.values)} constants, {len(self.fit_errors)} fit rows of "
+            f"validation/published (MAPE {fit_mape:.2f} %), held against {len(self.test_errors)} test rows "
+            f"(MAPE {test_mape:.2f} %)",
+            "values": values,
+            "evidence": dict(self.evidence),
+        }
+
+
+def calibrate(rows: Sequence[Row]) -> Calibration:
+    """Fit on the rows marked `fit`, measure on the others, and on each family of devices with its rows left out."""
+    known = cases(rows)
+    train = [case for case in known if case.row.get("split") == "fit"]
+    test = [case for case in known if case.row.get("split") != "fit"]
+    values = fit([case for case in train if _fitted(case)])
+    read = with_values(unfitted, values)
+    test_errors = errors(test, read)
+    left_out: dict[str, float] = {}
+    for family in FAMILIES:
+        left_out |= leave_out(family, train, known)
+    evidence = {
+        "generic": [_evidence("GPUs of which no run was fitted", [c for c in known if c.row.id in left_out], left_out)]
+    }
+    for document, stack, source in sorted({(*_kind(case), case.row.source) for case in test}):
+        same = [case for case in test if (*_kind(case), case.row.source) == (document, stack, source)]
+        text = f"{source}, {same[0].device}, {same[0].row['framework']}"
+        evidence.setdefault(document, []).append(_evidence(text, same, test_errors))
+    return Calibration(values, errors(train, read), test_errors, left_out, evidence)
+
+
+def leave_out(family: str, train: Sequence[Case], known: Sequence[Case]) -> dict[str, float]:
+    """Errors of the rows on a family of devices under the generic profile, fitted on the other devices alone."""
+    base = without_device(family)
+    others = [case for case in train if _fitted(case) and family not in _chain(case)]
+    knobs = [knob for knob in KNOBS if knob.document == "generic" or base(knob.document) is not None]
+    read = with_values(base, fit(others, knobs, base, rounds=2))
+    return errors([case for case in known if family in _chain(case)], read)
+
+
+def errors(rows: Sequence[Case], read: Reader) -> dict[str, float]:
+    """Row id -> error of the simulated step in percent."""
+    built = _built(rows, read)
+    return {
+        case.row.id: 100 * (case.simulate(built[case.device, case.setup.profile]) / case.measured_s - 1)
+        for case in rows
+    }
+
+
+def _fitted(case: Case) -> bool:
+    """Is there a constant of its device to fit?"""
+    return any(knob.document in _chain(case) for knob in KNOBS if knob.document != "generic")
+
+
+def _chain(case: Case) -> list[str]:
+    """The documents that the case's device is described by, without the generic one."""
+    name: str | None = profiles.slug(case.device)
+    chain = []
+    while name is not None and (document := unfitted(name)) is not None:
+        chain.append(name)
+        name = document.get("like")
+    return chain
+
+
+def _kind(case: Case) -> tuple[str, str]:
+    return (_chain(case) or ["generic"])[0], case.setup.profile
+
+
+def _evidence(text: str, rows: Sequence[Case], found: Mapping[str, float]) -> dict[str, Any]:
+    values = [found[case.row.id] for case in rows]
+    gpus = [case.setup.cluster.world_size for case in rows]
+    return {
+        "text": text,
+        "mape": round(_mape(values), 2),
+        "bias": round(sum(values) / len(values), 2),
+        "rows": len(values),
+        "min_gpus": min(gpus),
+        "max_gpus": max(gpus),
+        "stack": rows[0].setup.profile if len({case.setup.profile for case in rows}) == 1 else "",
+    }
+
+
+def _mape(values: Iterable[float]) -> float:
+    sizes = [abs(value) for value in values]
+    return sum(sizes) / len(sizes)
+
+
+def _value(knob: Knob, read: Reader) -> float:
+    value: Any = profiles.document(knob.document, read)
+    for part in knob.path.split("."):
+        value = value[part]
     return float(value)
-
-
-def write(profile: Profile, values: Mapping[str, float]) -> Profile:
-    """`profile` with the constants at these paths replaced."""
-    for path, value in values.items():
-        profile = _write(profile, path.split("."), value)
-    return profile
-
-
-def _write(value: Any, path: Sequence[str], new: float) -> Any:
-    if not path:
-        return new
-    if isinstance(value, Mapping):
-        return {**value, path[0]: _write(value[path[0]], path[1:], new)}
-    assert is_dataclass(value)
-    return replace(value, **{path[0]: _write(getattr(value, path[0]), path[1:], new)})  # type: ignore[type-var]

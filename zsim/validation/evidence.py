@@ -128,6 +128,14 @@ def read_rows(path: str | Path) -> list[Row]:
         raise InputError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from None
 
 
+def read_folder(folder: str | Path) -> list[Row]:
+    """The rows of all CSV files of a folder, in order of their names. Raises InputError where there are none."""
+    files = sorted(Path(folder).glob("*.csv"))
+    if not files:
+        raise InputError("holds no CSV files", folder)
+    return [row for file in files for row in read_rows(file)]
+
+
 def split_of(row: Row) -> str:
     """ "fit" or "test": by a checksum of source, model, GPU and sequence length, so that runs of one setup at several
     scales or in several versions of a table stay on one side."""
@@ -148,6 +156,9 @@ def setup_of(row: Row) -> Setup:
     workload = _workload(row, assumed)
     model = _model(row)
     plan = _plan(row, cluster)
+    device = cluster.devices[0]
+    if isinstance(plan, DdpPlan) and plan.dtype == "float32" and 16 * model.numel > device.memory_bytes:
+        raise InputError(f"16 bytes per parameter are more than a {device.name} has", row.file, row.line, "precision")
     tree = _tree(row, model, workload, plan)
     return Setup(row.id, model, tree, workload, plan, cluster, _stack(row), tuple(assumed))
 
@@ -213,6 +224,9 @@ def _workload(row: Row, assumed: list[str]) -> Workload:
     if checkpointing == "selective" and not (titan and not _every_second(row)):
         checkpointing = "none"  # some whole blocks: see _tree
     foundry = row["framework"].startswith("llm-foundry")
+    fused = "foak" in row["framework"]
+    if fused:
+        assumed.append("fused norms, rotary embedding and activations as torch.compile would make them")
     return Workload(
         micro_batch=row.count("micro_batch"),
         seq_len=row.count("seq_len"),
@@ -220,7 +234,7 @@ def _workload(row: Row, assumed: list[str]) -> Workload:
         attention="flash",
         checkpointing=checkpointing,
         implementation="torchtitan" if titan else "llm-foundry" if foundry else "hf",
-        compile=row.get("compile") == "yes",
+        compile=row.get("compile") == "yes" or fused,
     )
 
 
