@@ -115,3 +115,23 @@ def bandwidth(
         print(f"{line.measured:>10.1f}{line.predicted:>11.1f}{line.median_error:>+8.0%}  {line.pairs:>5}  {line.title}")
     if not lines:
         print("nothing in it that a topology says anything about")
+
+
+@app.command()
+def published(
+    files: Annotated[list[Path], typer.Argument(help="CSV files with the columns of validation/published.")],
+    split: Annotated[str | None, typer.Option(help="Only rows of this split: fit or test.", show_default=False)] = None,
+    json: Json = False,
+) -> None:
+    """Published training runs: error of each row, per source and GPU, peak memory, and which rows were refused and why."""
+    from zsim.validation.evidence import read_rows
+    from zsim.validation.published import predict, text, to_dict
+
+    rows = [row for file in files for row in read_rows(file)]
+    predictions = [predict(row) for row in rows if split is None or row.split == split]
+    if json:
+        from json import dumps
+
+        print(dumps(to_dict(predictions)))
+    else:
+        print(text(predictions))

@@ -215,8 +215,8 @@ class Calibration:
 def calibrate(rows: Sequence[Row]) -> Calibration:
     """Fit on the rows marked `fit`, measure on the others, and on each family of devices with its rows left out."""
     known = cases(rows)
-    train = [case for case in known if case.row.get("split") == "fit"]
-    test = [case for case in known if case.row.get("split") != "fit"]
+    train = [case for case in known if case.row.split == "fit"]
+    test = [case for case in known if case.row.split != "fit"]
     values = fit([case for case in train if _fitted(case)])
     read = with_values(unfitted, values)
     test_errors = errors(test, read)

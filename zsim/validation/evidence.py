@@ -100,6 +100,11 @@ class Row:
         return re.split(r"\s+(?:https?:|\(|docs/|benchmarking)", self["source"])[0].strip()
 
     @property
+    def split(self) -> str:
+        """ "fit" or "test": as marked, else by the rule."""
+        return self.get("split") or split_of(self)
+
+    @property
     def step_s(self) -> float | None:
         """Seconds per optimizer step, printed or from tokens/s; None where the source has neither."""
         printed, rate = self.number("step_time_s"), self.number("tokens_per_s_per_gpu")

@@ -15,7 +15,7 @@ from zsim.engine.simulator import run
 from zsim.errors import InputError
 from zsim.program.lower import lower
 from zsim.result.measure import measure
-from zsim.validation.evidence import Row, gpu_name, setup_of, split_of
+from zsim.validation.evidence import Row, gpu_name, setup_of
 
 if TYPE_CHECKING:
     from zsim.scenario import Setup
@@ -114,7 +114,7 @@ def predict(row: Row, profile_of: ProfileOf = own_profile) -> Prediction:
     """Simulate what `row` describes. A row that cannot be simulated comes back with the reason."""
     blank = Prediction(row, row.get("gpu"), "")
     try:
-        blank = replace(blank, gpu=gpu_name(row), split=split_of(row), measured_s=row.step_s)
+        blank = replace(blank, gpu=gpu_name(row), split=row.split, measured_s=row.step_s)
         setup = setup_of(row)
         return replace(blank, step=simulate_step(setup, profile_of(setup)), assumed=setup.assumptions)
     except InputError as error:
