@@ -123,7 +123,7 @@ def published(
     split: Annotated[str | None, typer.Option(help="Only rows of this split: fit or test.", show_default=False)] = None,
     json: Json = False,
 ) -> None:
-    """Published training runs: error of each row, per source and GPU, peak memory, and which rows were refused and why."""
+    """Published training runs: error per row, source and GPU, peak memory, and which rows were refused and why."""
     from zsim.validation.evidence import read_rows
     from zsim.validation.published import predict, text, to_dict
 
