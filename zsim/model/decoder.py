@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from zsim.errors import NotModeled
 from zsim.model import functional as F
-from zsim.model import products as P
 from zsim.model.checkpoint import checkpoint
 from zsim.model.graph import Tensor
 from zsim.model.layers import Embedding, Linear, Module, Net
+from zsim.model.loss import cross_entropy, linear_cross_entropy
 
 
 def run_block(net: Net, block: Callable[..., Any], *tensors: Tensor | None) -> Any:
@@ -20,15 +21,34 @@ def run_block(net: Net, block: Callable[..., Any], *tensors: Tensor | None) -> A
     return checkpoint(block, present, net.checkpointing)
 
 
+class Head(Linear):
+    """The output projection. Under the fused loss it is called with the labels and returns the loss."""
+
+    role = "head"
+    logits = True
+    kind = "cross_entropy"
+
+    def forward(self, hidden: Tensor, labels: Tensor | None = None) -> Tensor:
+        if labels is None:
+            self.net.tape.label = Linear.kind
+            return super().forward(hidden)
+        if self.bias is not None:
+            raise NotModeled("the fused loss of a head with a bias", field="loss", accepted="hf")
+        _padded, target = shifted(labels)
+        return linear_cross_entropy(F.reshape(hidden, -1, hidden.shape[-1]), self.weight, target)
+
+
 class CausalLM(Module):
-    """The root. A family's subclass makes `self.model` (or another name), `self.lm_head`, and calls `finish`."""
+    """The root. A family's subclass makes its decoder and `self.lm_head`, and calls `finish`."""
 
     kind = "cross_entropy"
     role = "root"
     logits = True
 
     def finish(self, hidden: Tensor, labels: Tensor, head: Linear) -> Tensor:
-        """Head and loss of transformers 5.24 (`ForCausalLMLoss`: logits in float32)."""
+        """Head and loss of transformers 5.24 (`ForCausalLMLoss`: logits in float32), or Liger's fused one."""
+        if self.net.loss == "fused":
+            return head(hidden, labels)
         logits = self.logits_of(hidden, head)
         return causal_loss(logits, labels)
 
@@ -36,21 +56,24 @@ class CausalLM(Module):
         return head(hidden)
 
 
-def head(net: Net, embedding: Embedding, bias: bool = False) -> Linear:
+def head(net: Net, embedding: Embedding, bias: bool = False) -> Head:
     """The output projection, sharing the embedding's weight if the model ties them."""
-    linear = Linear(net, net.arch.hidden, net.arch.vocab, bias)
+    linear = Head(net, net.arch.hidden, net.arch.vocab, bias)
     if net.arch.tied:
         linear.weight = embedding.weight
-    linear.role, linear.logits = "head", True
     return linear
 
 
 def causal_loss(logits: Tensor, labels: Tensor) -> Tensor:
     logits = F.to(logits, "float32")
+    _padded, target = shifted(labels)
+    logits = F.reshape(logits, -1, logits.shape[-1])
+    return cross_entropy(logits, target)
+
+
+def shifted(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The labels padded by one column, and the targets in it, flat: token n predicts token n + 1."""
     b, s = labels.shape
     padded = labels.tape.empty((b, s + 1), labels.dtype)
     labels.tape.memory(labels.nbytes, padded.nbytes)
-    shifted = F.contiguous(F.narrow(padded, 1, s))
-    logits = F.reshape(logits, -1, logits.shape[-1])
-    shifted = F.reshape(shifted, -1)
-    return P.cross_entropy(logits, shifted)
+    return padded, F.reshape(F.contiguous(F.narrow(padded, 1, s)), -1)

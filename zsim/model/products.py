@@ -1,9 +1,9 @@
-"""Matrix products, attention, norms, embeddings and losses on symbolic tensors (rules as in `functional`)."""
+"""Matrix products, attention, norms and embeddings on symbolic tensors (rules as in `functional`)."""
 
 from __future__ import annotations
 
 from zsim.model.functional import layout, pointwise, reshape
-from zsim.model.graph import ITEM, Tensor
+from zsim.model.graph import Tensor
 from zsim.model.kernels import Attention
 from zsim.model.tape import Tape
 
@@ -215,39 +215,6 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
 
         tape.link((weight,), backward, out)
     return out
-
-
-def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """`log_softmax` and `nll_loss` over [tokens, vocabulary]: a tensor of that size each, forward and backward."""
-    tape = logits.tape
-    scores = tape.empty(logits.shape, logits.dtype)
-    tape.memory(logits.nbytes, scores.nbytes)
-    if logits.needs_grad:
-        saved_scores = tape.save(scores)
-
-        def softmax_backward(g: Tensor) -> tuple[Tensor]:
-            (scores,) = saved_scores()
-            grad = tape.empty(scores.shape, scores.dtype)
-            tape.memory(g.nbytes + scores.nbytes, grad.nbytes)
-            return (grad,)
-
-        tape.link((logits,), softmax_backward, scores)
-    inputs = tape.save(scores, target) if logits.needs_grad else None
-    loss, total_weight = tape.empty((), "float32"), tape.empty((), "float32")
-    tape.memory(target.nbytes + target.numel * ITEM[scores.dtype], loss.nbytes)
-    if logits.needs_grad:
-        saved_weight = tape.save(total_weight)
-
-        def nll_backward(g: Tensor) -> tuple[Tensor]:
-            scores, _ = inputs()  # type: ignore[misc]
-            kept = saved_weight()  # noqa: F841
-            grad = tape.empty(scores.shape, scores.dtype)
-            tape.memory(target_bytes, grad.nbytes)
-            return (grad,)
-
-        target_bytes = target.nbytes
-        tape.link((scores,), nll_backward, loss)
-    return loss
 
 
 def grouped_linear(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:

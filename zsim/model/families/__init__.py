@@ -40,6 +40,8 @@ def build(net: Net) -> Module:
 
         if family not in ("llama", "mistral", "qwen2"):
             raise NotModeled(f"torchtitan's implementation of {family!r}", accepted="llama, mistral, qwen2")
+        if net.loss == "fused":
+            raise NotModeled("the fused loss in torchtitan's implementation", field="loss", accepted="hf")
         return Transformer(net)
     if net.implementation == "llm-foundry":
         from zsim.model.families.foundry import MPT

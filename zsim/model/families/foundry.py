@@ -15,6 +15,7 @@ from zsim.model import products as P
 from zsim.model.decoder import CausalLM, head, run_block
 from zsim.model.graph import Tensor
 from zsim.model.layers import Activation, Blocks, Embedding, LayerNorm, Linear, Module, Net
+from zsim.model.loss import cross_entropy
 
 TRAIN_METRICS = 2
 
@@ -111,7 +112,7 @@ def update_metrics(outputs: list[Tensor], labels: Tensor) -> None:
     """Composer holds the logits until here (`state.outputs`)."""
     logits = outputs.pop()
     for _ in range(TRAIN_METRICS):
-        P.cross_entropy(F.to(logits, "float32"), F.reshape(labels, -1))
+        cross_entropy(F.to(logits, "float32"), F.reshape(labels, -1))
 
 
 def gather_rows(x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from zsim.model.decoder import CausalLM, head, run_block
 from zsim.model.graph import Tensor
 from zsim.model.layers import Blocks, Embedding, Linear, Module, Net, Weight
 from zsim.model.layers import RMSNorm as HFNorm
+from zsim.model.loss import cross_entropy
 
 _NAMES = {
     "tok_embeddings": "model.embed_tokens",
@@ -120,7 +121,7 @@ class Transformer(CausalLM):
         tape.label = self.kind
         # The bf16 logits end with the cast. torchtitan's trainer holds them until the loss exists: never the peak.
         logits = F.to(F.reshape(self.output(self.norm(h)), -1, arch.vocab), "float32")
-        loss = P.cross_entropy(logits, F.reshape(labels, -1))
+        loss = cross_entropy(logits, F.reshape(labels, -1))
         return loss if self.remainder is None else F.touch(loss, self.remainder)
 
     def _table(self, s: int, half: int) -> Tensor:
