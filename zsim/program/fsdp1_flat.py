@@ -116,6 +116,8 @@ class FlatParameters:
             self.builder.free(f"unsharded:{handle.name}", self.builder.last(COMPUTE))
         elif self.mixed:
             self.builder.free(f"low-precision shard:{handle.name}")
+        elif self.plan.cpu_offload:
+            self.builder.free(f"on GPU:{handle.name}")
         handle.unsharded = False
 
     # Gradients.
@@ -138,52 +140,64 @@ class FlatParameters:
         builder, plan, size = self.builder, self.plan, self.reduce_size
         builder.wait_stream(REDUCE_SCATTER, COMPUTE)
         unsharded, handle.has_flat_grad = f"flat grad:{handle.name}", False
-        passes = []
+        sources, passes = [unsharded], []
         if plan.reduce_dtype != plan.param_dtype:
-            source, unsharded = unsharded, f"reduce input:{handle.name}"
+            unsharded = f"reduce input:{handle.name}"
+            if not self.sharded:
+                unsharded = self._output_key(handle, unsharded)
+            sources.append(unsharded)
             builder.alloc(unsharded, "reduce_buffers", handle.full * size, lane=REDUCE_SCATTER)
             passes.append((handle.full * self.param_size, handle.full * size))
         before, after = divide_factors(plan.world_size)
         if before > 1:
             passes.append((handle.full * size, handle.full * size))
         if passes:
-            cast = self._kernel(REDUCE_SCATTER, "prepare gradient", "backward", handle, micro, passes)
-            if plan.reduce_dtype != plan.param_dtype:
-                builder.free(source, cast)  # record_stream: it came from the compute stream
-        lane, reduced = REDUCE_SCATTER, unsharded
+            self._kernel(REDUCE_SCATTER, "prepare gradient", "backward", handle, micro, passes)
+        lane = REDUCE_SCATTER
         if self.sharded:
-            reduced = f"reduce output:{handle.name}"
-            builder.alloc(reduced, "reduce_buffers", handle.shard * size, lane=REDUCE_SCATTER)
+            reduced = self._output_key(handle, f"reduce output:{handle.name}")
+            category = "gradients" if reduced.startswith("sharded") else "reduce_buffers"
+            builder.alloc(reduced, category, handle.shard * size, lane=REDUCE_SCATTER)
             work = Collective("reduce_scatter", plan.reduce_dtype, handle.full, handle.shard, self.group, "SUM")
-            event = builder.launch(lane, "reduce-scatter", "backward", work, module=handle.name, micro=micro)
-            builder.free(unsharded, event)
+            builder.launch(lane, "reduce-scatter", "backward", work, module=handle.name, micro=micro)
             if self.hybrid:
                 lane = ALL_REDUCE
                 builder.wait_stream(ALL_REDUCE, REDUCE_SCATTER)
                 work = Collective("all_reduce", plan.reduce_dtype, handle.shard, handle.shard, "replicate", "SUM")
                 builder.launch(lane, "all-reduce", "backward", work, module=handle.name, micro=micro)
         else:
+            reduced = sources.pop()
             work = Collective("all_reduce", plan.reduce_dtype, handle.full, handle.full, self.group, "SUM")
             builder.launch(lane, "all-reduce", "backward", work, module=handle.name, micro=micro)
         self._store_gradient(handle, reduced, lane, micro, divide=after > 1)
+        # The hook holds them until it returns; record_stream, as the gradient came from the compute stream.
+        for source in sources:
+            builder.free(source, builder.last(REDUCE_SCATTER))
+
+    def _output_key(self, handle: Handle, otherwise: str) -> str:
+        """A float32 result is the gradient that the optimizer sees, unless it is added to one or copied away."""
+        lasting = self.reduce_size == MASTER and not handle.has_sharded_grad and not self.plan.cpu_offload
+        return f"sharded grad:{handle.name}" if lasting else otherwise
 
     def _store_gradient(self, handle: Handle, reduced: str, lane: str, micro: int, *, divide: bool) -> None:
         """_accumulate_sharded_grad, _offload_grad: cast to float32, added to an earlier micro-step's, to the host."""
         builder, size, master = self.builder, handle.shard * self.reduce_size, MASTER * handle.shard
+        sharded = f"sharded grad:{handle.name}"
         passes = [(size, size)] if divide else []
         if self.reduce_size != MASTER:
             passes.append((size, master))
         if handle.has_sharded_grad:
             passes.append((2 * master, master))
-        else:
-            builder.alloc(f"sharded grad:{handle.name}", "gradients", master, self.device, lane)
+        elif reduced != sharded:
+            builder.alloc(sharded, "gradients", master, self.device, lane)
         if passes:
             self._kernel(lane, "finish gradient", "backward", handle, micro, passes)
         if self.plan.cpu_offload:
             builder.wait_stream(D2H, lane)
             builder.launch(D2H, "gradient to host", "backward", Copy("d2h", master), module=handle.name, micro=micro)
             builder.wait_stream(lane, D2H)
-        builder.free(reduced)
+        if reduced != sharded:
+            builder.free(reduced)
         handle.has_sharded_grad = True
 
     def owned(self, handles: Sequence[Handle]) -> list[int]:
