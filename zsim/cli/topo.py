@@ -58,7 +58,9 @@ def topo(
         rates = f"{_gb(row['bandwidth']):>12} {_gb(row['raw']):>14}"
         print(f"  {row['kind']:<9}{row['links']:>4} x {rates}   {row['example']}")
     if seen.rings:
-        _print_rings(seen)
+        _print_rings(seen, "xGMI" if (cluster.devices[0].nvlink_kind or "").startswith("xgmi") else "NVLink")
+    if cluster.nodes > 1:
+        _print_network(cluster)
     for line in reading.assumptions:
         print(f"assumed: {line}")
     for line in seen.problems:
@@ -67,10 +69,19 @@ def topo(
         print("check: every GPU reaches every other, links are symmetric")
 
 
-def _print_rings(seen: Any) -> None:
+def _print_network(cluster: Any) -> None:
+    """A ring through all nodes."""
+    from zsim.cost.layouts import lay_out
+
+    layout = lay_out(cluster, (tuple(range(cluster.world_size)),), "ring", "send_recv")
+    bound = min(layout.usage, key=lambda link: cluster.links[link].bandwidth / layout.usage[link])
+    print(f"through all {cluster.nodes} nodes {_gb(layout.rate)}, bound by {bound}")
+
+
+def _print_rings(seen: Any, fast: str) -> None:
     found = seen.rings
     print("\npaths between GPUs: " + ", ".join(f"{kind} {count}" for kind, count in seen.paths.items()))
-    way = "NVLink" if found.type == "NVL" else f"PCIe ({found.type}{', through host memory' if found.staged else ''})"
+    way = fast if found.type == "NVL" else f"PCIe ({found.type}{', through host memory' if found.staged else ''})"
     print(f"ring bus bandwidth {_gb(found.bandwidth)} over {way}, bound by {seen.limit}")
     for order in dict.fromkeys(found.orders):
         print("  " + " - ".join(f"gpu{gpu}" for gpu in order) + f" - gpu{order[0]}")

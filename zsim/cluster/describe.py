@@ -26,7 +26,7 @@ def describe(cluster: Cluster, template: int = 0) -> Description:
     """One node of the cluster (all nodes of a template are equal)."""
     node = cluster.templates[template]
     gpus = tuple(range(len(node.devices)))
-    found = rings(node, gpus) if len(gpus) > 1 else None
+    found = rings(node, gpus) if len(gpus) > 1 and cluster.backend == "nccl" else None
     limit = min(found.usage, key=lambda link: node.links[link].bandwidth / found.usage[link]) if found else None
     return Description(tree(node), link_table(node), path_counts(node), found, limit, problems(cluster, node))
 

@@ -99,19 +99,19 @@ def read_points(path: str | Path) -> list[Point]:
     for row in reader:
         try:
             points.append(_point(row, reader.line_num))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise InputError(f"not a measured point: {error}", file=path, line=reader.line_num) from None
     return points
 
 
 def _point(row: dict[str, str], line: int) -> Point:
     point = Point(
-        row["set_id"], row["gpu"], int(row["n_gpus"]), int(row["nodes"]), row["intra"], row["net"], row["collective"],
-        int(float(row["size_bytes"])), float(row["time_us"]) * 1e-6, row.get("quality") or "ok", row.get("note") or "",
-        line,
+        row["set_id"], row["gpu"], int(row["n_gpus"]), int(row["nodes"]), row["intra"] or "", row["net"] or "",
+        row["collective"], int(float(row["size_bytes"])), float(row["time_us"]) * 1e-6,
+        row.get("quality") or "ok", row.get("note") or "", line,
     )  # fmt: skip
-    if point.gpus < 1 or point.nodes < 1 or point.nbytes < 0 or not point.seconds > 0:
-        raise ValueError("counts, bytes and time must be positive")
+    if point.gpus < 1 or point.nodes < 1 or point.nbytes < 0 or not 0 < point.seconds < 1e9:
+        raise ValueError("counts, bytes and time must be positive and finite")
     return point
 
 

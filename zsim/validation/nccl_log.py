@@ -160,6 +160,8 @@ def _markdown(text: str) -> list[Table]:
             continue
         busbw, algbw = (_rate(match) for match in rates if match)
         nbytes = units.parse_size(cells[0].strip())
+        if not algbw or not nbytes:
+            continue
         table.rows.append(Row(nbytes, nbytes / algbw, algbw, busbw))
     _finish(table, [("sum", -1)])
     return [table] if table.rows else []
