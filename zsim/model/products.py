@@ -164,11 +164,35 @@ def flash_attention(
         def backward(g: Tensor) -> tuple[Tensor, ...]:
             kept = inputs(), outputs()  # type: ignore[misc]  # noqa: F841
             grads = tuple(tape.empty(shape, dtype, strides) for shape, strides in shapes)
+            scratch = _backward_scratch(tape, impl, b, h, kv_heads, s, kv_len, d, dtype)  # noqa: F841
             tape.kernel(Attention(*common, backward=True, window=window))
             return grads
 
         tape.link((q, k, v), backward, out)
     return out
+
+
+def _backward_scratch(
+    tape: Tape, impl: str, b: int, h: int, kv_heads: int, s: int, kv_len: int, d: int, dtype: str
+) -> list[Tensor]:
+    """What FlashAttention's backward allocates besides gradients (`mha_bwd` in csrc/flash_attn/flash_api.cpp of 2.x
+    and hopper/flash_api.cpp of 3): float32 sums for dq, one value per row, and dk, dv of grouped heads. CUDA only:
+    recordings on the CPU never ran the kernel. cuDNN's workspace is not known and left out.
+    """
+    if not tape.cuda or impl == "cudnn":
+        return []
+    rows, width = _up(s, 128), _up(d, 32)
+    scratch = [tape.empty((b, h, rows), "float32"), tape.empty((b, rows, h, width), "float32")]
+    if kv_heads != h:
+        shape, sums = (
+            ((b, kv_heads, _up(kv_len, 128), width), "float32") if impl == "flash3" else ((b, kv_len, h, d), dtype)
+        )
+        scratch += [tape.empty(shape, sums), tape.empty(shape, sums)]
+    return scratch
+
+
+def _up(size: int, to: int) -> int:
+    return -(-size // to) * to
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
