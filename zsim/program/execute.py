@@ -70,7 +70,7 @@ class Execution:
         transformers 5 checkpoints a block's `forward`, not its `__call__`, so the block's own hooks stay silent.
         """
         self._dropped = None
-        self._replay(module, _count_resaved(module))
+        self._replay(module, _count_saving(module))
 
     def _replay(self, module: spec.Module, remaining: int) -> int:
         """Runs the body until `remaining` computes have saved again; modules then open get no post-forward."""
@@ -83,7 +83,7 @@ class Execution:
                 self.hooks.post_forward(item, "recompute")
             else:
                 self._forward_compute(module, item, "recompute")
-                remaining -= bool(item.resaved)
+                remaining -= _saves(module, item)
                 if remaining == 0:
                     return 0
         return remaining
@@ -114,7 +114,7 @@ class Execution:
         )
 
     def _backward_compute(self, module: spec.Module, compute: spec.Compute) -> None:
-        if self._dropped is not None and (compute.saved or compute.resaved):
+        if self._dropped is not None and _saves(module, compute):
             self._recompute(self._dropped)
         if compute.grads:
             self.hooks.alloc_grads(compute.grads)
@@ -140,5 +140,10 @@ class Execution:
         return f"{'re' if again else ''}saved:{self.micro}:{module.name}.{compute.label}"
 
 
-def _count_resaved(module: spec.Module) -> int:
-    return sum(_count_resaved(item) if isinstance(item, spec.Module) else bool(item.resaved) for item in module.body)
+def _saves(module: spec.Module, compute: spec.Compute) -> bool:
+    """Whether autograd keeps anything of it, be it only the (frozen) weight: the hooks of checkpoint see that too."""
+    return bool(compute.saved or compute.resaved or (module.params and compute.backward))
+
+
+def _count_saving(module: spec.Module) -> int:
+    return sum(_count_saving(item) if isinstance(item, spec.Module) else _saves(module, item) for item in module.body)

@@ -38,7 +38,7 @@ class Zero12OnGpu:
         rank, builder = self.rank, self.builder
         if self.kept is None:
             self.kept = "kept gradients"
-            builder.alloc(self.kept, "gradients", 4 * self.partitions.size)
+            builder.alloc(self.kept, "gradients", 4 * self.partitions.size, lane=rank.lane)
             elementwise(builder, rank.lane, "fill", "backward", 0, 4 * self.partitions.size, micro=rank.micro)
         elements = sum(kept.values())
         elementwise(
@@ -60,7 +60,7 @@ class Zero12OnGpu:
     def _allocate_fresh(self) -> None:
         if self.fresh is None:
             self.fresh = "kept gradients" if self.kept is None else "fresh gradients"
-            self.builder.alloc(self.fresh, "gradients", self._touched() * self.rank.grad_size)
+            self.builder.alloc(self.fresh, "gradients", self._touched() * self.rank.grad_size, lane=self.rank.lane)
 
     def _touched(self) -> int:
         return sum(self.rank.numel[param] for param in self.partitions.fullest)

@@ -52,6 +52,7 @@ class Zero3(Hooks):
             leaves=_leaves(modules, plan),
             numel=self.parameters.numel,
             persistent=_persistent(self.parameters.numel, plan),
+            frozen=frozenset(range(len(model.parameters))).difference(self.parameters.trainable),
             prefetch_bucket_size=1 if plan.stage3_allgather_sequential else plan.stage3_prefetch_bucket_size,
             max_live_parameters=plan.stage3_max_live_parameters,
             max_reuse_distance=plan.stage3_max_reuse_distance,
@@ -64,7 +65,6 @@ class Zero3(Hooks):
         self.tied = TiedGradients(builder, model, tree, plan.dtype)
         self.bias_of = _linear_biases(model)
         self.biases = frozenset(self.bias_of.values())
-        self.open: dict[str, None] = {}  # __active_backward_submodules
         self.micro = 0
         self.hook_calls = 0
 
@@ -101,7 +101,7 @@ class Zero3(Hooks):
             execution.forward(self.tree)
             execution.backward(self.tree)
             self.gradients.end_backward()
-            self._release_leftovers()
+            self.parameters.free(self.coordinator.release_leftovers())
         self.parameters.free(self.coordinator.partition_all())
         self.gradients.owner.step(first)
         self.parameters.gather_persistent(self.coordinator.gather_persistent())
@@ -123,7 +123,6 @@ class Zero3(Hooks):
     def pre_backward(self, module: Module) -> None:
         self.tied.pre_backward(module)
         if module.name in self.in_backward:
-            self.open[module.name] = None
             self._fetch(module.name, "backward")
 
     def post_backward(self, module: Module) -> None:
@@ -134,12 +133,11 @@ class Zero3(Hooks):
             for param in self.coordinator.inside[module.name]:
                 if self.model.parameters[param].trainable:
                     self.gradients.ready(param)
-        self.open.pop(module.name)
         self.hook_calls += 1
-        self.parameters.free(self.coordinator.release(module.name))
+        self.parameters.free(self.coordinator.release(module.name, backward=True))
 
     def _fetch(self, module: str, phase: str) -> None:
-        fetch = self.coordinator.fetch(module)
+        fetch = self.coordinator.fetch(module, phase)
         self.hook_calls += 1
         if fetch.needed or fetch.prefetched:  # one entry for the Python of the hooks since the last one
             self.builder.host_work("zero3 hook", phase, self.hook_calls, module=module)
@@ -151,11 +149,6 @@ class Zero3(Hooks):
             self.parameters.wait(own, module, phase)
         if fetch.prefetched:
             self.parameters.gather(fetch.prefetched, module, phase)
-
-    def _release_leftovers(self) -> None:
-        while self.open:
-            module, _ = self.open.popitem()
-            self.parameters.free(self.coordinator.release_leftover(module))
 
     def _reset_step(self) -> None:
         """utils.py assert_ints_same_as_other_ranks: a list's length, then the list, from rank 0."""

@@ -53,6 +53,7 @@ class Coordinator:
     leaves: frozenset[str]
     numel: Sequence[int]
     persistent: frozenset[int]
+    frozen: frozenset[int]
     prefetch_bucket_size: int
     max_live_parameters: int
     max_reuse_distance: int
@@ -69,6 +70,7 @@ class Coordinator:
     _dequeued_to: list[int] = field(default_factory=list)  # __most_recent_step_id_param_fetched_for
     _active: dict[int, set[str]] = field(default_factory=dict)
     _decisions: dict[tuple[str, int], frozenset[int]] = field(default_factory=dict)
+    _open: dict[str, set[int]] = field(default_factory=dict)  # modules in backward -> what they recomputed for
 
     def params(self, module: str) -> Params:
         return (self.inside if module in self.leaves else self.owned)[module]
@@ -96,8 +98,14 @@ class Coordinator:
         self._available = 0
         return compared
 
-    def fetch(self, module: str) -> Fetch:
-        """fetch_sub_module: the module's own parameters now; with a complete trace the next ones too."""
+    def fetch(self, module: str, phase: str) -> Fetch:
+        """fetch_sub_module: the module's own parameters now; with a complete trace the next ones too.
+
+        A frozen parameter has no gradient whose arrival would end its use: fetched by a recomputation, it stays until
+        the module whose backward asked for that is done.
+        """
+        if phase == "backward":
+            self._open[module] = set()
         if self.recording:
             self._modules.append(module)
         own = self.params(module)
@@ -106,6 +114,10 @@ class Coordinator:
             needed = self._take(own)
             for param in own:
                 self._active.setdefault(param, set()).add(module)
+                if phase == "recompute" and param in self.frozen and self._open:
+                    asking = next(reversed(self._open))
+                    self._open[asking].add(param)
+                    self._active[param].add(asking)
         prefetched: Params = ()
         if self.complete and self._queue:
             if own:
@@ -143,17 +155,26 @@ class Coordinator:
                 elements += self.numel[param]
         return self._take(tuple(sorted(chosen)))
 
-    def release(self, module: str) -> Params:
+    def release(self, module: str, *, backward: bool = False) -> Params:
         """release_sub_module: the module's parameters that may go, in ascending order."""
         own = self.params(module)
-        if not own:
+        recomputed = self._open.pop(module) if backward else set()
+        if not own and not recomputed:
             return ()
-        return self._leave(module, own, self._releasable(module, own) if self.complete else own)
+        releasable: Collection[int] = self._releasable(module, own) if self.complete else own
+        if recomputed:
+            own = tuple(sorted(recomputed.union(own)))
+            releasable = recomputed.difference(self.persistent).union(releasable)
+        return self._leave(module, own, releasable)
 
-    def release_leftover(self, module: str) -> Params:
-        """release_backward_leftovers: for a module whose post-backward hook never fired."""
-        own = self.params(module)
-        return self._leave(module, own, set(own) - self.persistent)
+    def release_leftovers(self) -> Params:
+        """release_backward_leftovers: modules whose post-backward hook never fired, the last one first."""
+        released: Params = ()
+        while self._open:
+            module, recomputed = self._open.popitem()
+            own = tuple(sorted(recomputed.union(self.params(module))))
+            released += self._leave(module, own, set(own) - self.persistent)
+        return released
 
     def _leave(self, module: str, own: Params, releasable: Collection[int]) -> Params:
         released = []
