@@ -61,6 +61,9 @@ class Zero3(Hooks):
         hooked = set(_hooked(tree, self.coordinator.leaves))
         self.hooked = hooked
         self.in_backward = {name for name in hooked if has_backward(modules[name])}
+        if any(module.checkpointed for module in modules.values()):
+            # transformers 5 activation_checkpointing_enable makes the embedding's output require a gradient
+            self.in_backward.update([name for name, module in modules.items() if module.role == "embedding"][:1])
         self.in_leaf = {param: leaf for leaf in self.coordinator.leaves for param in self.coordinator.inside[leaf]}
         self.tied = TiedGradients(builder, model, tree, plan.dtype)
         self.bias_of = _linear_biases(model)
