@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine.naive_allocator import NaiveAllocator
 from tests.engine.worlds import steps, worlds
 from zsim.engine.allocator import MIB, Block, CachingAllocator, OutOfMemory, replay
 from zsim.engine.simulator import run
@@ -122,6 +123,46 @@ def test_blocks_tile_their_segments(data):
     cached = [entry[2] for pool in allocator._pools.values() for entry in pool]
     assert all(block.before is None and block.behind is None for block in cached)  # all merged back
     assert sum(block.size for block in cached) == allocator.reserved
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_agrees_with_a_plain_implementation(data):
+    """The same addresses, segments, retries and failures, with frees that other streams hold up."""
+    capacity = data.draw(st.sampled_from([100, 200, 10_000])) * MIB
+    allocator, naive = CachingAllocator(capacity), NaiveAllocator(capacity)
+    live, pending = [], []
+    for number in range(data.draw(st.integers(1, 60))):
+        action = data.draw(st.sampled_from(["malloc", "malloc", "malloc", "free", "free", "free later", "delayed"]))
+        if action == "malloc":
+            size = data.draw(
+                st.sampled_from([1, 700, MIB - 3, MIB, MIB + 1, 7 * MIB, 10 * MIB, 19 * MIB, 33 * MIB + 5])
+            )
+            stream = data.draw(st.sampled_from([COMPUTE, ALL_GATHER]))
+            expected = naive.malloc(size, stream)
+            if expected is None:
+                with pytest.raises(OutOfMemory):
+                    allocator.malloc(size, stream)
+            else:
+                block = allocator.malloc(size, stream)
+                segment, piece = expected
+                assert (block.address, block.size) == (segment.address_of(piece), piece.size)
+                live.append((block, segment, piece))
+        elif action == "delayed" and pending:
+            key, segment, piece = pending.pop(0)
+            allocator.free_delayed(key)
+            if piece.state == "pending":  # else running out has freed it already
+                naive.free(segment, piece)
+        elif live and action != "delayed":
+            block, segment, piece = live.pop(data.draw(st.integers(0, len(live) - 1)))
+            if action == "free":
+                allocator.free(block)
+                naive.free(segment, piece)
+            else:
+                allocator.free_later(str(number), block)
+                piece.state = "pending"
+                pending.append((str(number), segment, piece))
+        assert (allocator.reserved, allocator.retries) == (naive.reserved, naive.retries)
 
 
 def event(key, nbytes, category="activations", op=None, lane=COMPUTE):

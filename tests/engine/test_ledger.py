@@ -78,6 +78,33 @@ def test_a_tensor_another_stream_reads_comes_back_at_the_first_allocation_after_
     assert freed.time_s == pytest.approx(1e-3)
 
 
+def test_a_host_far_ahead_waits_for_room_in_the_launch_queue():
+    """Every kernel runs 1 ms and is launched in 10 us: the host may be 1,024 kernels ahead of each stream."""
+    builder = Builder()
+    for index in range(1500):
+        op = builder.launch(COMPUTE, "a", "forward", kernels(1e-3))
+        if index in (1023, 1024, 1499):
+            builder.alloc(f"after {op}", "activations", 1)
+    for index in range(1200):
+        op = builder.launch(ALL_GATHER, "b", "forward", kernels(1.25e-3))
+        if index in (1023, 1199):
+            builder.alloc(f"beside {op}", "activations", 1)
+    for key in ("after 1023", "after 1024", "after 1499", "beside 2523", "beside 2699"):
+        builder.free(key)
+    builder.host_wait()
+    _, timeline = ledger(builder)
+    when = {e.key: e.time_s for e in timeline.memory if e.nbytes > 0}
+    begun = {record.op.id: record.start_s for record in timeline.ops if record.step == 1}
+    assert when == {
+        "after 1023": pytest.approx(1024e-5),  # as fast as it can launch
+        "after 1024": pytest.approx(1025e-5),  # the first one has begun
+        "after 1499": pytest.approx(begun[475]),
+        "beside 2523": pytest.approx(begun[475]),  # it cannot have got here earlier
+        "beside 2699": pytest.approx(max(begun[475], begun[1675])),
+    }
+    assert begun[475] == pytest.approx(0.475, rel=1e-3)
+
+
 @settings(max_examples=60, deadline=None)
 @given(worlds(), st.lists(steps(memory=True), min_size=1, max_size=2))
 def test_nothing_is_held_twice_or_for_ever(world, programs):

@@ -3,8 +3,8 @@
 What it yields are ops; it goes on when one of them is done, in the same event of the clock. (As a SimPy process it
 would cost two more events per wait, and some frameworks wait a thousand times per step.)
 
-A real host also blocks when 1,024 launches are pending on the device. That does not change device times (the
-queue that holds it back is full of work), so it is left out; the host's own clock may run further ahead here.
+A real host also blocks when about 1,000 kernels are pending on a stream. That does not change device times (the
+lane that holds it back is full of work), so it is left out here; the ledger of memory, where it matters, puts it in.
 """
 
 from __future__ import annotations

@@ -8,12 +8,46 @@ then they count as `DELAYED_FREES`. Memory does not act back on time, so this ru
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from zsim.engine.lanes import Rank
 from zsim.engine.timeline import TEMPORARY, MemoryEvent
-from zsim.program.ops import COMPUTE, DELAYED_FREES, Alloc, Free
+from zsim.program.ops import COMPUTE, DELAYED_FREES, Alloc, Compute, Free, Op
+
+# Kernels that may be pending on a stream before a launch blocks: "about 1000" of 190 us each, and as many again on
+# every further stream (stackoverflow.com/questions/53970187; forums.developer.nvidia.com/t/68937).
+LAUNCH_QUEUE = 1024
+
+
+@dataclass(slots=True)
+class LaunchQueues:
+    """How far a real host runs ahead: a launch returns once the kernel `LAUNCH_QUEUE` before it has begun.
+
+    `floor` is the time before which the host cannot be where it is.
+    """
+
+    floor: float = 0.0
+    _pending: dict[str, deque[tuple[int, float]]] = field(default_factory=lambda: defaultdict(deque))
+    _kernels: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    def launch(self, op: Op, start: float, now: float) -> None:
+        """The host launches `op` at `now`, and it begins at `start`."""
+        pending, lane = self._pending[op.lane], op.lane
+        if start <= now:
+            pending.clear()
+            self._kernels[lane] = 0
+            return
+        assert isinstance(op.work, Compute)
+        kernels = sum(kernel.launches for kernel in op.work.kernels)
+        pending.append((kernels, start))
+        self._kernels[lane] += kernels
+        while self._kernels[lane] - pending[0][0] > LAUNCH_QUEUE:
+            self._kernels[lane] -= pending.popleft()[0]
+        if self._kernels[lane] > LAUNCH_QUEUE and pending[0][1] > self.floor:
+            self.floor = pending[0][1]
 
 
 def memory_events(rank: Rank) -> Iterator[list[MemoryEvent]]:
@@ -21,13 +55,19 @@ def memory_events(rank: Rank) -> Iterator[list[MemoryEvent]]:
     live: dict[str, Alloc] = {}
     waiting: dict[str, list[tuple[float, str, int]]] = {"gpu": [], "host": [], "nvme": []}  # heaps: until, key, bytes
     level, level_category = 0, ""  # temporaries that the last op left
-    number, end = rank.number, rank.end
+    number, start, end = rank.number, rank.start, rank.end
+    queues = LaunchQueues()
     for step, code in enumerate(rank.codes):
-        clocks = rank.clocks[step]
+        clocks, base = rank.clocks[step], rank.bases[step]
         rows: list[tuple[object, ...]] = []
         append = rows.append
         for segment, offset, op, item, after in code.memory:
             time = clocks[segment] + offset
+            if isinstance(item, Op):
+                assert after is not None
+                queues.launch(item, start[base + after], time)
+            if time < queues.floor:
+                time = queues.floor
             if isinstance(item, Free):
                 tensor = live.pop(item.key, None)
                 if tensor is None:

@@ -43,7 +43,8 @@ class Segment(NamedTuple):
 
 
 # An Alloc, a Free, or an op with its temporaries, where it stands in the host's order: segment, seconds since the start
-# of that, id of the last op issued (an op counts itself), and what a Free waits for, numbered as in `StepCode.waits`.
+# of that, id of the last op issued (an op counts itself), and what a Free waits for, numbered as in `StepCode.waits`,
+# or the number of the op.
 MemoryEntry = tuple[int, float, int | None, Alloc | Free | Op, int | None]
 
 
@@ -98,7 +99,7 @@ def prepare(instructions: Sequence[Instruction], prices: Prices) -> StepCode:
                 code.last[lane] = index
                 if timing == KERNELS:
                     code.kernel_lanes.add(lane)
-                    memory.append((len(segments), clock, last_id, op, None))
+                    memory.append((len(segments), clock, last_id, op, index))
             if op.waits:
                 waits = [resolve(event, f"op {op.id} ({op.label})") for event in op.waits]
                 # An op on the own lane is over anyway, one on the host ended before this was issued.
