@@ -25,7 +25,9 @@ def load_scenario(path: str | PathLike[str], overrides: Sequence[str] = ()) -> S
     return load(Path(path), overrides)
 
 
-def simulate(scenario: str | PathLike[str] | Scenario | Setup, overrides: Sequence[str] = (), *, fold: bool = True) -> Result:
+def simulate(
+    scenario: str | PathLike[str] | Scenario | Setup, overrides: Sequence[str] = (), *, fold: bool = True
+) -> Result:
     """Simulate training steps of `scenario` and measure the steady one.
 
     `scenario` is a YAML path, a loaded Scenario, or an already resolved Setup. `fold=False` simulates every
@@ -42,5 +44,6 @@ def simulate(scenario: str | PathLike[str] | Scenario | Setup, overrides: Sequen
 
     program = lower(setup.model, setup.tree, setup.plan, setup.workload)
     profile = load_profile(setup.cluster.devices[0].name, setup.profile)
-    timeline = run(program, rank_classes(setup.cluster), Price(setup.cluster, profile), fold=fold)
+    cluster = setup.cluster if fold else setup.cluster.unfolded()
+    timeline = run(program, rank_classes(cluster), Price(cluster, profile), fold=fold)
     return measure(setup=setup, program=program, timeline=timeline, profile=profile, begun=begun)

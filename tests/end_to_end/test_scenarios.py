@@ -105,10 +105,18 @@ def test_exit_codes_and_output_files(tmp_path: Path) -> None:
     assert "Traceback" not in bad.stderr
 
 
-@pytest.mark.parametrize("name", ["qwen7b_8xh100", "llama31_8b_4xa100_zero2"])
-def test_folded_equals_unfolded(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("llama31_8b_4xa100_zero3", ()),
+        ("llama31_8b_4xa100_zero2", ()),
+        ("qwen7b_8x4090", ()),
+        ("llama31_8b_512xh100_fsdp2", ("cluster.nodes=2",)),
+    ],
+)
+def test_folded_equals_unfolded(name: str, overrides: tuple[str, ...]) -> None:
     path = ROOT / "scenarios" / f"{name}.yaml"
-    folded, unfolded = (zsim.simulate(path, fold=fold).to_dict() for fold in (True, False))
+    folded, unfolded = (zsim.simulate(path, overrides, fold=fold).to_dict() for fold in (True, False))
     assert unfolded["meta"]["simulated_ranks"] > folded["meta"]["simulated_ranks"]
     assert folded["time"]["step_s"] == pytest.approx(unfolded["time"]["step_s"], rel=1e-9)
     assert folded["memory"]["gpu"]["peak_allocated_bytes"] == unfolded["memory"]["gpu"]["peak_allocated_bytes"]
