@@ -22,6 +22,7 @@ class Plan:
     grad_accum: int = 1
     grad_clip: float | None = 1.0
     optimizer: Optimizer = Optimizer()
+    load: str = "every_rank"  # who reads the checkpoint into host memory: every_rank | rank0 | meta (nobody)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -135,11 +135,11 @@ class Ddp(Hooks):
 
     def _rebuild_buckets(self) -> None:
         """Buckets in the order in which gradients became ready; rank 0's order is everybody's."""
-        for index in range(len(self.buckets)):
-            self.builder.free(f"bucket:{self.generation}:{index}")
-        self.buckets = self._assign(self.ready_order)
+        old, self.buckets = self.buckets, self._assign(self.ready_order)
         self._collective("broadcast", "int32", len(self.params) + 1, "forward")
         self._collective("broadcast", "int32", len(self.buckets), "forward")
+        for index in range(len(old)):
+            self.builder.free(f"bucket:{self.generation}:{index}")
         self.generation += 1
         self._alloc_buckets()
         self.rebuilt = True
@@ -157,7 +157,8 @@ class Ddp(Hooks):
         if not self.plan.autocast or module.role == "embedding":
             return
         for param in module.params:
-            if len(self.model.parameters[param].shape) > 1 and param not in self.cast:
+            wide = self.dtypes[param] != self.plan.autocast  # what is kept in 16 bits needs no cast
+            if wide and len(self.model.parameters[param].shape) > 1 and param not in self.cast:
                 self.builder.alloc(f"cast:{param}", "activations", self._low_bytes(param))
                 self._kernel("cast weight", self.sizes[param], self._low_bytes(param), phase=phase)
                 self.cast.add(param)

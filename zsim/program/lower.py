@@ -6,6 +6,7 @@ from zsim.errors import NotModeled
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
 from zsim.program.ops import Program
+from zsim.program.startup import with_startup
 
 
 def lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, steps: int = 3) -> Program:
@@ -14,6 +15,10 @@ def lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, ste
     `tree` is the model as executed for one micro-batch of `workload`. Raises NotModeled for what the framework
     accepts and zsim does not simulate, InputError for what the framework refuses.
     """
+    return with_startup(_lower(model, tree, plan, workload, steps), model, plan)
+
+
+def _lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, steps: int) -> Program:
     if isinstance(plan, DeepSpeedPlan):
         if plan.stage == 3:
             from zsim.program.zero3 import lower_zero3

@@ -146,7 +146,10 @@ GPU_CATEGORIES = (
     "parameters", "gradients", "optimizer_states", "master_weights", "activations", "all_gather_buffers",
     "reduce_buffers", "logits", "workspace", DELAYED_FREES, "framework",
 )  # fmt: skip
-HOST_CATEGORIES = ("parameters", "gradients", "optimizer_states", "master_weights", "activations", "buffers")
+RANK_0 = "rank_0"  # host memory that only one rank of the job holds
+HOST_CATEGORIES = (
+    "parameters", "gradients", "optimizer_states", "master_weights", "activations", "buffers", "checkpoint", RANK_0,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from zsim.cluster.spec import Cluster, Device
 from zsim.engine.allocator import replay
 from zsim.engine.ledger import TEMPORARY
 from zsim.engine.timeline import MemoryEvent
-from zsim.program.ops import COMPUTE, DELAYED_FREES, Launch, Op, Program
+from zsim.program.ops import COMPUTE, DELAYED_FREES, RANK_0, Launch, Op, Program
 from zsim.result.critical_path import RankView
 from zsim.result.spec import GpuMemory, HostMemory
 
@@ -132,16 +132,28 @@ def measure_host(views: Sequence[RankView], cluster: Cluster, gpu: GpuMemory) ->
     Where CPU and GPU share their memory, what the GPU needs counts as well.
     """
     node_ranks = min(cluster.gpus_per_node, cluster.world_size)
-    tops = [(peak(view.ledgers["host"]), peak(view.ledgers["nvme"])) for view in views]
-    dram, nvme = max(tops, key=lambda top: top[0].total)
+    tops = [(view, peak(_of_node(view, "host", node_ranks)), peak(_of_node(view, "nvme", node_ranks))) for view in views]
+    view, dram, nvme = max(tops, key=lambda top: top[1].total)
     held = dict(dram.by_category)
-    if held and any(device.unified for device in cluster.devices):
-        held["gpu"] = gpu.nvidia_smi_bytes
+    if any(device.unified for device in cluster.devices):
+        # what the GPU holds comes after the checkpoint has been read
+        held = {category: nbytes for category, nbytes in held.items() if category not in ("checkpoint", RANK_0)}
+        if held:
+            held["gpu"] = gpu.nvidia_smi_bytes * node_ranks
     return HostMemory(
         capacity_bytes=cluster.host.dram_bytes,
-        peak_bytes=sum(held.values()) * node_ranks,
-        per_rank_bytes=sum(held.values()),
-        by_category={category: nbytes * node_ranks for category, nbytes in held.items()},
+        peak_bytes=sum(held.values()),
+        per_rank_bytes=sum(nbytes for category, nbytes in held.items() if category != RANK_0) // node_ranks,
+        by_category=held,
         nvme_capacity_bytes=cluster.host.nvme_bytes,
-        nvme_peak_bytes=nvme.total * node_ranks,
+        nvme_peak_bytes=nvme.total,
+        peak_at=describe(view, dram.event) if held else "",
     )
+
+
+def _of_node(view: RankView, device: str, ranks: int) -> list[MemoryEvent]:
+    """The ledger of a node on which `ranks` ranks do what this one does."""
+    return [
+        event if event.category == RANK_0 else event._replace(nbytes=event.nbytes * ranks)
+        for event in view.ledgers[device]
+    ]

@@ -67,6 +67,7 @@ class HostMemory:
     by_category: Mapping[str, int]
     nvme_capacity_bytes: int
     nvme_peak_bytes: int
+    peak_at: str = ""  # as GpuMemory.peak_at
 
     @property
     def fits(self) -> bool:

@@ -79,6 +79,24 @@ class OptimizerField(Section):
     momentum: bool | None = None
 
 
+class LoraField(Section):
+    """peft's LoraConfig. Everything but the adapters is frozen."""
+
+    shorthand = "r"
+    r: Positive
+    alpha: PositiveFloat = 16.0
+    targets: Literal["all-linear"] | list[str] = Field("all-linear", description="names of Linear modules (q_proj)")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+class QuantizeField(Section):
+    """bitsandbytes: frozen Linear weights in 4 bits (QLoRA)."""
+
+    shorthand = "type"
+    type: Literal["nf4", "fp4"]
+    double_quant: bool = True
+
+
 class OffloadOptimizerField(Section):
     """DeepSpeed's offload_optimizer."""
 
@@ -191,6 +209,8 @@ class ScenarioFields(Section):
     train_batch_size: Positive | None = Field(None, description="sequences per optimizer step, over all GPUs")
     precision: Precision = "bf16"
     optimizer: OptimizerField = OptimizerField()
+    lora: LoraField | None = None
+    quantize: QuantizeField | None = Field(None, description="of the frozen weights; needs lora")
     checkpointing: Literal["none", "full", "selective"] = "none"
     attention: Literal["flash", "flash3", "cudnn", "sdpa", "eager"] = "flash"
     loss: Literal["hf", "fused"] = "hf"

@@ -149,6 +149,12 @@ def _fsdp(scenario: Scenario, common: dict[str, Any]) -> Fsdp1Plan | Fsdp2Plan:
     if name == "fsdp2" and fields.implementation == "torchtitan":
         given.setdefault("grouping", "titan")
     given.setdefault("param_dtype", dtype)
+    if fields.quantize:
+        # One dtype for packed weights and all the rest, as accelerate's FSDP-QLoRA demands.
+        if name == "fsdp1":
+            raise scenario.error(("quantize",), "4-bit weights under FSDP1", "framework: fsdp2", kind=NotModeled)
+        if given.setdefault("storage_dtype", dtype) != dtype:
+            raise scenario.error(("fsdp", "storage_dtype"), "differs from that of the 4-bit weights", dtype)
     if name == "fsdp1" or dtype == "float32":
         # accelerate and the Trainer give FSDP1's MixedPrecision one type throughout; without it all is float32.
         given.setdefault("reduce_dtype", dtype)

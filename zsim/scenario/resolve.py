@@ -111,7 +111,32 @@ def _model(scenario: Scenario) -> tuple[ModelSpec, list[Path]]:
         if path.is_dir():
             path = _file(scenario, "model", f"{wanted.config}/config.json")
         model, sources = read_config(path), [path]
+    if scenario.fields.lora or scenario.fields.quantize:
+        model = _tune(scenario, model)
     return (_freeze(scenario, model) if wanted.freeze else model), sources
+
+
+def _tune(scenario: Scenario, model: ModelSpec) -> ModelSpec:
+    """Adapters on a frozen, perhaps quantized base."""
+    from zsim.model.lora import ALL_LINEAR, Lora, Tuning, tune
+
+    fields, lora, quantize = scenario.fields, scenario.fields.lora, scenario.fields.quantize
+    adapters = None
+    if lora:
+        targets = (ALL_LINEAR,) if lora.targets == ALL_LINEAR else tuple(lora.targets)
+        adapters = Lora(lora.r, targets, lora.alpha, lora.dropout)
+    if quantize and fields.precision == "fp32":
+        raise scenario.error(("quantize",), "4-bit weights are stored in 16-bit elements", "precision: bf16 or fp16")
+    try:
+        model = tune(model, Tuning(adapters, quantize and quantize.type, bool(quantize and quantize.double_quant)))
+    except InputError as error:
+        path = tuple(error.field.split(".")) if error.field else ("lora",)
+        raise scenario.error(path, error.message, error.accepted, kind=type(error)) from None
+    if fields.framework.name == "ddp":  # loaded in the compute dtype; peft keeps the adapters in float32
+        low = TORCH_DTYPE[fields.precision]
+        parameters = tuple(p if p.trainable else dataclasses.replace(p, dtype=low) for p in model.parameters)
+        model = dataclasses.replace(model, parameters=parameters, _cache={})
+    return model
 
 
 def _freeze(scenario: Scenario, model: ModelSpec) -> ModelSpec:

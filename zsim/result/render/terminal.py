@@ -79,7 +79,9 @@ def verdict(result: Result) -> str:
             f"at least {-gpu.headroom_bytes / GIB:.1f} GiB missing per GPU of {gpu.capacity_bytes / GIB:.1f} GiB"
         )
     if host.peak_bytes > host.capacity_bytes > 0:
-        missing.append(f"host RAM {host.peak_bytes / GIB:.0f} of {host.capacity_bytes / GIB:.0f} GiB per node")
+        when = "at step 0" if host.peak_at == "initialization" else f"in {host.peak_at.split(',')[0]}"
+        of = f"{host.peak_bytes / GIB:.0f} of {host.capacity_bytes / GIB:.0f} GiB per node"
+        missing.append(f"host RAM {of}: killed by the OOM killer {when}")
     if host.nvme_peak_bytes > host.nvme_capacity_bytes:
         missing.append(f"NVMe {host.nvme_peak_bytes / GIB:.0f} of {host.nvme_capacity_bytes / GIB:.0f} GiB per node")
     return f"DOES NOT FIT: {result.name}: {', '.join(missing)} (if it fitted: {speed})"
