@@ -99,8 +99,16 @@ class Builder:
     def alloc(self, key: str, category: str, nbytes: int, device: str = "gpu", lane: str = COMPUTE) -> None:
         self.instructions.append(Alloc(key, category, nbytes, device, lane))
 
+    def alloc_host(self, key: str, category: str, nbytes: int, pinned: bool) -> None:
+        self.alloc(key, category, pinned_bytes(nbytes) if pinned else nbytes, "host")
+
     def free(self, key: str, after: int | None = None) -> None:
         self.instructions.append(Free(key, after))
 
     def host_wait(self, event: int | None = None) -> None:
         self.instructions.append(HostWait(event))
+
+
+def pinned_bytes(nbytes: int) -> int:
+    """What torch's pinned allocator takes: the next power of two (torch 2.13 ATen/core/CachingHostAllocator.h:305)."""
+    return 1 << (nbytes - 1).bit_length() if nbytes else 0

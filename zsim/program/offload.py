@@ -45,10 +45,12 @@ class Zero3OnCpu:
         self.pinned = self.plan.offload_optimizer_pin_memory
 
     def allocate(self) -> None:
-        owned = sum(self.shard[param] for group in self.sub_groups for param in group)
-        self.builder.alloc("master weights", "master_weights", 4 * owned, "host")
-        self.builder.alloc("fp32 gradients", "gradients", 4 * owned, "host")
-        self.builder.alloc("gradient shards", "gradients", owned * self.accum_size, "host")
+        """stage3.py: of the gradients one buffer in all and a float32 one per sub-group are pinned."""
+        builder, owned = self.builder, [sum(self.shard[param] for param in group) for group in self.sub_groups]
+        builder.alloc("master weights", "master_weights", 4 * sum(owned), "host")
+        for index, numel in enumerate(owned):
+            builder.alloc_host(f"fp32 gradients:{index}", "gradients", 4 * numel, self.pinned)
+        builder.alloc_host("gradient shards", "gradients", sum(owned) * self.accum_size, self.pinned)
 
     def keep(self, params: list[int]) -> None:
         """partition_grads: to the host buffer and back; from the second micro-step on first added to it on the GPU.
@@ -133,11 +135,11 @@ class Zero12OnCpu:
 
     def allocate(self) -> None:
         builder, part = self.builder, self.partitions.size
-        builder.alloc("master weights", "master_weights", 4 * part, "host")
-        builder.alloc("updated parameters", "buffers", self.size * part, "host")
-        builder.alloc("fp32 gradients", "gradients", 4 * part, "host")
+        builder.alloc_host("master weights", "master_weights", 4 * part, self.pinned)
+        builder.alloc_host("updated parameters", "buffers", self.size * part, self.pinned)
+        builder.alloc_host("fp32 gradients", "gradients", 4 * part, self.pinned)
         largest = max(self.rank.numel[param] for param in self.partitions.order) * self.size
-        builder.alloc("staged gradient", "buffers", largest, "host")
+        builder.alloc_host("staged gradient", "buffers", largest, self.pinned)
         builder.alloc("staged gradient on the GPU", "reduce_buffers", largest)
 
     def add_reduced(self, kept: Mapping[int, int]) -> None:
@@ -174,7 +176,7 @@ class Zero12OnCpu:
         nbytes = rank.numel[param] * self.size
         if param not in self.accumulated:
             self.accumulated.add(param)
-            builder.alloc(f"summed:{param}", "gradients", nbytes, "host")
+            builder.alloc_host(f"summed:{param}", "gradients", nbytes, self.pinned)
         if rank.micro:
             self._move(H2D, nbytes)
             elementwise(builder, rank.lane, "accumulate", "backward", 2 * nbytes, nbytes, micro=rank.micro)

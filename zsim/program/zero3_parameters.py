@@ -12,7 +12,7 @@ from math import ceil
 
 from zsim.model.spec import ModelSpec
 from zsim.plan.spec import DeepSpeedPlan
-from zsim.program.builder import Builder
+from zsim.program.builder import Builder, pinned_bytes
 from zsim.program.deepspeed import collective, dtype_bytes, elementwise, overlaps, trainable
 from zsim.program.ops import ALL_GATHER, COMPUTE, H2D, Copy
 from zsim.program.zero3_coordinator import Params
@@ -54,7 +54,12 @@ class Parameters:
     def allocate(self) -> None:
         nbytes = sum(self.shard) * self.size
         if self.plan.offload_param:  # stage3.py _create_param_groups_fp16_flat_cpu_memory: always pinned
-            self.builder.alloc("parameter shards", "parameters", nbytes, "host")
+            self.builder.alloc_host("parameter shards", "parameters", nbytes, pinned=True)
+            if self.plan.offload_param_pin_memory:
+                # partition_parameters.py _partition_param pins each shard before it moves to the flat buffer; torch
+                # keeps pinned blocks for good
+                own = sum(pinned_bytes(shard * self.size) for shard in self.shard)
+                self.builder.alloc("shards as first pinned", "buffers", own, "host")
         else:
             self.builder.alloc("parameter shards", "parameters", nbytes)
         for param in range(len(self.numel)) if self.hpz else ():
