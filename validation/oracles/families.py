@@ -1,0 +1,192 @@
+"""What whole models of every family do in one step: parameters, calls, gradient order, live bytes, FLOPs.
+
+    python -m validation.oracles.families [NAME ...] --out FILE.json.gz
+
+Small models of random weights run forward and backward under fake tensors; a dispatch mode follows every storage.
+Live bytes leave out parameters, buffers and inputs, and count parameter gradients. `sdpa` goes to the CUDA flash op
+without a mask (see memory.py); `eager` is transformers' own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+import transformers
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from validation.oracles.memory import use_flash_attention
+
+SMALL = {
+    "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 199,
+}  # fmt: skip
+PLAIN = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 199}
+FLASH, BOTH, EAGER = ("sdpa",), ("sdpa", "eager"), ("eager",)
+
+# name -> (attention implementations that the family has, config.json)
+CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "llama": (BOTH, {"model_type": "llama", **SMALL}),
+    "llama-biases": (FLASH, {"model_type": "llama", **SMALL, "attention_bias": True, "mlp_bias": True}),
+    "mistral": (BOTH, {"model_type": "mistral", **SMALL, "head_dim": 32, "sliding_window": None}),
+    "qwen2-tied": (BOTH, {"model_type": "qwen2", **SMALL, "tie_word_embeddings": True}),
+    "qwen3": (BOTH, {"model_type": "qwen3", **SMALL, "head_dim": 32}),
+    "smollm3": (BOTH, {"model_type": "smollm3", **SMALL, "num_hidden_layers": 5, "pad_token_id": 0}),
+    "olmo2": (BOTH, {"model_type": "olmo2", **SMALL, "pad_token_id": 0}),
+    "gemma": (BOTH, {"model_type": "gemma", **SMALL, "head_dim": 32}),
+    "gemma2": (EAGER, {"model_type": "gemma2", **SMALL, "head_dim": 32}),
+    "gemma3": (FLASH, {"model_type": "gemma3_text", **SMALL, "head_dim": 32, "sliding_window_pattern": 2}),
+    "mixtral": (BOTH, {"model_type": "mixtral", **SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3_moe": (
+        BOTH,
+        {
+            "model_type": "qwen3_moe", **SMALL, "head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48, "mlp_only_layers": [1],
+        },
+    ),
+    "gpt2": (
+        BOTH, {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 199, "n_positions": 128},
+    ),
+    "gptj": (
+        BOTH,
+        {
+            "model_type": "gptj", "n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 199, "n_positions": 128,
+            "rotary_dim": 8,
+        },
+    ),
+    "gpt_neox": (BOTH, {"model_type": "gpt_neox", **PLAIN, "intermediate_size": 256}),
+    "gpt_neox-sequential": (
+        FLASH, {"model_type": "gpt_neox", **PLAIN, "intermediate_size": 256, "use_parallel_residual": False},
+    ),
+    "opt": (BOTH, {"model_type": "opt", **PLAIN, "ffn_dim": 256, "word_embed_proj_dim": 64}),
+    "opt-post-norm": (
+        FLASH, {"model_type": "opt", **PLAIN, "ffn_dim": 256, "word_embed_proj_dim": 32, "do_layer_norm_before": False},
+    ),
+    "phi": (BOTH, {"model_type": "phi", **PLAIN, "intermediate_size": 256}),
+    "phi-qk-norm": (FLASH, {"model_type": "phi", **PLAIN, "intermediate_size": 256, "qk_layernorm": True}),
+    "phi3": (BOTH, {"model_type": "phi3", **SMALL, "pad_token_id": 0}),
+    "falcon-7b": (FLASH, {"model_type": "falcon", **PLAIN, "multi_query": True, "parallel_attn": True}),
+    "falcon-40b": (FLASH, {"model_type": "falcon", **PLAIN, "num_kv_heads": 2, "new_decoder_architecture": True}),
+    "falcon-sequential": (
+        FLASH, {"model_type": "falcon", **PLAIN, "multi_query": False, "parallel_attn": False, "bias": True},
+    ),
+    "mpt": (
+        EAGER, {"model_type": "mpt", "d_model": 64, "n_layers": 3, "n_heads": 4, "vocab_size": 199, "max_seq_len": 128},
+    ),
+    "bloom": (EAGER, {"model_type": "bloom", "hidden_size": 64, "n_layer": 3, "n_head": 4, "vocab_size": 199}),
+}  # fmt: skip
+RUNS = ((1, 64, "none"), (2, 64, "none"), (2, 64, "full"))  # micro-batch, sequence, checkpointing
+
+
+class Follow(TorchDispatchMode):
+    """Bytes alive after every operation, and FLOPs, forward and backward."""
+
+    def __init__(self, ignored: set[int]) -> None:
+        super().__init__()
+        self.ignored, self.phase = ignored, "forward"
+        self.live: dict[int, int] = {}
+        self.peak = {"forward": 0, "backward": 0}
+        self.flops = {"forward": 0, "backward": 0}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                key = storage._cdata
+                if key not in self.live and key not in self.ignored:
+                    self.live[key] = storage.nbytes()
+                    weakref.finalize(storage, self.live.pop, key, None)
+        self.peak[self.phase] = max(self.peak[self.phase], sum(self.live.values()))
+        if func._overloadpacket in flop_registry:
+            self.flops[self.phase] += int(flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=out))
+        elif func._opname == "_grouped_mm":  # not in the registry: all rows once
+            self.flops[self.phase] += 2 * args[0].shape[0] * args[0].shape[1] * args[1].shape[-1]
+        return out
+
+
+def build(config: dict[str, Any], attention: str) -> Any:
+    """The model in bfloat16, in training mode."""
+    fields = dict(config)
+    made = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
+    made._attn_implementation, made.use_cache = attention, False
+    if config["model_type"] in ("mixtral", "qwen3_moe"):
+        made._experts_implementation = "grouped_mm"
+    torch.set_default_dtype(torch.bfloat16)
+    model = transformers.AutoModelForCausalLM.from_config(made).train()
+    torch.set_default_dtype(torch.float32)
+    return model
+
+
+def record(config: dict[str, Any], attention: str, batch: int, seq: int, checkpointing: str) -> dict[str, Any]:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = build(config, attention)
+        if checkpointing == "full":
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        ids, labels = torch.zeros(batch, seq, dtype=torch.long), torch.zeros(batch, seq, dtype=torch.long)
+        ignored = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers(), ids, labels)}
+        follow = Follow(ignored)
+        calls: list[str] = []
+        ready: list[str] = []
+        for name, module in model.named_modules():
+            module.register_forward_pre_hook(
+                lambda _module, _args, name=name: calls.append(name) if follow.phase == "forward" else None
+            )
+        for name, parameter in model.named_parameters():
+            parameter.register_post_accumulate_grad_hook(lambda _parameter, name=name: ready.append(name))
+        with follow:
+            loss = model(input_ids=ids, labels=labels, use_cache=False).loss
+            after = sum(follow.live.values())
+            follow.phase = "backward"
+            loss.backward()
+        modules = dict(model.named_modules())
+        return {
+            "attention": attention, "batch": batch, "seq": seq, "checkpointing": checkpointing,
+            "parameters": [
+                (name, list(p.shape), type(modules[name.rpartition(".")[0]]).__name__)
+                for name, p in model.named_parameters()
+            ],
+            "calls": [(name, type(modules[name]).__name__) for name in calls],
+            "ready": ready,
+            "after_forward": after,
+            "peak": follow.peak,
+            "flops": follow.flops,
+        }  # fmt: skip
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(CONFIGS)}; all without any")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    transformers.logging.set_verbosity_error()
+    use_flash_attention()
+    models = {}
+    for name in options.names or CONFIGS:
+        attentions, config = CONFIGS[name]
+        runs = [record(config, attention, *run) for attention in attentions for run in RUNS]
+        shared = {key: runs[0][key] for key in ("parameters", "calls", "ready")}
+        for run in runs:  # the same however it is run
+            for key, value in shared.items():
+                assert run.pop(key) == value, (name, key)
+        models[name] = {"config": config, **shared, "runs": runs}
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    text = json.dumps({"versions": versions, "models": models}, separators=(",", ":"))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
