@@ -64,7 +64,6 @@ REFUSED = {
     "D143": "OneBitAdam",
     "Y011": "tensor parallelism",
     "Y018": "model.freeze",
-    "Y021": "adapters",
     "Y033": "expert parallelism",
     "Y040": "Ulysses sequence parallelism",
 }

@@ -220,14 +220,17 @@ REFUSED: list[tuple[str, dict[str, Any], type, str]] = [
     ("trainer", {"per_device_train_batch_size": 0}, InputError, "0 is not a number greater than 0"),
     ("trainer", {"bf16": True, "fp16": True}, InputError, "cannot both be true"),
     ("trainer", {"optim": "galore_adamw"}, NotModeled, "optimizer galore_adamw"),
-    ("trainer", {"use_peft": True}, NotModeled, "LoRA"),
     ("trainer", {"fsdp": "full_shrd"}, InputError, "'full_shrd' is not an option"),
     ("trainer", {"fsdp": "hybrid_shard"}, InputError, "only available with FSDP1"),
     ("trainer", {"attn_implementation": "flex_attention"}, NotModeled, "attention flex_attention"),
-    ("llama_factory", {"model_name_or_path": "x"}, NotModeled, "finetuning_type lora"),  # its default
+    ("llama_factory", {"finetuning_type": "oft"}, NotModeled, "finetuning_type oft"),
+    ("llama_factory", {"use_dora": True}, NotModeled, "another kind of adapter"),  # finetuning_type: lora by default
+    ("llama_factory", {"quantization_bit": 8}, NotModeled, "8-bit weights"),
     ("llama_factory", {"finetuning_type": "full", "stage": "dpo"}, NotModeled, "stage dpo"),
     ("llama_factory", {"finetuning_type": "full", "quantization_bit": 4}, NotModeled, "quantized weights"),
-    ("axolotl", {"base_model": "x", "adapter": "qlora"}, NotModeled, "adapters"),
+    ("axolotl", {"base_model": "x", "adapter": "loha"}, NotModeled, "adapter loha"),
+    ("axolotl", {"base_model": "x", "load_in_4bit": True}, NotModeled, "4-bit weights without adapters"),
+    ("trainer", {"load_in_4bit": True}, NotModeled, "4-bit weights without adapters"),
     ("axolotl", {"base_model": "x", "sequence_parallel_degree": 4}, NotModeled, "sequence parallelism"),
     ("axolotl", {"base_model": "x", "sequence_len": "long"}, InputError, "'long' is not a number"),
     ("neox", {"pipe_parallel_size": 4}, NotModeled, "pipeline parallelism"),
@@ -329,3 +332,29 @@ def test_a_file_of_no_known_kind(tmp_path: Path) -> None:
     path.write_text("1,2\n")
     with pytest.raises(InputError, match=r"\.csv: not a file of a kind that is read"):
         detect.parse(path)
+
+
+LORA = [
+    ("llama_factory", {"lora_rank": 16, "lora_target": "q_proj,v_proj", "quantization_bit": 4},
+     {"lora.r": 16, "lora.alpha": 32, "lora.dropout": 0.0, "lora.targets": ["q_proj", "v_proj"],
+      "quantize.type": "nf4"}),
+    ("llama_factory", {}, {"lora.r": 8, "lora.alpha": 16, "lora.dropout": 0.0, "lora.targets": "all-linear"}),
+    ("axolotl", {"adapter": "qlora", "lora_r": 32, "lora_alpha": 16, "lora_dropout": 0.05, "lora_target_linear": True},
+     {"lora.r": 32, "lora.alpha": 16, "lora.dropout": 0.05, "lora.targets": "all-linear", "quantize.type": "nf4"}),
+    ("axolotl", {"adapter": "lora", "lora_r": 8, "lora_target_modules": ["q_proj"], "peft_use_rslora": True},
+     {"lora.r": 8, "lora.alpha": 16, "lora.dropout": 0.0, "lora.targets": ["q_proj"]}),
+    ("trainer", {"use_peft": True, "lora_target_modules": "all-linear", "load_in_4bit": True},
+     {"lora.r": 16, "lora.alpha": 32, "lora.dropout": 0.05, "lora.targets": "all-linear", "quantize.type": "nf4"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "data", "expected"), LORA, ids=[f"{kind} {n}" for n, (kind, *_) in enumerate(LORA)])
+def test_adapters(kind: str, data: dict[str, Any], expected: dict[str, Any]) -> None:
+    """peft's settings under each tool's names and defaults."""
+    fields = read(kind, {"base_model" if kind == "axolotl" else "model_name_or_path": "x"} | data).fields
+    found = {".".join(path): value for path, value in fields.items() if path[0] in ("lora", "quantize")}
+    assert found == expected
+
+
+def test_targets_that_depend_on_the_model_are_missing() -> None:
+    assert any("lora.targets" in line for line in read("axolotl", {"base_model": "x", "adapter": "lora"}).missing)

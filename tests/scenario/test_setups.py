@@ -152,7 +152,7 @@ def test_ddp_is_autocast_over_float32(write) -> None:
 def test_fsdp_plans(write) -> None:
     assert plan_of(write(framework="fsdp2")) == Fsdp2Plan(world_size=8)
     assert plan_of(write("implementation: torchtitan\n", framework="fsdp2")) == Fsdp2Plan(
-        world_size=8, grouping="titan"
+        world_size=8, grouping="titan", load="meta"
     )
     assert plan_of(write(framework="fsdp1")) == Fsdp1Plan(world_size=8)
     float32 = plan_of(write("precision: fp32\n", framework="fsdp2"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zsim.errors import NotModeled
+from zsim.plan.adapters import lora, quantized, refuse_variants
 from zsim.plan.document import Document, subsection
 from zsim.plan.fsdp_args import read_fsdp
 from zsim.plan.reading import Reading
@@ -18,9 +19,8 @@ _HARMLESS = (
     "train_on_inputs", "group_by_length", "save_first_step", "early_stopping_patience", "local_rank",
     "xformers_attention", "strict", "eval_sample_packing", "plugins",
 )  # fmt: skip
+_LORA = {"r": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules"}
 _REFUSED = {
-    "adapter": "adapters (LoRA, QLoRA)",
-    "load_in_4bit": "4-bit weights",
     "load_in_8bit": "8-bit weights",
     "rl": "preference tuning, which runs more than one model",
     "sequence_parallel_degree": "sequence parallelism",
@@ -58,11 +58,31 @@ def read_axolotl(document: Document, ranks: int | None = None) -> Reading:
     others = [name for name in liger if name != "liger_fused_linear_cross_entropy"]
     if others:
         reading.not_modeled.append(f"{', '.join(others)}: fused kernels other than the loss")
+    _adapters(recipe)
     _shard(recipe)
     name_model(recipe, "base_model")
     reading.lacks("cluster")
     recipe.rest(_HARMLESS)
     return reading
+
+
+def _adapters(recipe: Recipe) -> None:
+    adapter, in_4bit = str(recipe.get("adapter", "")), recipe.flag("load_in_4bit")
+    if adapter not in ("", "lora", "qlora"):
+        raise recipe.document.error(("adapter",), f"adapter {adapter}", "lora, qlora", kind=NotModeled)
+    if not adapter:
+        recipe.refuse("load_in_4bit", (False,), "4-bit weights without adapters")
+        for name in _LORA.values():
+            recipe.get(name)
+        return
+    if adapter == "qlora" and not in_4bit and recipe.get("load_in_4bit") is not None:
+        raise recipe.error(("load_in_4bit",), "qlora needs 4-bit weights", "true")
+    linear = recipe.flag("lora_target_linear")
+    lora(recipe, _LORA, {"r": 8, "alpha": 16} | ({"targets": "all-linear"} if linear else {}))
+    refuse_variants(recipe, ("peft_use_dora", "lora_modules_to_save", "relora_steps"))
+    recipe.get("peft_use_rslora")  # another scale
+    if in_4bit or adapter == "qlora":
+        quantized(recipe, "load_in_4bit")
 
 
 def _precision(recipe: Recipe) -> None:

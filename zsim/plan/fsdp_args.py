@@ -14,7 +14,6 @@ _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRI
 _WITHOUT_EFFECT = {
     "state_dict_type": "saving",
     "final_state_dict_type": "saving",
-    "cpu_ram_efficient_loading": "loading",
     "sync_module_states": "loading",
     "transformer_layer_cls_to_wrap": "the blocks are the units in any case",
     "transformer_cls_names_to_wrap": "the blocks are the units in any case",
@@ -26,7 +25,7 @@ _WITHOUT_EFFECT = {
 _KNOWN = {
     "version", "sharding_strategy", "reshard_after_forward", "offload_params", "cpu_offload", "backward_prefetch",
     "forward_prefetch", "limit_all_gathers", "use_orig_params", "auto_wrap_policy", "activation_checkpointing",
-    "activation_checkpointing_offload", "mixed_precision_policy", *_WITHOUT_EFFECT,
+    "activation_checkpointing_offload", "mixed_precision_policy", "cpu_ram_efficient_loading", *_WITHOUT_EFFECT,
 }  # fmt: skip
 
 
@@ -82,6 +81,8 @@ def read_fsdp(
         put("flat", True, "auto_wrap_policy")
     if flag("offload_params", False) or flag("cpu_offload", False):
         put("cpu_offload", True, "offload_params" if "offload_params" in options else "cpu_offload")
+    if flag("cpu_ram_efficient_loading", False):
+        reading.set(("load",), "rank0", places["cpu_ram_efficient_loading"])
     if flag("activation_checkpointing", False):
         reading.set(("checkpointing",), "full", places["activation_checkpointing"])
     if flag("activation_checkpointing_offload", False):

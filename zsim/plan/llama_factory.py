@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zsim.errors import NotModeled
+from zsim.plan.adapters import lora, quantized, refuse_variants
 from zsim.plan.document import Document
 from zsim.plan.reading import Reading
 from zsim.plan.recipe import Recipe
@@ -14,12 +15,15 @@ def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
     reading = Reading("LLaMA-Factory recipe", document, ranks=ranks)
     recipe = Recipe(reading)
     method = str(recipe.get("finetuning_type", "lora"))  # hparams/finetuning_args.py: lora is the default
-    if method != "full":
-        raise document.error(("finetuning_type",), f"finetuning_type {method}", "full", kind=NotModeled)
+    if method not in ("full", "lora"):
+        raise document.error(("finetuning_type",), f"finetuning_type {method}", "full, lora", kind=NotModeled)
     stage = str(recipe.get("stage", "sft"))
     if stage not in ("pt", "sft"):
         raise document.error(("stage",), f"stage {stage}, which runs more than one model", "pt, sft", kind=NotModeled)
-    recipe.refuse("quantization_bit", (), "quantized weights")
+    if method == "lora":
+        _lora(recipe)
+    else:
+        recipe.refuse("quantization_bit", (), "quantized weights without adapters")
     for name in ("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_unsloth", "use_llama_pro"):
         recipe.refuse(name, (False,), name.removeprefix("use_"))
     model_length(recipe, ("cutoff_len",))
@@ -42,3 +46,17 @@ def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
     name_model(recipe, "model_name_or_path")
     recipe.rest(HARMLESS)
     return reading
+
+
+def _lora(recipe: Recipe) -> None:
+    """hparams/finetuning_args.py LoraArguments: rank 8, alpha twice the rank, all linear modules."""
+    names = {"r": "lora_rank", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target"}
+    lora(recipe, names, {"r": 8, "targets": "all"})
+    refuse_variants(recipe, ("use_dora", "pissa_init", "additional_target"))
+    bits = recipe.get("quantization_bit")
+    if bits not in (None, 4):
+        raise recipe.document.error(("quantization_bit",), f"{bits}-bit weights", "4", kind=NotModeled)
+    if bits == 4:
+        quantized(recipe, "quantization_bit", "double_quantization")
+        recipe.refuse("quantization_method", ("bnb", "bitsandbytes"), "quantization by another library")
+        recipe.refuse("quantization_type", ("nf4", "fp4"), "another 4-bit type")

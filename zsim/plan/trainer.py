@@ -36,14 +36,28 @@ def read_trainer(document: Document, ranks: int | None = None, kind: str = "Hugg
     model_length(recipe, ("max_length", "max_seq_length", "model_max_length"))
     attention(recipe, "attn_implementation")
     checkpointing(recipe, default=False)
-    recipe.refuse("use_peft", (False,), "LoRA adapters")
-    recipe.refuse("load_in_4bit", (False,), "4-bit weights")
     recipe.refuse("load_in_8bit", (False,), "8-bit weights")
+    if recipe.flag("use_peft"):
+        _peft(recipe)
+    else:
+        recipe.refuse("load_in_4bit", (False,), "4-bit weights without adapters")
     training(recipe)
     recipe.get("model_name_or_path")
     name_model(recipe, "model_name_or_path")
     recipe.rest(HARMLESS)
     return reading
+
+
+def _peft(recipe: Recipe) -> None:
+    """trl's ModelConfig: rank 16, alpha 32, dropout 0.05."""
+    from zsim.plan.adapters import lora, quantized, refuse_variants
+
+    names = {"r": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules"}
+    lora(recipe, names, {"r": 16, "alpha": 32, "dropout": 0.05})
+    refuse_variants(recipe, ("use_dora", "lora_modules_to_save", "lora_target_parameters"))
+    recipe.get("use_rslora")
+    if recipe.flag("load_in_4bit"):
+        quantized(recipe, "load_in_4bit", "use_bnb_nested_quant")
 
 
 def training(recipe: Recipe) -> None:

@@ -217,4 +217,7 @@ class ScenarioFields(Section):
     implementation: Literal["hf", "torchtitan"] = Field("hf", description="whose modules")
     grad_clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = 1.0
     compile: bool = False
+    load: Literal["every_rank", "rank0", "meta"] | None = Field(
+        None, description="who reads the checkpoint into host memory: every_rank, but meta for torchtitan"
+    )
     profile: str = Field("default", description="software stack of the cost profile")

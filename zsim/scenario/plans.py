@@ -29,6 +29,7 @@ def build_plan(
         "grad_accum": grad_accum,
         "grad_clip": fields.grad_clip or None,
         "optimizer": _optimizer(scenario),
+        "load": fields.load or ("meta" if fields.implementation == "torchtitan" else "every_rank"),
     }
     name, version = fields.framework.name, fields.framework.version
     plan_class = _PLANS[name]

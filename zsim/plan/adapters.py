@@ -1,0 +1,42 @@
+"""LoRA and QLoRA in training recipes: the names that each tool gives to the same few settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zsim.errors import NotModeled
+from zsim.plan.recipe import Recipe
+
+
+def lora(recipe: Recipe, names: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
+    """`names`: r, alpha, dropout, targets -> the recipe's key. `defaults`: the tool's, r among them."""
+    rank = recipe.count(names["r"]) or defaults["r"]
+    recipe.set("lora.r", rank, names["r"])
+    alpha = recipe.get(names["alpha"], defaults.get("alpha", 2 * rank))
+    recipe.set("lora.alpha", alpha, names["alpha"])
+    dropout = recipe.get(names["dropout"], defaults.get("dropout", 0.0))
+    recipe.set("lora.dropout", dropout, names["dropout"])
+    targets = recipe.get(names["targets"], defaults.get("targets"))
+    if targets is None:
+        recipe.reading.lacks("lora.targets", "(the tool chooses by model; peft's default for Llama is q_proj, v_proj)")
+    elif targets in ("all", "all-linear") or targets == ["all"]:
+        recipe.set("lora.targets", "all-linear", names["targets"])
+    else:
+        listed = targets if isinstance(targets, list) else [part.strip() for part in str(targets).split(",")]
+        recipe.set("lora.targets", listed, names["targets"])
+
+
+def refuse_variants(recipe: Recipe, names: tuple[str, ...]) -> None:
+    """Kinds of adapters that compute something else than plain LoRA, by key."""
+    for name in names:
+        value = recipe.get(name)
+        if value not in (None, False, "", "false", 0):
+            raise recipe.document.error((name,), f"{name}: another kind of adapter than plain LoRA", kind=NotModeled)
+
+
+def quantized(recipe: Recipe, key: str, double_key: str | None = None) -> None:
+    """Base weights in 4 bits, doubly quantized unless the recipe says otherwise."""
+    recipe.set("quantize.type", "nf4", key)
+    if double_key is not None and recipe.get(double_key) is not None:
+        recipe.set("quantize.double_quant", recipe.flag(double_key), double_key)
