@@ -1,0 +1,125 @@
+"""One scenario to one row: read -> lower -> (memory decides, or run -> measure). What worker processes execute."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError
+from zsim.plan.document import Document, Path_, Place
+
+# Columns of an outcome, in the order of tables. Times in seconds, sizes in bytes; null where there is no such number.
+COLUMNS = {
+    "status": "TEXT",  # ok | refused (bad input, or not modeled) | failed (a bug, or a lost worker)
+    "error": "TEXT",
+    "fits": "INTEGER",
+    "decided_by": "TEXT",  # clock | memory: the allocations alone exceed what there is, so no clock ran
+    "short_of": "TEXT",  # GPU memory | host memory | NVMe space, where it does not fit
+    "gpus": "INTEGER",
+    "tokens_per_step": "INTEGER",
+    "step_s": "REAL",
+    "tokens_per_s": "REAL",
+    "tokens_per_s_per_gpu": "REAL",
+    "mfu": "REAL",
+    "hfu": "REAL",
+    "compute_s": "REAL",
+    "exposed_comm_s": "REAL",
+    "host_s": "REAL",
+    "idle_s": "REAL",
+    "bottleneck": "TEXT",
+    "peak_allocated_bytes": "INTEGER",
+    "needed_bytes": "INTEGER",  # as nvidia-smi shows; where memory decided, at least this
+    "headroom_bytes": "INTEGER",
+    "host_peak_bytes": "INTEGER",  # of one node
+    "params": "INTEGER",
+}
+Outcome = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A scenario as plain data that travels to a worker. `places` are the lines of its fields, for errors."""
+
+    file: str
+    folder: str
+    data: Mapping[str, Any]
+    places: Mapping[Path_, Place]
+    memory_only: bool = False
+
+
+def evaluate(task: Task) -> Outcome:
+    """The outcome of a task: values of `COLUMNS`, and `wall_s`. Never raises but for a dying interpreter."""
+    begun = time.perf_counter()
+    outcome: Outcome = dict.fromkeys(COLUMNS)
+    try:
+        outcome |= {"status": "ok"} | _simulate(task)
+    except InputError as error:
+        outcome |= {"status": "refused", "error": str(error)}
+    except Exception:
+        # One bug must not cost the other scenarios of a long sweep; the row keeps the traceback.
+        outcome |= {"status": "failed", "error": traceback.format_exc(limit=-4)}
+    outcome["wall_s"] = round(time.perf_counter() - begun, 6)
+    return outcome
+
+
+def _simulate(task: Task) -> Outcome:
+    from zsim.program.lower import lower
+    from zsim.scenario.load import check
+    from zsim.sweep.fit import need
+
+    document = Document(task.file, deepcopy(dict(task.data)), dict(task.places))
+    setup = check(document, Path(task.folder)).resolve()
+    plan, workload = setup.plan, setup.workload
+    program = lower(setup.model, setup.tree, plan, workload)
+    outcome: Outcome = {
+        "gpus": plan.world_size,
+        "tokens_per_step": workload.tokens * plan.grad_accum * plan.world_size,
+        "params": setup.model.numel,
+    }
+    least = need(program, setup.cluster)
+    if least.excluded or task.memory_only:
+        return outcome | {
+            "fits": False if least.excluded else None,
+            "decided_by": "memory" if least.excluded else None,
+            "short_of": least.excluded,
+            "peak_allocated_bytes": least.peak_allocated,
+            "needed_bytes": least.peak_allocated + least.framework,
+            "headroom_bytes": -least.missing,
+            "host_peak_bytes": least.host,
+        }
+
+    from zsim.cluster.classes import rank_classes
+    from zsim.cost.price import Price
+    from zsim.cost.profile import load_profile
+    from zsim.engine.simulator import run
+    from zsim.result.measure import measure
+
+    profile = load_profile(setup.cluster.devices[0].name, setup.profile)
+    timeline = run(program, rank_classes(setup.cluster), Price(setup.cluster, profile))
+    result = measure(setup=setup, program=program, timeline=timeline, profile=profile, begun=time.perf_counter())
+    gpu, host, step, throughput = result.gpu, result.host, result.time, result.throughput
+    short_of = None if result.fits else ("GPU memory" if not gpu.fits else "host memory or NVMe space")
+    return outcome | {
+        "fits": result.fits,
+        "decided_by": "clock",
+        "short_of": short_of,
+        "step_s": step.step_s,
+        "tokens_per_s": throughput.tokens_per_s,
+        "tokens_per_s_per_gpu": throughput.tokens_per_s_per_gpu,
+        "mfu": throughput.mfu,
+        "hfu": throughput.hfu,
+        "compute_s": step.compute_s,
+        "exposed_comm_s": step.exposed_comm_s,
+        "host_s": step.host_s,
+        "idle_s": step.idle_s,
+        "bottleneck": result.bottleneck.name,
+        "peak_allocated_bytes": gpu.peak_allocated_bytes,
+        "needed_bytes": gpu.nvidia_smi_bytes,
+        "headroom_bytes": gpu.headroom_bytes,
+        "host_peak_bytes": host.peak_bytes,
+    }

@@ -1,0 +1,73 @@
+"""Who computes: local processes, or a Dask cluster. Both behind the interface of `concurrent.futures`."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+
+from zsim.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """An executor and how many scenarios it should have at once, so that no worker waits for the next."""
+
+    executor: Executor
+    window: int
+
+
+@contextmanager
+def local(workers: int | None = None) -> Iterator[Crew]:
+    """Processes on this machine, one per core unless told otherwise."""
+    count = workers or usable_cores()
+    # Not forked: a fork would share the store's connection and whatever threads draw the progress bar.
+    executor = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"), initializer=_warm_up)
+    try:
+        yield Crew(executor, 2 * count + 1)
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def dask(address: str, workers: int | None = None) -> Iterator[Crew]:
+    """A Dask cluster: "local" starts one here, anything else is the address of a scheduler, as tcp://host:8786.
+
+    Raises InputError where Dask is not installed or nobody answers.
+    """
+    try:
+        from distributed import Client, LocalCluster
+    except ImportError:
+        raise InputError("needs Dask", field="--dask", accepted="pip install 'zsim[cluster]'") from None
+    if address == "local":
+        count = workers or usable_cores()
+        cluster = LocalCluster(n_workers=count, threads_per_worker=1, host="127.0.0.1", dashboard_address=None)
+        with cluster, Client(cluster) as client:
+            yield _crew_of(client)
+        return
+    try:
+        client = Client(address, timeout="10s")
+    except (OSError, ValueError) as error:
+        raise InputError(f"no Dask scheduler at {address}: {error}", field="--dask") from None
+    with client:
+        yield _crew_of(client)
+
+
+def _crew_of(client: object) -> Crew:
+    cores = sum(client.ncores().values())  # type: ignore[attr-defined]
+    return Crew(client.get_executor(pure=False), 4 * max(cores, 1))  # type: ignore[attr-defined]
+
+
+def usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _warm_up() -> None:
+    """Import what a scenario needs before the first one is timed."""
+    import_module("zsim.api")

@@ -1,0 +1,101 @@
+"""A sweep's rows as CSV or Parquet, written as they are read."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError
+from zsim.sweep.evaluate import COLUMNS
+from zsim.sweep.store import Store
+
+BATCH = 10_000
+_EXTRA = ("wall_s", "zsim", "engine", "sources")
+
+
+def export(store: Store, path: Path) -> int:
+    """Write the store's sweep to `path`, one column per input and per outcome; returns the number of rows.
+
+    Raises InputError for an ending that is not known, or where pyarrow is missing for Parquet.
+    """
+    if path.suffix == ".csv":
+        return _csv(store, path)
+    if path.suffix == ".parquet":
+        return _parquet(store, path)
+    raise InputError("is not known by its ending", path, accepted=".csv or .parquet")
+
+
+def records(store: Store) -> Iterator[dict[str, Any]]:
+    """The rows as flat mappings: inputs under their dotted names, then the outcome."""
+    names = ("inputs", *COLUMNS, *_EXTRA)
+    for inputs, *values in store.rows(names):
+        yield dict(flat(json.loads(inputs))) | dict(zip(names[1:], values, strict=True))
+
+
+def flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in data.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _inputs(store: Store) -> list[str]:
+    """All input columns, in the order of their first appearance."""
+    names: dict[str, None] = {}
+    for (inputs,) in store.rows(("inputs",)):
+        names.update(dict.fromkeys(name for name, _ in flat(json.loads(inputs))))
+    return list(names)
+
+
+def _csv(store: Store, path: Path) -> int:
+    count = 0
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [*_inputs(store), *COLUMNS, *_EXTRA], lineterminator="\n")
+        writer.writeheader()
+        for record in records(store):
+            writer.writerow(record)
+            count += 1
+    return count
+
+
+def _parquet(store: Store, path: Path) -> int:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise InputError("needs pyarrow", path, accepted="pip install pyarrow, or a name that ends in .csv") from None
+    kinds = {"TEXT": pa.string(), "REAL": pa.float64(), "INTEGER": pa.int64()}
+    names = _inputs(store)
+    schema = pa.schema(
+        [(name, pa.string()) for name in names]
+        + [(name, pa.bool_() if name == "fits" else kinds[kind]) for name, kind in COLUMNS.items()]
+        + [(name, pa.float64() if name == "wall_s" else pa.string()) for name in _EXTRA]
+    )
+    count = 0
+    with pq.ParquetWriter(path, schema) as writer:
+        for batch in _batches(records(store)):
+            rows = [{**record, "fits": None if record["fits"] is None else bool(record["fits"])} for record in batch]
+            for row in rows:
+                row.update({name: _text(row.get(name)) for name in names})
+            writer.write_table(pa.Table.from_pylist(rows, schema))
+            count += len(rows)
+    return count
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def _batches(items: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    batch: list[dict[str, Any]] = []
+    for item in items:
+        batch.append(item)
+        if len(batch) == BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

@@ -1,0 +1,93 @@
+"""Memory that a Program needs before any clock runs: allocations are made by the host, in the order of issue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from zsim.cluster.spec import Cluster, Device
+from zsim.program.ops import Alloc, Compute, Free, Instruction, Launch, Program
+from zsim.result.memory import framework_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A safe lower bound of what a run needs, bytes.
+
+    The GPU's is the peak of `torch.cuda.memory_allocated` plus what lies outside the allocator: fragmentation, caching
+    and frees that wait for another stream can only add to it. The host's and NVMe's are exact, per node.
+    """
+
+    peak_allocated: int
+    framework: int
+    usable: int
+    host: int
+    host_capacity: int
+    nvme: int
+    nvme_capacity: int
+
+    @property
+    def missing(self) -> int:
+        """Bytes that the fullest GPU lacks at least; not above 0 where the bound does not exclude that it fits."""
+        return self.peak_allocated + self.framework - self.usable
+
+    @property
+    def excluded(self) -> str | None:
+        """Why the run cannot fit, whatever its timing; None if it may."""
+        if self.missing > 0:
+            return "GPU memory"
+        if self.host_capacity and self.host > self.host_capacity:
+            return "host memory"
+        return "NVMe space" if self.nvme > self.nvme_capacity else None
+
+
+def need(program: Program, cluster: Cluster) -> Need:
+    """What every rank of `program` needs at least on the device of `cluster` that offers least."""
+    tops = {"gpu": 0, "host": 0, "nvme": 0}
+    for device, total in _totals(program):
+        if total > tops[device]:
+            tops[device] = total
+    offers = [(framework_bytes(device, program), device) for device in _kinds(cluster)]
+    outside, device = min(offers, key=lambda offer: offer[1].usable_bytes - offer[0])
+    ranks = min(cluster.gpus_per_node, cluster.world_size)
+    host = tops["host"]
+    if host and device.unified:  # one memory for both
+        host += tops["gpu"] + outside
+    return Need(
+        peak_allocated=tops["gpu"],
+        framework=outside,
+        usable=device.usable_bytes,
+        host=host * ranks,
+        host_capacity=cluster.host.dram_bytes,
+        nvme=tops["nvme"] * ranks,
+        nvme_capacity=cluster.host.nvme_bytes,
+    )
+
+
+def _kinds(cluster: Cluster) -> Iterable[Device]:
+    return {id(device): device for device in cluster.devices}.values()
+
+
+def _totals(program: Program) -> Iterator[tuple[str, int]]:
+    """Bytes allocated on a device after each instruction that allocates on it."""
+    held = {"gpu": 0, "host": 0, "nvme": 0}
+    sizes: dict[str, tuple[str, int]] = {}
+    temporary = 0
+    for part in _parts(program):
+        for item in part:
+            if isinstance(item, Launch):
+                if isinstance(item.op.work, Compute):
+                    yield "gpu", held["gpu"] + item.op.temp_peak
+                    temporary = item.op.temp_live
+            elif isinstance(item, Alloc):
+                sizes[item.key] = item.device, item.nbytes
+                held[item.device] += item.nbytes
+                yield item.device, held[item.device] + (temporary if item.device == "gpu" else 0)
+            elif isinstance(item, Free):
+                device, nbytes = sizes.pop(item.key)
+                held[device] -= nbytes
+
+
+def _parts(program: Program) -> Sequence[Sequence[Instruction]]:
+    """Initialization and each different step once; a later step that repeats one allocates nothing new."""
+    return [program.init, *{id(step): step for step in program.steps}.values()]

@@ -1,0 +1,59 @@
+"""What makes two scenarios the same: their fields, the content of the files they name, and the simulator itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import zsim
+from zsim.sweep.expression import field
+
+# Rooms that decide no number of a row.
+_NO_NUMBERS = ("cli", "validation", "sweep", "result/render")
+_FILES = (("model", "config"), ("cluster", "topology"), ("deepspeed_config",))
+
+
+@cache
+def engine_digest() -> str:
+    """Hash of the code, catalogs and cost profiles that decide outcomes, so that no two versions' rows ever mix."""
+    root = Path(zsim.__file__).parent
+    digest = sha256(zsim.__version__.encode())
+    for path in sorted([*root.rglob("*.py"), *root.rglob("*.yaml")]):
+        name = path.relative_to(root).as_posix()
+        if not name.startswith(_NO_NUMBERS):
+            digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+class Identity:
+    """Keys of scenarios. Files are read once: a sweep means what they say when it starts."""
+
+    def __init__(self) -> None:
+        self._digests: dict[Path, str] = {}
+
+    def inputs(self, data: Mapping[str, Any]) -> str:
+        """The fields as canonical JSON; the name is none of them."""
+        return json.dumps({name: data[name] for name in data if name != "name"}, sort_keys=True, separators=(",", ":"))
+
+    def sources(self, data: Mapping[str, Any], folder: Path) -> str:
+        """Digests of the files that a scenario names, in one text."""
+        named = (field(data, path) for path in _FILES)
+        return ",".join(self._digest(folder, name) if isinstance(name, str) else "" for name in named)
+
+    def key(self, inputs: str, sources: str, memory_only: bool) -> bytes:
+        text = f"{engine_digest()}\n{sources}\n{'memory' if memory_only else 'clock'}\n{inputs}"
+        return sha256(text.encode()).digest()[:16]
+
+    def _digest(self, folder: Path, name: str) -> str:
+        path = folder / name
+        if path not in self._digests:
+            path_of_text = path / "config.json" if path.is_dir() else path
+            try:
+                self._digests[path] = sha256(path_of_text.read_bytes()).hexdigest()[:16]
+            except OSError:
+                self._digests[path] = "unreadable"
+        return self._digests[path]
