@@ -12,23 +12,27 @@ import torch
 
 from validation.oracles import models
 from validation.oracles.recorder import Recorder
+from validation.oracles.storage import StorageTracker
 
 SEQUENCE, MICRO_BATCH, STEPS = 32, 1, 3
 
 Config = dict[str, Any]
+Watcher = Recorder | StorageTracker
 Recorded = tuple[list[dict[str, Any]], dict[str, Any]]
 
 
-def run(config: Config, rank: int, world: int) -> Recorded:
-    engines: dict[str, Callable[[Config, int, int], Recorded]] = {
+def run(config: Config, rank: int, world: int, recorder: Watcher) -> Recorded:
+    """`recorder` watches the run; what it has seen is in its `rows`."""
+    engines: dict[str, Callable[[Config, int, int, Watcher], Recorded]] = {
         "ddp": run_ddp, "fsdp1": run_fsdp1, "fsdp2": run_fsdp2, "ds": run_deepspeed,
     }  # fmt: skip
-    return engines[config["engine"]](config, rank, world)
+    return engines[config["engine"]](config, rank, world, recorder)
 
 
-def _build(recorder: Recorder, config: Config) -> tuple[torch.nn.Module, dict[str, Any]]:
+def _build(recorder: Watcher, config: Config) -> tuple[torch.nn.Module, dict[str, Any]]:
     dtype = getattr(torch, config.get("dtype", "float32"))
-    model, settings = models.build(config["model"], dtype, **config.get("over", {}))
+    attention = config.get("attention", "sdpa")
+    model, settings = models.build(config["model"], dtype, attention, **config.get("over", {}))
     models.freeze(model, config.get("freeze", []))
     recorder.watch(model, models.marked(model))
     if config.get("ckpt"):
@@ -58,7 +62,7 @@ Sync = Callable[[bool], AbstractContextManager[None]]
 
 
 def _train(
-    recorder: Recorder,
+    recorder: Watcher,
     config: Config,
     header: dict[str, Any],
     model: torch.nn.Module,
@@ -82,13 +86,14 @@ def _train(
             (clip or (lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))()
         optimizer.step()
         optimizer.zero_grad()
+    recorder.at("end")
     recorder.enabled = False
 
 
-def run_ddp(config: Config, rank: int, world: int) -> Recorded:
+def run_ddp(config: Config, rank: int, world: int, recorder: Watcher) -> Recorded:
     from torch.nn.parallel import DistributedDataParallel
 
-    with Recorder() as recorder:
+    with recorder:
         model, header = _build(recorder, config)
         wrapped = DistributedDataParallel(model, **config.get("ddp", {}))
         recorder.watch_backward(wrapped)
@@ -97,12 +102,12 @@ def run_ddp(config: Config, rank: int, world: int) -> Recorded:
     return recorder.rows, header
 
 
-def run_fsdp2(config: Config, rank: int, world: int) -> Recorded:
+def run_fsdp2(config: Config, rank: int, world: int, recorder: Watcher) -> Recorded:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
     settings = config.get("fsdp", {})
-    with Recorder() as recorder:
+    with recorder:
         model, header = _build(recorder, config)
         mesh = (
             init_device_mesh("cpu", tuple(settings["mesh"]), mesh_dim_names=("replicate", "shard"))
@@ -149,13 +154,13 @@ def run_fsdp2(config: Config, rank: int, world: int) -> Recorded:
     return recorder.rows, header
 
 
-def run_fsdp1(config: Config, rank: int, world: int) -> Recorded:
+def run_fsdp1(config: Config, rank: int, world: int, recorder: Watcher) -> Recorded:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
     settings = config.get("fsdp", {})
-    with Recorder() as recorder:
+    with recorder:
         model, header = _build(recorder, config)
         arguments: dict[str, Any] = {}
         if "mesh" in settings:
@@ -185,14 +190,14 @@ def run_fsdp1(config: Config, rank: int, world: int) -> Recorded:
     return recorder.rows, header
 
 
-def run_deepspeed(config: Config, rank: int, world: int) -> Recorded:
+def run_deepspeed(config: Config, rank: int, world: int, recorder: Watcher) -> Recorded:
     import deepspeed
 
     settings = json.loads(json.dumps(config["ds"]))  # deepspeed changes it
     accumulation = settings["gradient_accumulation_steps"]
     # It has no CPU kernel; on GPUs it only defers the reuse of memory.
     torch.Tensor.record_stream = lambda *arguments: None  # type: ignore[method-assign]
-    with Recorder() as recorder:
+    with recorder:
         deepspeed.init_distributed(dist_backend="gloo", verbose=False)
         lazily: AbstractContextManager[Any] = contextlib.nullcontext()
         if config.get("zero_init"):
@@ -212,5 +217,6 @@ def run_deepspeed(config: Config, rank: int, world: int) -> Recorded:
                 engine.backward(loss)
                 recorder.at("step")
                 engine.step()
+        recorder.at("end")
         recorder.enabled = False
     return recorder.rows, header | {"ds_optimizer": type(engine.optimizer).__name__}

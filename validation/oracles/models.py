@@ -82,7 +82,9 @@ TINY: dict[str, dict[str, Any]] = {
 }
 
 
-def build(kind: str, dtype: torch.dtype = torch.float32, **changes: Any) -> tuple[torch.nn.Module, dict[str, Any]]:
+def build(
+    kind: str, dtype: torch.dtype = torch.float32, attention: str = "sdpa", **changes: Any
+) -> tuple[torch.nn.Module, dict[str, Any]]:
     """A causal language model in training mode, and the configuration it was made from."""
     import transformers
 
@@ -90,7 +92,7 @@ def build(kind: str, dtype: torch.dtype = torch.float32, **changes: Any) -> tupl
     settings = TINY[kind] | changes
     config = transformers.AutoConfig.for_model(kind, **settings)
     config.use_cache = False
-    config._attn_implementation = "sdpa"
+    config._attn_implementation = attention
     model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
     return model.train(), settings
 

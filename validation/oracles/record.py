@@ -50,7 +50,7 @@ def _warm_up(config: dict[str, Any]) -> None:
                 deepspeed.ops.__compatible_ops__[name] = False  # no just-in-time build of what training does not use
 
 
-def _rank(config: dict[str, Any], rank: int, store: str, results: Any) -> None:
+def _rank(config: dict[str, Any], rank: int, store: str, results: Any, watcher: type[engines.Watcher]) -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     world = config["world"]
@@ -62,7 +62,7 @@ def _rank(config: dict[str, Any], rank: int, store: str, results: Any) -> None:
     )  # fmt: skip
     try:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-        results.put((rank, engines.run(config, rank, world), None))
+        results.put((rank, engines.run(config, rank, world, watcher()), None))
     except BaseException:
         results.put((rank, None, traceback.format_exc()))
     results.close()
@@ -72,12 +72,18 @@ def _rank(config: dict[str, Any], rank: int, store: str, results: Any) -> None:
 
 def record(config: dict[str, Any]) -> list[dict[str, Any]]:
     """Header and rows of one configuration, as rank 0 saw it. Raises RuntimeError with the rank's traceback."""
+    rows, header = run(config, Recorder)
+    return [_header(config, header), *({"i": index, **row} for index, row in enumerate(rows))]
+
+
+def run(config: dict[str, Any], watcher: type[engines.Watcher]) -> engines.Recorded:
+    """Runs all ranks of one configuration; what rank 0's `watcher` saw. Raises RuntimeError as `record`."""
     _warm_up(config)
     context = multiprocessing.get_context("fork")
     results = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            context.Process(target=_rank, args=(config, rank, os.path.join(folder, "store"), results))
+            context.Process(target=_rank, args=(config, rank, os.path.join(folder, "store"), results, watcher))
             for rank in range(config["world"])
         ]
         for process in processes:
@@ -97,8 +103,7 @@ def record(config: dict[str, Any]) -> list[dict[str, Any]]:
                 if len(done) < len(processes):
                     process.kill()
                 process.join()
-    rows, header = done[0]
-    return [_header(config, header), *({"i": index, **row} for index, row in enumerate(rows))]
+    return done[0]
 
 
 def _header(config: dict[str, Any], header: dict[str, Any]) -> dict[str, Any]:

@@ -62,6 +62,7 @@ class Builder:
         temp_peak: int = 0,
         temp_live: int | None = None,
         temp_category: str = "activations",
+        temp_largest: int = 0,
     ) -> int:
         """Issue an op; returns its id, which is also its event.
 
@@ -87,17 +88,21 @@ class Builder:
                 temp_peak += temp_live
         elif lane == COMPUTE:
             self._live = (temp_live, temp_category)
-        op = Op(op_id, lane, label, phase, work, waits, module, layer, micro, temp_peak, temp_live, temp_category)
+        op = Op(
+            op_id, lane, label, phase, work, waits, module, layer, micro, temp_peak, temp_live, temp_category, temp_largest
+        )  # fmt: skip
         self.instructions.append(Launch(op))
         if lane != HOST:
             self._last[lane] = op_id
         return op_id
 
-    def host_work(self, label: str, phase: str, count: int = 1, module: str = "") -> None:
-        self.launch(HOST, label, phase, HostWork(label, count), module=module)
+    def host_work(self, label: str, phase: str, count: int = 1, module: str = "", micro: int = 0) -> None:
+        self.launch(HOST, label, phase, HostWork(label, count), module=module, micro=micro)
 
-    def alloc(self, key: str, category: str, nbytes: int, device: str = "gpu", lane: str = COMPUTE) -> None:
-        self.instructions.append(Alloc(key, category, nbytes, device, lane))
+    def alloc(
+        self, key: str, category: str, nbytes: int, device: str = "gpu", lane: str = COMPUTE, largest: int = 0
+    ) -> None:
+        self.instructions.append(Alloc(key, category, nbytes, device, lane, largest))
 
     def alloc_host(self, key: str, category: str, nbytes: int, pinned: bool) -> None:
         self.alloc(key, category, pinned_bytes(nbytes) if pinned else nbytes, "host")

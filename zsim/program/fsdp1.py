@@ -60,6 +60,7 @@ class Fsdp1(Hooks):
         if phase == "recompute":
             return
         if module.role == "root":
+            self._drop_stale_gradients()
             if self.plan.forward_prefetch:
                 for handle in self.handles:
                     handle.needs_forward, handle.prefetched = True, False
@@ -68,7 +69,7 @@ class Fsdp1(Hooks):
         found = self.by_module.get(module.name)
         if found is None:
             return
-        self.builder.host_work("fsdp1 pre-forward", "forward", module=module.name)
+        self.builder.host_work("fsdp1 pre-forward", "forward", module=module.name, micro=self.micro)
         if self.first_iteration and found.forward_index is None:
             found.forward_index = len(self.forward_order)
             self.forward_order.append(found)
@@ -93,7 +94,7 @@ class Fsdp1(Hooks):
         handle = self.by_module.get(module.name)
         if handle is None or phase == "recompute":
             return
-        self.builder.host_work("fsdp1 post-forward", "forward", module=module.name)
+        self.builder.host_work("fsdp1 post-forward", "forward", module=module.name, micro=self.micro)
         if not handle.post_forward_index:  # torch's test, true for index 0 as well
             handle.post_forward_index = len(self.post_forward_order)
         self.post_forward_order.append(handle)
@@ -108,7 +109,7 @@ class Fsdp1(Hooks):
         handle = self.by_module.get(module.name)
         if handle is None or not handle.output_has_grad or handle.ran_pre_backward:
             return
-        self.builder.host_work("fsdp1 pre-backward", "backward", module=module.name)
+        self.builder.host_work("fsdp1 pre-backward", "backward", module=module.name, micro=self.micro)
         if handle.needs_backward:
             if not handle.prefetched:
                 self._unshard(handle, "backward")
@@ -161,7 +162,7 @@ class Fsdp1(Hooks):
 
     def _post_backward(self, handle: Handle) -> None:
         self.flat.collect(handle, self.micro)
-        self.builder.host_work("fsdp1 post-backward", "backward", module=handle.module)
+        self.builder.host_work("fsdp1 post-backward", "backward", module=handle.module, micro=self.micro)
         self._reshard_after_backward(handle)
         if self.sync:
             self.flat.reduce(handle, self.micro)
@@ -225,9 +226,18 @@ class Fsdp1(Hooks):
                 builder.launch(COMPUTE, "grad norm", "optimizer", work)
             clip(builder, owned, "float32")
         update(builder, plan.optimizer, owned, "float32", first=first, device=self.flat.device)
-        for handle in self.handles:  # zero_grad
+        if not plan.use_orig_params:  # zero_grad
+            self._drop_gradients()
+
+    def _drop_stale_gradients(self) -> None:
+        """_reset_flat_param_grad_info_if_needed: zero_grad cleared the views; the flat gradient goes before forward."""
+        if self.plan.use_orig_params and self.micro == 0:
+            self._drop_gradients()
+
+    def _drop_gradients(self) -> None:
+        for handle in self.handles:
             if handle.has_sharded_grad:
-                builder.free(f"sharded grad:{handle.name}")
+                self.builder.free(f"sharded grad:{handle.name}")
                 handle.has_sharded_grad = False
 
 

@@ -82,7 +82,7 @@ class Fsdp2(Hooks):
             return
         entering = unit.training is not Training.FORWARD
         unit.training = Training.FORWARD
-        self.builder.host_work("fsdp2 pre-forward", "forward", module=module.name)
+        self.builder.host_work("fsdp2 pre-forward", "forward", module=module.name, micro=self.micro)
         self._unshard(unit, "forward")
         self._wait_for_unshard(unit, "forward")
         if entering:
@@ -97,7 +97,7 @@ class Fsdp2(Hooks):
         if unit is not None:
             unit.running.discard(module.name)
             if not unit.running:
-                self.builder.host_work("fsdp2 post-forward", "forward", module=module.name)
+                self.builder.host_work("fsdp2 post-forward", "forward", module=module.name, micro=self.micro)
                 self._reshard_after_forward(unit)
                 unit.indices.append(len(self.post_forward_order))
                 self.post_forward_order.append(unit)
@@ -120,7 +120,7 @@ class Fsdp2(Hooks):
         if unit is None or module.name != unit.modules[-1] or not unit.output_has_grad:
             return
         unit.training = Training.PRE_BACKWARD
-        self.builder.host_work("fsdp2 pre-backward", "backward", module=module.name)
+        self.builder.host_work("fsdp2 pre-backward", "backward", module=module.name, micro=self.micro)
         self._unshard(unit, "backward")
         self._wait_for_unshard(unit, "backward")
         if unit.backward_prefetch:
@@ -160,7 +160,7 @@ class Fsdp2(Hooks):
     def _post_backward(self, unit: Unit) -> None:
         plan = self.plan
         unit.training = Training.POST_BACKWARD
-        self.builder.host_work("fsdp2 post-backward", "backward", module=unit.name)
+        self.builder.host_work("fsdp2 post-backward", "backward", module=unit.name, micro=self.micro)
         for param in sorted(unit.grads & unit.accumulated):  # accumulate_unsharded_grad_if_needed
             self._add_gradient(unit, param, self.comm.reduce_size)
             self.builder.free(f"grad:{unit.name}:{param}")
@@ -242,11 +242,15 @@ class Fsdp2(Hooks):
     def _wait_for_unshard(self, unit: Unit, phase: str) -> None:
         if unit.gathered is None:
             return
-        ranks = self.comm.ranks(unit)
-        if phase == "forward":
-            self._drop_kept_gather()
+        ranks, kept = self.comm.ranks(unit), None
+        if phase == "forward" and self.gather_kept is not None:
+            kept, event = self.gather_kept
+            self.comm.gather_streams_wait(event)
+            self.gather_kept = None
         copied = self.comm.copy_out(unit, phase, self.micro)
         unit.unsharded, unit.gathered = True, None
+        if kept is not None:
+            self.builder.free(kept)  # a local variable of wait_for_unshard holds it until here
         if phase == "forward" and ranks > 1:
             # The next gather's copy-in overlaps with this copy-out, so the next unit frees the buffer.
             self.gather_kept = (self.comm.gather_key(unit), copied)

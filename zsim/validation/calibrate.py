@@ -45,12 +45,14 @@ class Knob:
 
 
 KNOBS = (
-    # Collectives take 16 to 32 of 108 or 132 SMs, and memory bandwidth and power beside that.
-    Knob("generic", "collective_slowdown", 1.0, 1.8),
+    # A byte sent is read and written here and at its neighbour's, 4 in all; SMs and power come on top.
+    Knob("generic", "interference", 0.0, 8.0),
     Knob("generic", "memory_efficiency.default", 0.5, 0.95),  # a copy reaches 0.79 to 0.95
     Knob("a100-sxm-80gb", "gemm.efficiency", 0.5, 0.87),  # 0.87: the best of a search over shapes
     Knob("a100-sxm-80gb", "attention.flash1.forward", 0.2, 0.73),
     Knob("a100-sxm-80gb", "attention.flash1.backward", 0.2, 0.65),
+    Knob("a100-sxm-80gb", "attention.triton.forward", 0.2, 0.73),
+    Knob("a100-sxm-80gb", "attention.triton.backward", 0.2, 0.65),
     Knob("h100-sxm", "gemm.efficiency", 0.5, 0.80),
     Knob("h100-sxm", "attention.flash1.forward", 0.1, 0.40),
     Knob("h100-sxm", "attention.flash1.backward", 0.1, 0.35),

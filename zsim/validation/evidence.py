@@ -236,7 +236,7 @@ def _workload(row: Row, assumed: list[str]) -> Workload:
         micro_batch=row.count("micro_batch"),
         seq_len=row.count("seq_len"),
         dtype="float16" if row["precision"].startswith("fp16") else "bfloat16",
-        attention="flash",
+        attention="triton" if foundry and "PURE" in row["precision"] else "flash",
         checkpointing=checkpointing,
         implementation="torchtitan" if titan else "llm-foundry" if foundry else "hf",
         compile=row.get("compile") == "yes" or fused,

@@ -256,10 +256,12 @@ def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
     if not all(trained):
         parameters = zip(model.parameters, trained, strict=True)
         model = replace(model, parameters=tuple(replace(p, trainable=flag) for p, flag in parameters), _cache={})
+    plan = plan_of(header)
     workload = Workload(
         header.get("micro_batch", 1),
         header.get("seq", 32),
-        attention="sdpa",
+        dtype=plan.dtype if isinstance(plan, DdpPlan | DeepSpeedPlan) else plan.param_dtype,
+        attention=header["config"].get("attention", "sdpa"),
         checkpointing="full" if header["config"].get("ckpt") else "none",
     )
     return model, trace(model, workload), workload
