@@ -90,7 +90,7 @@ def test_whole_segments_are_given_back_before_memory_runs_out():
 
 def test_running_out_waits_for_delayed_frees():
     allocator = CachingAllocator(capacity=20 * MIB)
-    allocator.free_later("x", allocator.malloc(16 * MIB, COMPUTE))
+    allocator.free_later("x", [allocator.malloc(16 * MIB, COMPUTE)])
     allocator.malloc(18 * MIB, COMPUTE)
     assert allocator.reserved == 18 * MIB
     allocator.free_delayed("x")
@@ -159,7 +159,7 @@ def test_agrees_with_a_plain_implementation(data):
                 allocator.free(block)
                 naive.free(segment, piece)
             else:
-                allocator.free_later(str(number), block)
+                allocator.free_later(str(number), [block])
                 piece.state = "pending"
                 pending.append((str(number), segment, piece))
         assert (allocator.reserved, allocator.retries) == (naive.reserved, naive.retries)

@@ -57,7 +57,7 @@ class CachingAllocator:
     allocated: int = 0  # sizes of blocks in use
     retries: int = 0  # times it had to give cached segments back first (num_alloc_retries)
     event: MemoryEvent | None = None  # what `replay` is at, for subclasses that record
-    delayed: dict[str, deque[Block | None]] = field(default_factory=lambda: defaultdict(deque))
+    delayed: dict[str, deque[list[Block]]] = field(default_factory=lambda: defaultdict(deque))
     _pools: dict[tuple[str, bool], Cached] = field(default_factory=lambda: defaultdict(list))
     _next_address: int = 0
 
@@ -95,13 +95,12 @@ class CachingAllocator:
                 block.behind.before = block
         insort(pool, (block.size, block.address, block))
 
-    def free_later(self, key: str, block: Block) -> None:
-        """Another stream still reads it: it cannot be reused before `free_delayed(key)`."""
-        self.delayed[key].append(block)
+    def free_later(self, key: str, blocks: list[Block]) -> None:
+        """Another stream still reads them: they cannot be reused before `free_delayed(key)`."""
+        self.delayed[key].append(blocks)
 
     def free_delayed(self, key: str) -> None:
-        block = self.delayed[key].popleft()
-        if block:
+        for block in self.delayed[key].popleft():
             self.free(block)
 
     def _uncache(self, block: Block) -> None:
@@ -122,10 +121,9 @@ class CachingAllocator:
     def _release_cached(self) -> None:
         """Wait for the other streams, then give back every segment of which nothing is in use."""
         for queue in self.delayed.values():
-            for place, block in enumerate(queue):
-                if block:
-                    self.free(block)
-                    queue[place] = None
+            for blocks in queue:
+                while blocks:
+                    self.free(blocks.pop())
         for pool in self._pools.values():
             whole = [entry[2] for entry in pool if entry[2].before is None and entry[2].behind is None]
             self.reserved -= sum(block.size for block in whole)
@@ -149,12 +147,12 @@ def replay(
 
     `allocator`: one to use instead of a fresh one of `capacity`.
 
-    The ledger joins tensors that live and die together, and knows of an op's temporaries only their sum, so
-    this is an estimate of fragmentation, not a replay of the real calls.
+    The ledger joins tensors that live and die together, and knows of an op's temporaries only their sum and the
+    largest, so this is an estimate of fragmentation, not a replay of the real calls.
     """
     events = list(events)
     allocator = allocator or CachingAllocator(capacity)
-    blocks: dict[str, Block] = {}
+    blocks: dict[str, list[Block]] = {}
     temporaries = _Temporaries(allocator)
     peak, peak_at = 0, None
     for position, event in enumerate(events):
@@ -167,18 +165,27 @@ def replay(
                 behind = events[position + 1] if position + 1 < len(events) else None
                 temporaries.change(event, behind)
             elif nbytes > 0:
-                blocks[key] = allocator.malloc(nbytes, event.lane)
+                blocks[key] = [allocator.malloc(each, event.lane) for each in pieces(nbytes, event.largest)]
             elif nbytes < 0:
                 behind = events[position + 1] if position + 1 < len(events) else None
                 if behind and behind.category == DELAYED_FREES and behind.key == key and behind.nbytes > 0:
                     allocator.free_later(key, blocks.pop(key))
                 else:
-                    allocator.free(blocks.pop(key))
+                    for block in blocks.pop(key):
+                        allocator.free(block)
         except OutOfMemory:
             return Reserved(allocator.reserved, event, allocator.retries, event)
         if allocator.reserved > peak:
             peak, peak_at = allocator.reserved, event
     return Reserved(peak, peak_at, allocator.retries, None)
+
+
+def pieces(nbytes: int, largest: int) -> list[int]:
+    """Tensors of `nbytes` in all, the largest of which has `largest` bytes (0: there is one)."""
+    if not 0 < largest < nbytes:
+        return [nbytes]
+    whole, rest = divmod(nbytes, largest)
+    return [largest] * whole + [rest] * (rest > 0)
 
 
 @dataclass(slots=True)
@@ -202,8 +209,8 @@ class _Temporaries:
             if behind and behind.key == TEMPORARY and behind.nbytes < 0 and behind.op == event.op:
                 leaves += behind.nbytes
             stay = max(0, min(after - before, leaves))
-            for nbytes in (after - before - stay, stay):
-                if nbytes:
+            for total in (after - before - stay, stay):
+                for nbytes in pieces(total, event.largest) if total else ():
                     self.held.append((nbytes, self.allocator.malloc(nbytes, COMPUTE)))
         left = before - after
         while left > 0:

@@ -123,8 +123,8 @@ class Segment:
 
     __slots__ = (
         "backward", "backward_live", "backward_peak", "forward", "forward_live", "forward_peak", "frame", "grads",
-        "held", "label", "logits", "order", "recompute", "recompute_live", "recompute_peak", "resaved", "saved",
-        "saved_bytes",
+        "handed", "held", "label", "largest", "logits", "order", "recompute", "recompute_live", "recompute_peak",
+        "resaved", "saved", "saved_bytes",
     )  # fmt: skip
 
     def __init__(self, order: int, label: str, logits: bool, frame: Frame | None) -> None:
@@ -138,7 +138,7 @@ class Segment:
         self.held: list[Tensor] = []  # tensors that all blocks share
         self.grads: list[int] = []
         self.forward_peak = self.forward_live = self.backward_peak = self.backward_live = 0
-        self.recompute_peak = self.recompute_live = 0
+        self.recompute_peak = self.recompute_live = self.largest = 0
 
 
 class Call:

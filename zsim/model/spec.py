@@ -61,6 +61,7 @@ class Compute:
       gradients of activations and temporaries, without parameter gradients.
     - `recompute_peak` / `recompute_live`: as `forward_*`, while recomputation runs (the gradient of the block's
       output is alive then). They may be negative where recomputation drops what is still counted as saved.
+    - `largest`: of the tensors behind these sums, the largest one.
     `grads` are the indices of parameters whose gradient this backward produces, in autograd's order.
     """
 
@@ -78,6 +79,7 @@ class Compute:
     recompute_peak: int = 0
     recompute_live: int = 0
     category: str = "activations"  # or "logits": where reports count `saved` and temporaries
+    largest: int = 0
 
     @property
     def saved_bytes(self) -> int:

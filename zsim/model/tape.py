@@ -120,9 +120,11 @@ class Tape:
     def empty(
         self, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None, counted: bool = True
     ) -> Tensor:
-        if counted:
-            self.open()
-        return Tensor(Storage(self, shape, dtype, counted), shape, strides or row_major(shape), dtype)
+        segment = self.open() if counted else None
+        storage = Storage(self, shape, dtype, counted)
+        if segment is not None and storage.nbytes > segment.largest:
+            segment.largest = storage.nbytes
+        return Tensor(storage, shape, strides or row_major(shape), dtype)
 
     def kernel(self, kernel: Kernel) -> None:
         self.open()

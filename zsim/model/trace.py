@@ -216,6 +216,7 @@ def _compute(segment: Segment, compiled: bool) -> Compute:
         segment.recompute_peak,
         segment.recompute_live,
         "logits" if segment.logits else "activations",
+        segment.largest,
     )
 
 
@@ -224,7 +225,7 @@ def _shifted(c: Compute, shift: int) -> Compute:
     grads = tuple([index + shift for index in c.grads])
     return Compute(
         c.label, c.forward, c.backward, c.recompute, c.saved, c.resaved, grads, c.forward_peak, c.forward_live,
-        c.backward_peak, c.backward_live, c.recompute_peak, c.recompute_live, c.category,
+        c.backward_peak, c.backward_live, c.recompute_peak, c.recompute_live, c.category, c.largest,
     )  # fmt: skip
 
 

@@ -89,7 +89,8 @@ class Builder:
         elif lane == COMPUTE:
             self._live = (temp_live, temp_category)
         op = Op(
-            op_id, lane, label, phase, work, waits, module, layer, micro, temp_peak, temp_live, temp_category, temp_largest
+            op_id, lane, label, phase, work, waits, module, layer, micro,
+            temp_peak, temp_live, temp_category, temp_largest,
         )  # fmt: skip
         self.instructions.append(Launch(op))
         if lane != HOST:

@@ -99,7 +99,7 @@ class Execution:
         kernels = compute.recompute if again else compute.forward
         nbytes = compute.resaved_bytes if again else compute.saved_bytes
         if nbytes:
-            self.builder.alloc(self._key(module, compute, again), compute.category, nbytes)
+            self.builder.alloc(self._key(module, compute, again), compute.category, nbytes, largest=compute.largest)
         self.builder.launch(
             COMPUTE,
             compute.label,
@@ -111,6 +111,7 @@ class Execution:
             temp_peak=compute.recompute_peak if again else compute.forward_peak,
             temp_live=compute.recompute_live if again else compute.forward_live,
             temp_category=compute.category,
+            temp_largest=compute.largest,
         )
 
     def _backward_compute(self, module: spec.Module, compute: spec.Compute) -> None:
@@ -129,6 +130,7 @@ class Execution:
             temp_peak=compute.backward_peak,
             temp_live=compute.backward_live,
             temp_category=compute.category,
+            temp_largest=compute.largest,
         )
         for again, nbytes in ((True, compute.resaved_bytes), (False, compute.saved_bytes)):
             if nbytes:

@@ -88,7 +88,7 @@ class Op(NamedTuple):
     `waits` are ids of earlier ops of the same step on other lanes, or `-1 - LANES.index(lane)`: the last op
     that an *earlier step* issued on that lane. Order on its own lane is implied. `temp_peak` and `temp_live`
     are bytes of unsaved tensors (activation gradients, temporaries, the residual stream) alive inside this
-    op and after it, until the next compute op says otherwise.
+    op and after it, until the next compute op says otherwise; `temp_largest` of the largest one (0: it is one).
     """
 
     id: int
@@ -103,6 +103,7 @@ class Op(NamedTuple):
     temp_peak: int = 0
     temp_live: int = 0
     temp_category: str = "activations"
+    temp_largest: int = 0
 
 
 class Launch(NamedTuple):
@@ -112,6 +113,8 @@ class Launch(NamedTuple):
 class Alloc(NamedTuple):
     """`key` identifies the tensor until its Free. `device`: gpu | host (pinned) | nvme.
 
+    Tensors that live and die together may go by one key; then `largest` is the size of the largest (0: it is one).
+
     `lane` is the stream that was current: PyTorch's allocator reuses cached blocks only on the stream that got them.
     """
 
@@ -120,6 +123,7 @@ class Alloc(NamedTuple):
     nbytes: int
     device: str = "gpu"
     lane: str = COMPUTE
+    largest: int = 0
 
 
 class Free(NamedTuple):

@@ -73,11 +73,12 @@ class _Recorder(CachingAllocator):
         self._freed("free_completed", entry)
         super().free(block)
 
-    def free_later(self, key: str, block: Block) -> None:
-        entry = self.used[BASE_ADDRESS + block.address]
-        entry["state"] = "active_pending_free"
-        self._freed("free_requested", entry)
-        super().free_later(key, block)
+    def free_later(self, key: str, blocks: list[Block]) -> None:
+        for block in blocks:
+            entry = self.used[BASE_ADDRESS + block.address]
+            entry["state"] = "active_pending_free"
+            self._freed("free_requested", entry)
+        super().free_later(key, blocks)
 
     def _new_segment(self, size: int, pool: list[tuple[int, int, Block]], small: bool) -> Block:
         block = super()._new_segment(size, pool, small)
