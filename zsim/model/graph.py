@@ -135,6 +135,7 @@ class Segment:
         self.saved: list[Saved] = []
         self.resaved: list[Saved] = []
         self.saved_bytes = 0  # of both
+        self.handed = 0  # bytes of saved tensors that become gradients of parameters as they are
         self.held: list[Tensor] = []  # tensors that all blocks share
         self.grads: list[int] = []
         self.forward_peak = self.forward_live = self.backward_peak = self.backward_live = 0

@@ -60,7 +60,9 @@ class Compute:
       stream) alive at the worst moment inside this forward, and right after it. `backward_*` the same for
       gradients of activations and temporaries, without parameter gradients.
     - `recompute_peak` / `recompute_live`: as `forward_*`, while recomputation runs (the gradient of the block's
-      output is alive then). They may be negative where recomputation drops what is still counted as saved.
+      output is alive then).
+    - Any of them may be negative: where selective recomputation has dropped what still counts as saved, and where a
+      saved tensor becomes a parameter's gradient as it is (fused loss), which counts twice for a moment.
     - `largest`: of the tensors behind these sums, the largest one.
     `grads` are the indices of parameters whose gradient this backward produces, in autograd's order.
     """

@@ -106,7 +106,7 @@ class Tape:
         elif self.phase == "recompute":
             segment.recompute_peak, segment.recompute_live = peak, live
         else:
-            segment.backward_peak = peak
+            segment.backward_peak = peak - segment.handed  # which the strategy counts as gradients
             self._release(segment)
             segment.backward_live = self.live - self.base
 
@@ -297,8 +297,12 @@ class Tape:
         param.pending -= 1
         if param.grad is not None:
             self.memory(param.grad.nbytes + grad.nbytes, grad.nbytes)
+            if not self.cuda:
+                self.empty(grad.shape, grad.dtype)  # the sum is a third tensor
             param.grad = None
         if param.pending:
             param.grad = grad
         else:
             self._current.grads.append(param.index)  # type: ignore[union-attr]
+            if grad.storage.counted:
+                self._current.handed += grad.storage.nbytes  # type: ignore[union-attr]

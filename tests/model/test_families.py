@@ -1,0 +1,77 @@
+"""Every family against the real model of transformers 5.24, run under fake tensors (validation/oracles/families.py)."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.model.ledger import Ledger, flops
+from zsim.model.huggingface import from_config
+from zsim.model.readers import READERS
+from zsim.model.spec import Workload
+from zsim.model.trace import trace
+
+FILE = Path(__file__).parents[2] / "validation" / "oracles" / "families" / "families.json.gz"
+
+
+@cache
+def recorded() -> dict[str, Any]:
+    return json.loads(gzip.decompress(FILE.read_bytes()))["models"]
+
+
+CASES = [(name, index) for name, model in recorded().items() for index in range(len(model["runs"]))]
+
+# What zsim knows to differ, and by how much. Each distinct block runs once on the tape:
+# - tables and masks that only some layers use live until the first block's backward;
+# - BLOOM and MPT hand attention weights out of the block, and the next one runs while they live.
+LATE_TABLES = {"gemma2": 4 * 64 * 64, "gemma3": 4 * 64 * 32 * 2, "opt-post-norm": 8 * 64}
+HANDED_WEIGHTS = {"mpt", "bloom"}
+
+
+def test_every_reader_has_a_recording():
+    assert {model["config"]["model_type"] for model in recorded().values()} == set(READERS)
+
+
+@pytest.mark.parametrize("name", recorded())
+def test_parameters_are_those_of_named_parameters(name: str):
+    model = recorded()[name]
+    ours = [[p.name, list(p.shape), p.module_class] for p in from_config(model["config"], name).parameters]
+    assert ours == model["parameters"]
+
+
+@pytest.mark.parametrize(("name", "index"), CASES)
+def test_a_step_is_the_recorded_one(name: str, index: int):
+    model = recorded()[name]
+    run = model["runs"][index]
+    spec = from_config(model["config"], name)
+    attention = "eager" if run["attention"] == "eager" else "flash"
+    workload = Workload(
+        run["batch"], run["seq"], attention=attention, checkpointing=run["checkpointing"], device="cpu"
+    )  # fmt: skip
+    ledger = Ledger(spec, trace(spec, workload))
+    assert ledger.calls == [tuple(call) for call in model["calls"]]
+    assert ledger.ready == model["ready"]
+    assert flops(ledger.forward_kernels) == run["flops"]["forward"]
+    assert flops(ledger.backward_kernels) == run["flops"]["backward"]
+    assert ledger.after_forward == run["after_forward"]
+    full = run["checkpointing"] == "full"
+    if full and name in HANDED_WEIGHTS:
+        weights = 2 * run["batch"] * 4 * run["seq"] ** 2  # bf16, of the block before
+        assert 0 <= run["peak"]["forward"] - ledger.peak_forward <= weights
+    else:
+        assert ledger.peak_forward == run["peak"]["forward"]
+    late = LATE_TABLES.get(name, 0) * run["batch"] if full else 0
+    assert 0 <= ledger.peak_backward - run["peak"]["backward"] <= late
+
+
+def test_ledger_ends_empty():
+    spec = from_config(recorded()["llama"]["config"], "llama")
+    for checkpointing in ("none", "full", "selective"):
+        ledger = Ledger(spec, trace(spec, Workload(2, 64, checkpointing=checkpointing)))
+        assert ledger.saved == 0
+        assert ledger.grads == 2 * spec.numel
