@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from multiprocessing.connection import wait
 
 from zsim.errors import InputError
 
@@ -69,5 +71,14 @@ def usable_cores() -> int:
 
 
 def _warm_up() -> None:
-    """Import what a scenario needs before the first one is timed."""
+    """Import what a scenario needs before the first one is timed, and do not outlive who asks for it."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_die_with, args=(parent.sentinel,), daemon=True).start()
     import_module("zsim.api")
+
+
+def _die_with(sentinel: int) -> None:
+    """A worker waiting for its next task never notices that its parent was killed: it holds both ends of the pipe."""
+    wait([sentinel])
+    os._exit(1)

@@ -44,9 +44,9 @@ class Need:
 def need(program: Program, cluster: Cluster) -> Need:
     """What every rank of `program` needs at least on the device of `cluster` that offers least."""
     tops = {"gpu": 0, "host": 0, "nvme": 0}
-    for device, total in _totals(program):
-        if total > tops[device]:
-            tops[device] = total
+    for where, total in _totals(program):
+        if total > tops[where]:
+            tops[where] = total
     offers = [(framework_bytes(device, program), device) for device in _kinds(cluster)]
     outside, device = min(offers, key=lambda offer: offer[1].usable_bytes - offer[0])
     ranks = min(cluster.gpus_per_node, cluster.world_size)
