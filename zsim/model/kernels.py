@@ -76,8 +76,10 @@ class Attention:
 class Memory:
     """A memory-bound kernel, or a run of `launches` of them: bytes read and written in device memory.
 
-    `label` names the kind for reports and for kind-specific efficiencies: norm, rotary, activation,
-    residual, cast, dropout, softmax, cross_entropy, embedding, copy, optimizer, grad_norm.
+    `label` names the kind for reports and for kind-specific efficiencies: norm, rotary, activation, residual,
+    dropout, softmax, cross_entropy, embedding, copy (clones, concatenations, zeroed gradients of slices), router,
+    experts, gemm (column sums for biases, sums of gradients), attention, pointwise; of strategies cast, optimizer,
+    grad_norm.
     """
 
     label: str

@@ -120,7 +120,7 @@ class Workload:
     dtype: str = "bfloat16"  # of compute and activations
     attention: str = "flash"  # flash | flash3 | cudnn | sdpa (= flash where it applies) | eager
     checkpointing: str = "none"  # none | full | selective (torchtitan's per-op policy)
-    implementation: str = "hf"  # hf | torchtitan: whose modules (decides what is saved, fp32 logits ...)
+    implementation: str = "hf"  # hf | torchtitan | llm-foundry: whose modules (decides what is saved, fp32 logits ...)
     loss: str = "hf"  # hf: fp32 logits | fused: chunked cross-entropy that never holds all logits
     compile: bool = False
     device: str = "cuda"  # whose kernels; "cpu" is what torch records with fake tensors (the oracles)
