@@ -55,6 +55,17 @@ def test_temporaries_are_a_level():
     ]  # fmt: skip
 
 
+def test_a_saved_tensor_that_becomes_a_gradient_counts_once():
+    builder = Builder()
+    builder.alloc("saved", "activations", 50)
+    builder.launch(COMPUTE, "in place", "backward", kernels(1e-3), temp_peak=8, temp_live=58)
+    builder.free("saved")
+    builder.launch(COMPUTE, "b", "backward", kernels(1e-3), temp_peak=60, temp_live=0)
+    builder.host_wait()
+    events, _ = ledger(builder)
+    assert [event[2] for event in events] == [50, 8, -50, 52, -60]
+
+
 def test_a_tensor_another_stream_reads_comes_back_at_the_first_allocation_after_that_op():
     world = World(issue=1e-3, latency=0.0, max_rate=1e9, interference=0.0)
     builder = Builder()

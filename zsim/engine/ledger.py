@@ -99,7 +99,9 @@ def memory_events(rank: Rank) -> Iterator[list[MemoryEvent]]:
                 level = 0
             if nbytes != level:
                 append((step, number, time, device, category, nbytes - level, key, op, lane, largest))
-            level, level_category = item.temp_live, category
+            # More after the op than within it: a saved tensor lives on as a gradient. Its Free follows this op, so its
+            # bytes count as temporary from the next one on.
+            level, level_category = min(item.temp_live, nbytes), category
             if level != nbytes:
                 append((step, number, time, device, category, level - nbytes, key, op, lane, 0))
         yield list(map(MemoryEvent._make, rows))
