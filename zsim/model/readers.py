@@ -109,7 +109,7 @@ def _experts(fields: Fields, family: str, common: dict[str, Any]) -> Architectur
         experts, top_k = fields.size("num_local_experts", default=8), fields.size("num_experts_per_tok", default=2)
         width, sparse, norm = common["intermediate"], [True] * layers, True
     elif family == "qwen3_moe":
-        experts, top_k = fields.size("num_experts"), fields.size("num_experts_per_tok")
+        experts, top_k = fields.size("num_experts", "num_local_experts"), fields.size("num_experts_per_tok")
         width, norm = fields.size("moe_intermediate_size"), fields.flag("norm_topk_prob", default=False)
         step, dense = fields.size("decoder_sparse_step", default=1), fields.items("mlp_only_layers") or []
         sparse = [i not in dense and (i + 1) % step == 0 for i in range(layers)]

@@ -83,7 +83,7 @@ class Model(llama.Model):
 
     def buffers_bytes(self) -> int:
         tables = 2 if self.net.arch.family == "gemma3_text" else 1  # rotary frequencies per type of layer
-        return tables * super().buffers_bytes()
+        return tables * super().buffers_bytes() + 4  # the embedding's scale
 
     def embedding(self, prefix: str) -> Embedding:
         embedding = ScaledEmbedding(self.net, self.net.arch.vocab, self.net.arch.hidden)
