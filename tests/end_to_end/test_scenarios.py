@@ -38,7 +38,8 @@ def test_every_scenario_has_the_whole_contract(results: dict[str, dict], name: s
     result = results[name]
     gpu, time = result["memory"]["gpu"], result["time"]
     assert 0 < gpu["peak_allocated_bytes"] <= gpu["peak_reserved_bytes"]
-    assert sum(gpu["by_category"].values()) == pytest.approx(gpu["peak_allocated_bytes"], rel=1e-9)
+    held = {name: nbytes for name, nbytes in gpu["by_category"].items() if name != "framework"}
+    assert sum(held.values()) == gpu["peak_allocated_bytes"]
     assert gpu["capacity_bytes"] > 0
     assert gpu["peak_at"]
     parts = sum(time[key] for key in ("compute_s", "exposed_comm_s", "host_s", "idle_s"))
@@ -83,9 +84,11 @@ def test_pcie_waits_where_nvlink_hides(results: dict[str, dict]) -> None:
     pcie, nvlink = results["qwen7b_8x4090"], results["qwen7b_8xh100"]
     share = [result["time"]["exposed_comm_s"] / result["time"]["step_s"] for result in (pcie, nvlink)]
     assert share[0] > 0.5
-    assert share[1] < 0.15
-    assert "pcie" in pcie["bottleneck"]["name"].lower()
-    assert "pcie" not in nvlink["bottleneck"]["name"].lower()
+    assert share[1] < 0.2
+    # Without peer-to-peer every byte between GPUs is staged in host memory.
+    assert "staging" in pcie["bottleneck"]["name"]
+    assert "all-gather" in pcie["bottleneck"]["name"]
+    assert "staging" not in nvlink["bottleneck"]["name"]
 
 
 def test_exit_codes_and_output_files(tmp_path: Path) -> None:
