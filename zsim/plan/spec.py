@@ -72,6 +72,13 @@ class DeepSpeedPlan(Plan):
     offload_param: str | None = None
     offload_optimizer_pin_memory: bool = True  # offload_optimizer.pin_memory
     offload_param_pin_memory: bool = True
+    offload_optimizer_ratio: float = 1.0  # of the sub-groups on the CPU, stage 3 (ZeRO-Offload++)
+    offload_optimizer_buffer_count: int = 4  # NVMe
+    offload_optimizer_pipeline_read: bool = False
+    offload_optimizer_pipeline_write: bool = False
+    offload_param_buffer_count: int = 5  # NVMe
+    offload_param_buffer_size: int = 100_000_000  # elements
+    offload_param_max_in_cpu: int = 1_000_000_000  # elements; the rest is on NVMe
     check_grad_overflow: bool = True  # bf16.check_grad_overflow
 
 

@@ -47,8 +47,12 @@ def check(plan: DeepSpeedPlan) -> None:
         raise InputError("stages 2 and 3 reduce-scatter only post-scaled gradients", field="prescale_gradients")
     if plan.stage == 0 and plan.offload_optimizer:
         raise InputError("offloading needs ZeRO", field="zero_optimization.offload_optimizer", accepted="stage 1 to 3")
-    if "nvme" in (plan.offload_optimizer, plan.offload_param):
-        raise NotModeled("offload to NVMe", field="zero_optimization", accepted="cpu")
+    if "nvme" in (plan.offload_optimizer, plan.offload_param) and plan.stage != 3:
+        raise InputError("offloading to NVMe needs stage 3", field="zero.offload_optimizer", accepted="cpu")
+    if plan.offload_param == "nvme" and not plan.offload_optimizer:
+        raise NotModeled("parameters on NVMe, and states on the GPU", field="zero.offload_optimizer", accepted="nvme")
+    if plan.offload_optimizer == "nvme" and plan.offload_optimizer_ratio < 1:
+        raise NotModeled("partial offload to NVMe", field="zero.offload_optimizer.ratio", accepted="1")
 
 
 def whole_world(plan: DeepSpeedPlan) -> dict[str, tuple[tuple[int, ...], ...]]:

@@ -7,6 +7,7 @@ the optimizer step. What the host computes blocks it: its op runs on the `cpu` l
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zsim.program.builder import Builder
@@ -43,12 +44,19 @@ class Zero3OnCpu:
         self.sub_groups = gradients.sub_groups
         self.accum_size = dtype_bytes(accum_dtype(self.plan))
         self.pinned = self.plan.offload_optimizer_pin_memory
+        # ZeRO-Offload++ (_create_fp32_partitions, subgroup_to_device): the first sub-groups stay on the GPU
+        self.gpu_groups = int((1 - self.plan.offload_optimizer_ratio) * len(self.sub_groups))
+        self.on_gpu = {param for group in self.sub_groups[: self.gpu_groups] for param in group}
 
     def allocate(self) -> None:
-        """stage3.py: of the gradients one buffer in all and a float32 one per sub-group are pinned."""
+        """stage3.py: of the gradients one buffer in all and a float32 one per sub-group on the host are pinned."""
         builder, owned = self.builder, [sum(self.shard[param] for param in group) for group in self.sub_groups]
-        builder.alloc("master weights", "master_weights", 4 * sum(owned), "host")
-        for index, numel in enumerate(owned):
+        builder.alloc("master weights", "master_weights", 4 * sum(owned[self.gpu_groups :]), "host")
+        if self.gpu_groups:
+            there = 4 * sum(owned[: self.gpu_groups])
+            builder.alloc("master weights on the GPU", "master_weights", there)
+            builder.alloc("fp32 gradients on the GPU", "gradients", there)
+        for index, numel in enumerate(owned[self.gpu_groups :]):
             builder.alloc_host(f"fp32 gradients:{index}", "gradients", 4 * numel, self.pinned)
         builder.alloc_host("gradient shards", "gradients", sum(owned) * self.accum_size, self.pinned)
 
@@ -78,10 +86,17 @@ class Zero3OnCpu:
                 if self.accum_size != 4:
                     builder.alloc(f"{key} fp32", "gradients", 4 * numel, lane=lane)
                     elementwise(builder, lane, "cast", "backward", nbytes, 4 * numel, micro=gradients.micro)
-                self._move(D2H, 4 * numel)
+                self._fp32_to_host(param)
                 if self.accum_size != 4:
                     builder.free(f"{key} fp32")
             builder.free(key)
+
+    def _fp32_to_host(self, param: int) -> None:
+        if param in self.on_gpu:
+            nbytes = 4 * self.shard[param]
+            elementwise(self.builder, self.gradients.lane, "copy", "backward", nbytes, nbytes)
+        else:
+            self._move(D2H, 4 * self.shard[param])
 
     def _move(self, lane: str, nbytes: float) -> None:
         """A copy on the reduction stream: in order with its kernels."""
@@ -104,7 +119,23 @@ class Zero3OnCpu:
             event = collective(builder, COMPUTE, "all_reduce", "float32", 1, 1, "optimizer", "grad norm")
             builder.host_wait(event)
         for index, group in enumerate(self.sub_groups):
-            self._update(index, sum(self.shard[param] for param in group), first)
+            numel = sum(self.shard[param] for param in group)
+            if index < self.gpu_groups:
+                self._update_on_gpu(index, numel, first)
+            else:
+                self._update(index, numel, first)
+
+    def _update_on_gpu(self, index: int, numel: int, first: bool) -> None:
+        """backup_optimizer: torch's, on the sub-groups that stay."""
+        builder, plan, size = self.builder, self.plan, dtype_bytes(self.plan.dtype)
+        elementwise(builder, COMPUTE, "scale", "optimizer", 4 * numel, 4 * numel)
+        update(
+            builder, replace(plan.optimizer, impl="foreach"), [numel], "float32", first=first, key=f"optimizer:{index}"
+        )
+        elementwise(builder, COMPUTE, "cast", "optimizer", 4 * numel, size * numel)
+        if plan.offload_param:
+            builder.wait_stream(D2H, COMPUTE)
+            builder.host_wait(copy(builder, D2H, "parameters to host", "optimizer", size * numel, True))
 
     def _update(self, index: int, numel: int, first: bool) -> None:
         """Scale, Adam, cast and copy back: a blocking copy_ converts on the CPU (ATen/native/cuda/Copy.cu)."""
@@ -117,6 +148,8 @@ class Zero3OnCpu:
         if not plan.offload_param:
             event = copy(builder, H2D, "upload parameters", "optimizer", size * numel, pinned=False)
             builder.stream_wait(COMPUTE, event)
+        elif self.gradients.parameters.nvme:
+            self.gradients.parameters.nvme.write(self.sub_groups[index])
 
 
 class Zero12OnCpu:

@@ -18,6 +18,7 @@ from zsim.program.deepspeed import (
     elementwise,
     overlaps,
 )
+from zsim.program.nvme import Zero3OnNvme
 from zsim.program.offload import Zero3OnCpu
 from zsim.program.ops import COMPUTE, REDUCE_SCATTER
 from zsim.program.optimizer import update
@@ -37,7 +38,7 @@ class Gradients:
         self.param_size = dtype_bytes(plan.dtype)
         self.comm_size = dtype_bytes(comm_dtype(plan))
         self.sub_groups = sub_groups(parameters.trainable, self.shard, plan.sub_group_size)
-        self.owner = Zero3OnCpu(self) if plan.offload_optimizer else Zero3OnGpu(self)
+        self.owner = OWNERS[plan.offload_optimizer](self)
         self.micro = 0
         self.last_micro = False
         self._bucket: list[int] = []
@@ -231,3 +232,10 @@ def sub_groups(params: list[int], shard: list[int], size: int) -> list[list[int]
             groups.append(group)
             group, elements = [], 0
     return [*groups, group] if group else groups
+
+
+OWNERS: dict[str | None, type[Zero3OnGpu] | type[Zero3OnCpu]] = {
+    None: Zero3OnGpu,
+    "cpu": Zero3OnCpu,
+    "nvme": Zero3OnNvme,
+}

@@ -14,6 +14,7 @@ from zsim.model.spec import ModelSpec
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder, pinned_bytes
 from zsim.program.deepspeed import collective, dtype_bytes, elementwise, overlaps, trainable
+from zsim.program.nvme import ParametersOnNvme
 from zsim.program.ops import ALL_GATHER, COMPUTE, H2D, Copy
 from zsim.program.zero3_coordinator import Params
 
@@ -41,6 +42,7 @@ class Parameters:
         self.shard = [ceil(numel / self.world) for numel in self.numel]
         self.trainable = trainable(model)
         self.size = dtype_bytes(plan.dtype)
+        self.nvme = ParametersOnNvme(builder, plan, self.shard) if plan.offload_param == "nvme" else None
         # parameter_offload.py: __allgather_stream is the default stream unless overlap_comm
         self.stream = ALL_GATHER if overlaps(plan) else COMPUTE
         self.hpz = plan.zero_hpz_partition_size if plan.zero_hpz_partition_size > 1 else 0
@@ -53,7 +55,9 @@ class Parameters:
 
     def allocate(self) -> None:
         nbytes = sum(self.shard) * self.size
-        if self.plan.offload_param:  # stage3.py _create_param_groups_fp16_flat_cpu_memory: always pinned
+        if self.nvme:
+            self.nvme.allocate()
+        elif self.plan.offload_param:  # stage3.py _create_param_groups_fp16_flat_cpu_memory: always pinned
             self.builder.alloc_host("parameter shards", "parameters", nbytes, pinned=True)
             if self.plan.offload_param_pin_memory:
                 # partition_parameters.py _partition_param pins each shard before it moves to the flat buffer; torch
@@ -132,6 +136,8 @@ class Parameters:
             return
         for param in params:
             nbytes = self.shard[param] * self.size
+            if self.nvme:
+                self.nvme.read(param, nbytes, phase, self.micro)
             self.builder.wait_stream(H2D, ALL_GATHER)
             event = self.builder.launch(
                 H2D, "fetch shard", phase, Copy("h2d", nbytes, pinned=True), module=module, micro=self.micro

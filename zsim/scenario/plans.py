@@ -81,7 +81,7 @@ def _deepspeed(
     version = parse_version(common.get("version", DeepSpeedPlan.__dataclass_fields__["version"].default))
     stage, not_modeled = given.get("stage", 0), []
     for side in ("offload_optimizer", "offload_param"):
-        not_modeled += _offload(scenario, side, given, stage, version)
+        _offload(scenario, side, given, stage, version)
     if given.get("offload_optimizer"):
         if scenario.fields.optimizer.impl not in (None, "cpu"):
             not_modeled.append("torch's optimizer on the CPU: timed as DeepSpeedCPUAdam")
@@ -94,11 +94,11 @@ def _deepspeed(
     return DeepSpeedPlan(**common, dtype=TORCH_DTYPE[scenario.fields.precision], **given), notes, not_modeled
 
 
-def _offload(scenario: Scenario, side: str, given: dict[str, Any], stage: int, version: tuple[int, ...]) -> list[str]:
-    """Replace the section `side` in `given` by the plan's fields; returns the options that the plan does not have."""
+def _offload(scenario: Scenario, side: str, given: dict[str, Any], stage: int, version: tuple[int, ...]) -> None:
+    """Replace the section `side` in `given` by the plan's fields."""
     offload = given.pop(side, None)
     if offload is None or offload.device == "none":
-        return []
+        return
     if side == "offload_param" and stage != 3:
         raise scenario.error(("zero", side), f"needs stage 3, not {stage}")
     if stage == 0:
@@ -106,15 +106,11 @@ def _offload(scenario: Scenario, side: str, given: dict[str, Any], stage: int, v
     given[side] = offload.device
     # offload_config.py: pinned by default from 0.19 on, pageable in 0.18.9 and before.
     given[f"{side}_pin_memory"] = version >= (0, 19)
-    not_modeled = []
     for name, value in offload.given().items():
-        if f"{side}_{name}" in DeepSpeedPlan.__dataclass_fields__:
+        if name == "ratio" and value < 1 and stage != 3:
+            raise scenario.error(("zero", side, name), "partial offloading is only supported for ZeRO stage 3")
+        if name != "device":
             given[f"{side}_{name}"] = value
-        elif name == "ratio" and value < 1:
-            raise scenario.error(("zero", side, name), "partial offloading", kind=NotModeled)
-        elif name not in ("device", "ratio") and offload.device == "nvme":
-            not_modeled.append(f"zero.{side}.{name}: buffers and pipelining of NVMe")
-    return not_modeled
 
 
 def _resolve_auto(scenario: Scenario, model: ModelSpec, given: dict[str, Any]) -> list[str]:

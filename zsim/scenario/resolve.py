@@ -128,7 +128,9 @@ def _tune(scenario: Scenario, model: ModelSpec) -> ModelSpec:
     if quantize and fields.precision == "fp32":
         raise scenario.error(("quantize",), "4-bit weights are stored in 16-bit elements", "precision: bf16 or fp16")
     try:
-        model = tune(model, Tuning(adapters, quantize and quantize.type, bool(quantize and quantize.double_quant)))
+        model = tune(
+            model, Tuning(adapters, quantize.type if quantize else None, bool(quantize and quantize.double_quant))
+        )
     except InputError as error:
         path = tuple(error.field.split(".")) if error.field else ("lora",)
         raise scenario.error(path, error.message, error.accepted, kind=type(error)) from None
