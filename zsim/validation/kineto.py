@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from math import isfinite, prod
 from pathlib import Path
+from sys import intern
 from typing import IO, Any
 
 from zsim.errors import InputError
@@ -49,6 +50,10 @@ _DTYPES = {
     "long int": "int64",
     "bool": "bool", "short": "int16", "float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2",
 }  # fmt: skip
+_ARGS = (
+    "Collective name", "In msg nelems", "Out msg nelems", "Group size", "dtype", "Process Group Name", "stream",
+    "correlation", "Input Dims", "Input type", "phase", "module", "micro-batch",
+)  # fmt: skip
 _MATRIX = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
 
 
@@ -63,10 +68,23 @@ def read(path: Path | str) -> Trace:
         elif not isinstance(value, dict):
             raise InputError(f"holds {value!r:.40} where an event should be", path, accepted=_ACCEPTED)
         elif value.get("ph") == "X" and value.get("cat") not in ("python_function", "Trace", "overhead"):
-            events.append(value)
+            events.append(_kept(value))
     if not any("cat" in event for event in events):
         raise InputError("holds no event of a profiled run", path, accepted=_ACCEPTED)
     return _Reading(path, head, events).trace()
+
+
+def _kept(event: Event) -> Event:
+    """What of an event is read later: a trace has millions, and stacks, grids and strides are most of it."""
+    kept = {key: event[key] for key in ("name", "cat", "pid", "tid", "ts", "dur") if key in event}
+    if isinstance(kept.get("name"), str):
+        kept["name"] = intern(kept["name"])
+    if isinstance(args := event.get("args"), dict):
+        kept["args"] = {key: args[key] for key in _ARGS if key in args}
+        if event.get("cat") == "cpu_op" and event.get("name") not in _MATRIX:
+            kept["args"].pop("Input Dims", None)
+            kept["args"].pop("Input type", None)
+    return kept
 
 
 # ---- the file --------------------------------------------------------------------------------------------------------
