@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.engine.naive_allocator import NaiveAllocator
 from tests.engine.worlds import steps, worlds
-from zsim.engine.allocator import MIB, Block, CachingAllocator, OutOfMemory, replay
+from zsim.engine.allocator import MIB, Block, CachingAllocator, OutOfMemory, pieces, replay
 from zsim.engine.simulator import run
 from zsim.engine.timeline import MemoryEvent
 from zsim.program.ops import ALL_GATHER, COMPUTE, DELAYED_FREES
@@ -189,6 +189,29 @@ def test_replaying_a_ledger():
     assert reserved.out_of_memory is None
     short = replay(events, capacity=200 * MIB)
     assert short.out_of_memory is events[7]
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "tensors", "expected"),
+    [
+        (7, (), [7]),
+        (7, (7,), [7]),
+        (7, (9,), [7]),
+        (7, (4, 2, 1), [4, 2, 1]),
+        (9, (4, 2), [4, 2, 2, 1]),
+        (9, (3,), [3, 3, 3]),
+    ],
+)
+def test_tensors_behind_a_sum(nbytes, tensors, expected):
+    assert pieces(nbytes, tensors) == expected
+
+
+def test_tensors_of_one_key_need_not_lie_together():
+    """The halves go where the small ones were; in one piece they would need a third segment."""
+    events = [event(f"{i}", 20 * MIB) for i in range(2)] + [event(f"{i}", -20 * MIB) for i in range(2)]
+    apart = MemoryEvent(1, 0, 0.0, "gpu", "activations", 40 * MIB, "both", None, COMPUTE, (20 * MIB,))
+    assert replay([*events, apart, apart._replace(nbytes=-40 * MIB)]).peak_bytes == 40 * MIB
+    assert replay([*events, apart._replace(tensors=())]).peak_bytes == 80 * MIB
 
 
 def test_temporaries_below_zero_leak_nothing():

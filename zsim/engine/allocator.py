@@ -13,6 +13,7 @@ from bisect import bisect_left, insort
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Any
 
 from zsim.engine.timeline import TEMPORARY, MemoryEvent
@@ -165,7 +166,7 @@ def replay(
                 behind = events[position + 1] if position + 1 < len(events) else None
                 temporaries.change(event, behind)
             elif nbytes > 0:
-                blocks[key] = [allocator.malloc(each, event.lane) for each in pieces(nbytes, event.largest)]
+                blocks[key] = [allocator.malloc(size, event.lane) for size in pieces(nbytes, event.tensors)]
             elif nbytes < 0:
                 behind = events[position + 1] if position + 1 < len(events) else None
                 if behind and behind.category == DELAYED_FREES and behind.key == key and behind.nbytes > 0:
@@ -180,12 +181,17 @@ def replay(
     return Reserved(peak, peak_at, allocator.retries, None)
 
 
-def pieces(nbytes: int, largest: int) -> list[int]:
-    """Tensors of `nbytes` in all, the largest of which has `largest` bytes (0: there is one)."""
-    if not 0 < largest < nbytes:
+def pieces(nbytes: int, tensors: tuple[int, ...]) -> list[int]:
+    """The sizes of what makes up `nbytes`: `tensors`, the last of which repeats as often as it takes."""
+    if not tensors:
         return [nbytes]
-    whole, rest = divmod(nbytes, largest)
-    return [largest] * whole + [rest] * (rest > 0)
+    found: list[int] = []
+    for size in chain(tensors, repeat(tensors[-1])):
+        if nbytes <= size:
+            return [*found, nbytes] if nbytes else found
+        found.append(size)
+        nbytes -= size
+    return found
 
 
 @dataclass(slots=True)
@@ -210,7 +216,7 @@ class _Temporaries:
                 leaves += behind.nbytes
             stay = max(0, min(after - before, leaves))
             for total in (after - before - stay, stay):
-                for nbytes in pieces(total, event.largest) if total else ():
+                for nbytes in pieces(total, event.tensors) if total else ():
                     self.held.append((nbytes, self.allocator.malloc(nbytes, COMPUTE)))
         left = before - after
         while left > 0:

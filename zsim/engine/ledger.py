@@ -73,35 +73,35 @@ def memory_events(rank: Rank) -> Iterator[list[MemoryEvent]]:
                 if tensor is None:
                     raise ValueError(f"step {step} frees {item.key}, which is not allocated")
                 key, category, nbytes, device, lane, _ = tensor
-                append((step, number, time, device, category, -nbytes, key, op, lane, 0))
+                append((step, number, time, device, category, -nbytes, key, op, lane, ()))
                 until = None if after is None else rank.resolve(after, step)
                 if until is not None:
-                    append((step, number, time, device, DELAYED_FREES, nbytes, key, op, lane, 0))
+                    append((step, number, time, device, DELAYED_FREES, nbytes, key, op, lane, ()))
                     heappush(waiting[device], (end[until], key, nbytes))
                 continue
             if isinstance(item, Alloc):
-                key, category, nbytes, device, lane, largest = item
+                key, category, nbytes, device, lane, tensors = item
             else:
                 key, category, nbytes, device, lane = TEMPORARY, item.temp_category, item.temp_peak, "gpu", COMPUTE
-                largest = item.temp_largest
+                tensors = (item.temp_largest,) if item.temp_largest else ()
             # The allocator polls when asked for memory: an Alloc, or an op with temporaries.
             while nbytes > 0 and waiting[device] and waiting[device][0][0] <= time:
                 _, freed, size = heappop(waiting[device])
-                append((step, number, time, device, DELAYED_FREES, -size, freed, op, lane, 0))
+                append((step, number, time, device, DELAYED_FREES, -size, freed, op, lane, ()))
             if isinstance(item, Alloc):
                 if key in live:
                     raise ValueError(f"step {step} allocates {key}, which is allocated already")
                 live[key] = item
-                append((step, number, time, device, category, nbytes, key, op, lane, largest))
+                append((step, number, time, device, category, nbytes, key, op, lane, tensors))
                 continue
             if level and category != level_category:
-                append((step, number, time, device, level_category, -level, key, op, lane, 0))
+                append((step, number, time, device, level_category, -level, key, op, lane, ()))
                 level = 0
             if nbytes != level:
-                append((step, number, time, device, category, nbytes - level, key, op, lane, largest))
+                append((step, number, time, device, category, nbytes - level, key, op, lane, tensors))
             # More after the op than within it: a saved tensor lives on as a gradient. Its Free follows this op, so its
             # bytes count as temporary from the next one on.
             level, level_category = min(item.temp_live, nbytes), category
             if level != nbytes:
-                append((step, number, time, device, category, level - nbytes, key, op, lane, 0))
+                append((step, number, time, device, category, level - nbytes, key, op, lane, ()))
         yield list(map(MemoryEvent._make, rows))

@@ -49,7 +49,7 @@ class MemoryEvent(NamedTuple):
     key: str
     op: int | None  # last op issued before
     lane: str = COMPUTE  # as `Alloc.lane`
-    largest: int = 0  # as `Alloc.largest`
+    tensors: tuple[int, ...] = ()  # as `Alloc.tensors`
 
 
 @dataclass(slots=True)

@@ -101,9 +101,15 @@ class Builder:
         self.launch(HOST, label, phase, HostWork(label, count), module=module, micro=micro)
 
     def alloc(
-        self, key: str, category: str, nbytes: int, device: str = "gpu", lane: str = COMPUTE, largest: int = 0
+        self,
+        key: str,
+        category: str,
+        nbytes: int,
+        device: str = "gpu",
+        lane: str = COMPUTE,
+        tensors: tuple[int, ...] = (),
     ) -> None:
-        self.instructions.append(Alloc(key, category, nbytes, device, lane, largest))
+        self.instructions.append(Alloc(key, category, nbytes, device, lane, tensors))
 
     def alloc_host(self, key: str, category: str, nbytes: int, pinned: bool) -> None:
         self.alloc(key, category, pinned_bytes(nbytes) if pinned else nbytes, "host")

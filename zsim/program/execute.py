@@ -39,6 +39,7 @@ class Execution:
         self.builder, self.hooks, self.micro = builder, hooks, micro
         self._layer: int | None = None
         self._dropped: spec.Module | None = None  # checkpointed, in backward, not yet recomputed
+        self._known_sizes: dict[int, tuple[int, ...]] = {}  # equal blocks share their tuples of tensors
 
     def forward(self, module: spec.Module, phase: str = "forward") -> None:
         outer = self._enter(module)
@@ -97,9 +98,10 @@ class Execution:
     def _forward_compute(self, module: spec.Module, compute: spec.Compute, phase: str) -> None:
         again = phase == "recompute"
         kernels = compute.recompute if again else compute.forward
-        nbytes = compute.resaved_bytes if again else compute.saved_bytes
-        if nbytes:
-            self.builder.alloc(self._key(module, compute, again), compute.category, nbytes, largest=compute.largest)
+        tensors = self._sizes(compute.resaved if again else compute.saved)
+        if tensors:
+            key = self._key(module, compute, again)
+            self.builder.alloc(key, compute.category, sum(tensors), tensors=tensors)
         self.builder.launch(
             COMPUTE,
             compute.label,
@@ -132,11 +134,17 @@ class Execution:
             temp_category=compute.category,
             temp_largest=compute.largest,
         )
-        for again, nbytes in ((True, compute.resaved_bytes), (False, compute.saved_bytes)):
-            if nbytes:
+        for again, saved in ((True, compute.resaved), (False, compute.saved)):
+            if self._sizes(saved):
                 self.builder.free(self._key(module, compute, again))
         for param in compute.grads:
             self.hooks.grad_ready(param)
+
+    def _sizes(self, saved: tuple[spec.Saved, ...]) -> tuple[int, ...]:
+        sizes = self._known_sizes.get(id(saved))
+        if sizes is None:
+            sizes = self._known_sizes[id(saved)] = tuple([tensor.nbytes for tensor in saved if tensor.nbytes])
+        return sizes
 
     def _key(self, module: spec.Module, compute: spec.Compute, again: bool) -> str:
         return f"{'re' if again else ''}saved:{self.micro}:{module.name}.{compute.label}"

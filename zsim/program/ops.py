@@ -113,7 +113,8 @@ class Launch(NamedTuple):
 class Alloc(NamedTuple):
     """`key` identifies the tensor until its Free. `device`: gpu | host (pinned) | nvme.
 
-    Tensors that live and die together may go by one key; then `largest` is the size of the largest (0: it is one).
+    Tensors that live and die together may go by one key; then `tensors` are their sizes, the last of which repeats
+    until `nbytes` is reached (none: it is one).
 
     `lane` is the stream that was current: PyTorch's allocator reuses cached blocks only on the stream that got them.
     """
@@ -123,7 +124,7 @@ class Alloc(NamedTuple):
     nbytes: int
     device: str = "gpu"
     lane: str = COMPUTE
-    largest: int = 0
+    tensors: tuple[int, ...] = ()
 
 
 class Free(NamedTuple):

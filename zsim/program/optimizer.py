@@ -101,7 +101,7 @@ def update(
     impl = "cpu" if device == "host" else optimizer.impl
     states = state_bytes(optimizer, numels, size, shapes)
     if first and states:
-        builder.alloc(f"{key}_states", "optimizer_states", states, device, largest=size * max(numels))
+        builder.alloc(f"{key}_states", "optimizer_states", states, device, tensors=(size * max(numels),))
     if first and rule.counters and numels:
         # adam.py _init_group: on the device if fused or capturable, else on the CPU
         builder.alloc(f"{key}_steps", "optimizer_states", 4 * len(numels), "gpu" if impl == "fused" else "host")
