@@ -135,3 +135,15 @@ def published(
         print(dumps(to_dict(predictions)))
     else:
         print(text(predictions))
+
+
+@app.command()
+def report(
+    evidence: Annotated[Path, typer.Argument(help="The validation/ folder of a checkout.")] = Path("validation"),
+) -> None:
+    """Write REPORT.md into the evidence folder: all of the above over the evidence that the project keeps."""
+    from zsim.validation.report import markdown
+
+    text = "\n".join(markdown(evidence)) + "\n"
+    (evidence / "REPORT.md").write_text(text, encoding="utf-8")
+    print(f"wrote {evidence / 'REPORT.md'}")

@@ -1,0 +1,91 @@
+"""validation/REPORT.md: every comparison with evidence in one file, from one command."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from zsim.errors import InputError
+
+INTRODUCTION = """# How far zsim's predictions are off
+
+Written by `zsim validate report`; nothing here is edited by hand. Every table compares what zsim predicts with what was
+recorded, tracked or measured, rows that it refuses included."""
+
+
+def markdown(evidence: Path) -> Iterator[str]:
+    """The sections, each over one folder of `evidence` (the project's `validation/`)."""
+    if not (evidence / "oracles").is_dir():
+        raise InputError("no evidence here", file=evidence, accepted="the validation/ folder of a checkout")
+    yield INTRODUCTION
+    for title, section in (
+        ("Sequences of collectives", _sequences(evidence / "oracles" / "sequences")),
+        ("Memory", _memory(evidence / "oracles")),
+        ("", _collectives(evidence / "measured" / "collectives.csv")),
+        ("Published runs", _published(evidence / "published")),
+        ("What users reported", _cases(evidence / "cases" / "cases.yaml")),
+    ):
+        yield f"\n## {title}\n" if title else ""
+        yield from section
+
+
+def _sequences(folder: Path) -> Iterator[str]:
+    from zsim.validation.recording import read
+    from zsim.validation.sequences import compare, files
+
+    matched: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    remarks = []
+    for path in files([folder]):
+        recording = read(path)
+        outcome = compare(recording)
+        engine = recording.header["engine"]
+        total[engine] += 1
+        matched[engine] += outcome.matches
+        if not outcome.matches:
+            remarks.append(f"- {outcome.name}: {outcome.refused or outcome.difference}")
+    yield (
+        "Real runs on gloo ranks; op, dtype, elements, group and order of every collective of initialization and three "
+        "steps. `zsim validate sequences validation/oracles/sequences`\n"
+    )
+    yield "| engine | equal | recordings |\n|---|--:|--:|"
+    for engine in total:
+        yield f"| {engine} | {matched[engine]} | {total[engine]} |"
+    yield f"| all | {matched.total()} | {total.total()} |"
+    yield from ["", *remarks] if remarks else []
+
+
+def _memory(oracles: Path) -> Iterator[str]:
+    from zsim.validation.memory import validate
+
+    yield (
+        "FSDPMemTracker on real FSDP2, and counts of every storage alive in real DeepSpeed, FSDP and DDP runs. "
+        "`zsim validate memory validation/oracles/memory`\n"
+    )
+    yield "| oracle | outcome |\n|---|---|"
+    for outcome in validate([oracles / "memory"]):
+        yield f"| {outcome.name} | {outcome.refused or outcome.summary}{'' if outcome.matches else ' **differs**'} |"
+        for line in outcome.differing:
+            yield f"| | {line} |"
+
+
+def _collectives(path: Path) -> Iterator[str]:
+    from zsim.validation.collectives_report import report, to_markdown
+
+    yield to_markdown(report(path))
+
+
+def _published(folder: Path) -> Iterator[str]:
+    from zsim.validation.evidence import read_rows
+    from zsim.validation.published import predict, text
+
+    predictions = [predict(row) for path in sorted(folder.glob("*.csv")) for row in read_rows(path)]
+    yield "Rows marked `fit` shaped the profiles, rows marked `test` did not.\n"
+    yield f"```\n{text(predictions)}\n```"
+
+
+def _cases(path: Path) -> Iterator[str]:
+    from zsim.validation.cases import report
+
+    yield from report(path).markdown()
