@@ -30,7 +30,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from validation.oracles import models
 
-SMALLEST, STEPS, TOKENS = 1024, 3, 2
+SMALLEST, STEPS, TOKENS = 256, 3, 2
 MARK = "moment:"
 
 Config = dict[str, Any]

@@ -89,43 +89,35 @@ def _computes(module: Module) -> Iterator[spec.Compute]:
             yield item
 
 
-class TiedGradients:
-    """Autograd sums the gradients of a shared parameter before anyone sees them.
+class Gradients:
+    """The `.grad` tensors. AccumulateGrad takes over a parameter's first gradient and adds later ones to it."""
 
-    The part that an earlier backward leaves (the head's, of a tied embedding) waits in a buffer of its own.
-    """
-
-    def __init__(self, builder: Builder, model: ModelSpec, tree: Module, dtype: str) -> None:
+    def __init__(self, builder: Builder, model: ModelSpec, dtype: str) -> None:
         self.builder = builder
-        self.nbytes = {
-            param: model.parameters[param].numel * dtype_bytes(dtype)
-            for param, parameter in enumerate(model.parameters)
-            if parameter.trainable
-        }
-        self.waiting: set[int] = set()
-        self.parts = dict(_partial_gradients(tree))
+        self.nbytes = [parameter.numel * dtype_bytes(dtype) for parameter in model.parameters]
+        self.held: set[int] = set()
+        self._added: set[int] = set()
 
-    def pre_backward(self, module: Module) -> None:
-        for param in self.parts.get(module.name, ()):
-            if param in self.nbytes and param not in self.waiting:
-                self.waiting.add(param)
-                self.builder.alloc(f"tied:{param}", "gradients", self.nbytes[param])
+    def alloc(self, param: int) -> None:
+        if param in self.held:
+            self._added.add(param)
+            self.builder.alloc(f"added grad:{param}", "gradients", self.nbytes[param])
+        else:
+            self.held.add(param)
+            self.builder.alloc(f"grad:{param}", "gradients", self.nbytes[param])
 
-    def grad_ready(self, param: int) -> None:
-        if param in self.waiting:
-            self.waiting.remove(param)
-            self.builder.free(f"tied:{param}")
+    def ready(self, param: int) -> None:
+        if param in self._added:
+            self._added.remove(param)
+            self.builder.free(f"added grad:{param}")
 
+    def free(self, param: int) -> None:
+        self.held.remove(param)
+        self.builder.free(f"grad:{param}")
 
-def _partial_gradients(module: Module) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Modules with parameters whose gradient another module completes."""
-    computes = [item for item in module.body if not isinstance(item, Module)]
-    parts = set(module.params).difference(*(compute.grads for compute in computes))
-    if parts and any(compute.backward for compute in computes):
-        yield module.name, tuple(sorted(parts))
-    for item in module.body:
-        if isinstance(item, Module):
-            yield from _partial_gradients(item)
+    def free_all(self) -> None:
+        for param in sorted(self.held):
+            self.free(param)
 
 
 def broadcast_model(builder: Builder, model: ModelSpec, dtype: str) -> None:

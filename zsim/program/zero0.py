@@ -15,7 +15,7 @@ from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
 from zsim.program.deepspeed import (
     MIXED,
-    TiedGradients,
+    Gradients,
     broadcast_model,
     collective,
     comm_dtype,
@@ -34,7 +34,7 @@ ELEMENTS_PER_CALL = 500_000_000  # engine.py MEMORY_OPT_ALLREDUCE_SIZE
 
 def lower_zero0(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, steps: int) -> Program:
     builder = Builder()
-    rank = (Bf16Optimizer if plan.stage == 1 else Stage0)(builder, model, tree, plan)
+    rank = (Bf16Optimizer if plan.stage == 1 else Stage0)(builder, model, plan)
     rank.allocate()
     init = builder.finish()
     built = []
@@ -48,14 +48,13 @@ def lower_zero0(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, steps: int)
 class Unsharded(Hooks):
     """Full parameters, and full gradients from the first backward to the step."""
 
-    def __init__(self, builder: Builder, model: ModelSpec, tree: Module, plan: DeepSpeedPlan) -> None:
+    def __init__(self, builder: Builder, model: ModelSpec, plan: DeepSpeedPlan) -> None:
         self.builder, self.model, self.plan = builder, model, plan
-        self.tied = TiedGradients(builder, model, tree, plan.dtype)
         self.trainable = trainable(model)
         self.numels = [model.parameters[param].numel for param in self.trainable]
         self.total = sum(self.numels)
         self.size = dtype_bytes(plan.dtype)
-        self.held: set[int] = set()
+        self.gradients = Gradients(builder, model, plan.dtype)
         self.micro = 0
 
     def backward(self, tree: Module, micro: int) -> None:
@@ -64,22 +63,12 @@ class Unsharded(Hooks):
         execution.forward(tree)
         execution.backward(tree)
 
-    def pre_backward(self, module: Module) -> None:
-        self.tied.pre_backward(module)
-
-    def grad_ready(self, param: int) -> None:
-        self.tied.grad_ready(param)
-
     def alloc_grads(self, params: Sequence[int]) -> None:
         for param in params:
-            if param not in self.held:
-                self.held.add(param)
-                self.builder.alloc(f"grad:{param}", "gradients", self.model.parameters[param].numel * self.size)
+            self.gradients.alloc(param)
 
-    def free_grads(self) -> None:
-        for param in sorted(self.held):
-            self.builder.free(f"grad:{param}")
-        self.held.clear()
+    def grad_ready(self, param: int) -> None:
+        self.gradients.ready(param)
 
     def all_reduce(self, numels: Sequence[int], size: int) -> None:
         """engine.py allreduce_no_retain: a call as soon as the tensors exceed 5e8 elements together."""
@@ -162,14 +151,14 @@ class Stage0(Unsharded):
             builder.alloc(gradients, "gradients", 4 * total)
             elementwise(builder, COMPUTE, "copy", "optimizer", 4 * total, 4 * total)
             builder.free("fp32 gradients")
-            self.free_grads()
+            self.gradients.free_all()
         elementwise(builder, COMPUTE, "grad_norm", "optimizer", 4 * total, 0, launches=1 if self.flat else count)
         builder.host_wait(builder.last(COMPUTE))
         elementwise(builder, COMPUTE, "scale", "optimizer", 4 * total, 4 * total, launches=1 if self.flat else count)
         self._update(first=False)
         builder.free(gradients)
         elementwise(builder, COMPUTE, "cast", "optimizer", 4 * total, total * self.size, launches=count)
-        self.free_grads()
+        self.gradients.free_all()
 
     def _fp32_step(self, first: bool) -> None:
         """The engine clips (runtime/utils.py clip_grad_norm_, which averages the norm over ranks), torch updates."""
@@ -180,7 +169,7 @@ class Stage0(Unsharded):
             collective(builder, COMPUTE, "all_reduce", "float32", 1, 1, "optimizer", "grad norm")
             elementwise(builder, COMPUTE, "scale", "optimizer", 4 * total, 4 * total, launches=count)
         self._update(first)
-        self.free_grads()
+        self.gradients.free_all()
 
 
 class Bf16Optimizer(Unsharded):
@@ -228,4 +217,4 @@ class Bf16Optimizer(Unsharded):
                 "gather parameters",
             )  # fmt: skip
         elementwise(builder, COMPUTE, "fill", "optimizer", 0, 4 * part * plan.world_size)
-        self.free_grads()
+        self.gradients.free_all()

@@ -13,7 +13,7 @@ from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
 from zsim.program.deepspeed import (
-    TiedGradients,
+    Gradients,
     accum_dtype,
     broadcast_model,
     check,
@@ -42,7 +42,7 @@ def lower_zero12(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: 
     if plan.stage == 0 or (plan.stage == 1 and bf16_optimizer):
         return lower_zero0(model, tree, plan, steps)
     builder = Builder()
-    rank = Zero12(builder, model, tree, plan)
+    rank = Zero12(builder, model, plan)
     rank.allocate()
     init = builder.finish()
     built = []
@@ -54,9 +54,8 @@ def lower_zero12(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: 
 
 
 class Zero12(Hooks):
-    def __init__(self, builder: Builder, model: ModelSpec, tree: Module, plan: DeepSpeedPlan) -> None:
+    def __init__(self, builder: Builder, model: ModelSpec, plan: DeepSpeedPlan) -> None:
         self.builder, self.model, self.plan = builder, model, plan
-        self.tied = TiedGradients(builder, model, tree, plan.dtype)
         self.numel = [parameter.numel for parameter in model.parameters]
         self.trainable = trainable(model)
         self.partitions = partition(self.trainable, self.numel, plan)
@@ -70,7 +69,7 @@ class Zero12(Hooks):
         self.owner = Zero12OnCpu(self) if plan.offload_optimizer else Zero12OnGpu(self)
         self.micro = 0
         self.boundary = False
-        self.held: set[int] = set()  # parameters whose gradient exists as a tensor of its own
+        self.gradients = Gradients(builder, model, plan.dtype)
         self.summed: set[int] = set()  # the same for .grad_accum
         self.buckets_allocated = False
         self.bucket: list[int] = []
@@ -102,18 +101,13 @@ class Zero12(Hooks):
             )  # fmt: skip
 
     # ---- gradients ---------------------------------------------------------------------------------------------------
-    def pre_backward(self, module: Module) -> None:
-        self.tied.pre_backward(module)
-
     def alloc_grads(self, params: Sequence[int]) -> None:
         for param in params:
-            if param not in self.held:
-                self.held.add(param)
-                self.builder.alloc(f"grad:{param}", "gradients", self.numel[param] * self.size)
+            self.gradients.alloc(param)
 
     def grad_ready(self, param: int) -> None:
         """process_gradients"""
-        self.tied.grad_ready(param)
+        self.gradients.ready(param)
         self._allocate_buckets()
         if self.separate:
             self._accumulate(param)
@@ -144,19 +138,15 @@ class Zero12(Hooks):
             self.builder, COMPUTE, "accumulate", "backward", elements * reads, casts * elements * self.grad_size,
             launches=casts, micro=self.micro, temp_peak=(casts - 1) * elements * self.grad_size,
         )  # fmt: skip
-        self._free_grad(param)
-
-    def _free_grad(self, param: int) -> None:
-        self.held.discard(param)
-        self.builder.free(f"grad:{param}")
+        self.gradients.free(param)
 
     def drop(self, param: int) -> None:
         """clear_grad_attribute, unless it already lives in a bucket."""
         if self.separate and param in self.summed:
             self.summed.remove(param)
             self.builder.free(f"accum:{param}")
-        elif param in self.held:
-            self._free_grad(param)
+        elif param in self.gradients.held:
+            self.gradients.free(param)
 
     # ---- buckets -----------------------------------------------------------------------------------------------------
     def _add(self, param: int) -> None:
@@ -280,7 +270,7 @@ class Zero12(Hooks):
             for key in self._bucket_keys():
                 self.builder.free(key)
         self.buckets_allocated = False
-        for param in sorted(self.held | self.summed):
+        for param in sorted(self.gradients.held | self.summed):
             self.drop(param)
 
 

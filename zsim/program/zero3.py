@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
-from zsim.program.deepspeed import TiedGradients, broadcast_model, check, collective, has_backward, whole_world
+from zsim.program.deepspeed import broadcast_model, check, collective, has_backward, whole_world
 from zsim.program.execute import Execution, Hooks
 from zsim.program.ops import COMPUTE, Instruction, Program
 from zsim.program.zero3_coordinator import Coordinator, Params
@@ -65,7 +65,6 @@ class Zero3(Hooks):
             # transformers 5 activation_checkpointing_enable makes the embedding's output require a gradient
             self.in_backward.update([name for name, module in modules.items() if module.role == "embedding"][:1])
         self.in_leaf = {param: leaf for leaf in self.coordinator.leaves for param in self.coordinator.inside[leaf]}
-        self.tied = TiedGradients(builder, model, tree, plan.dtype)
         self.bias_of = _linear_biases(model)
         self.biases = frozenset(self.bias_of.values())
         self.micro = 0
@@ -124,7 +123,6 @@ class Zero3(Hooks):
             self.parameters.free(self.coordinator.release(module.name))
 
     def pre_backward(self, module: Module) -> None:
-        self.tied.pre_backward(module)
         if module.name in self.in_backward:
             self._fetch(module.name, "backward")
 
@@ -172,7 +170,6 @@ class Zero3(Hooks):
 
     def grad_ready(self, param: int) -> None:
         """linear.py LinearFunctionForZeroStage3 returns the weight's gradient before the bias's; addmm, bias first."""
-        self.tied.grad_ready(param)
         if param in self.in_leaf or param in self.biases:
             return
         self.gradients.ready(param)

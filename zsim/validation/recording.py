@@ -198,7 +198,11 @@ _ZERO = {
         "stage3_model_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance",
         "use_all_reduce_for_fetch_params", "zero_hpz_partition_size",
     )
-} | {"allgather_sequential": "stage3_allgather_sequential", "offload_optimizer": "", "offload_param": ""}  # fmt: skip
+} | {
+    "allgather_sequential": "stage3_allgather_sequential", "offload_optimizer": "", "offload_param": "",
+    "stage3_allgather_sequential": "stage3_allgather_sequential",
+    "stage3_use_all_reduce_for_fetch_params": "use_all_reduce_for_fetch_params",
+}  # fmt: skip
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "bfp16": "bfloat16"}
 
 
