@@ -6,6 +6,8 @@ from zsim.cluster.spec import Host
 from zsim.cost.profile import CpuCost, HostCost
 from zsim.program.ops import Collective, Compute, Copy, CpuWork, HostWork, Op
 
+ADAM_BYTES = 28  # per parameter: reads weight, gradient and both moments, writes all but the gradient
+
 
 def issue_seconds(op: Op, cost: HostCost) -> float:
     """Time of the issuing thread from entering the call to having launched `op`."""
@@ -27,7 +29,10 @@ def host_seconds(work: HostWork, cost: HostCost) -> float:
 
 
 def cpu_seconds(work: CpuWork, cost: CpuCost, host: Host, ranks_on_node: int) -> float:
-    """All ranks of a node update at once: they share its cores and its DRAM bandwidth."""
+    """All ranks of a node update at once: they share its cores and its DRAM bandwidth.
+
+    Either bounds what is done to a byte, so that scaling and casting cost their share of an Adam step.
+    """
     bandwidth = host.dram_bandwidth * cost.dram_efficiency / ranks_on_node
     cores = max(1.0, host.cores / ranks_on_node)
-    return max(work.nbytes / bandwidth, work.numel / (cores * cost.params_per_core))
+    return work.nbytes / min(bandwidth, cores * cost.params_per_core * ADAM_BYTES)

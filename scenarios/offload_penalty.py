@@ -1,0 +1,34 @@
+"""What optimizer offload costs the same model on four machines, as a Markdown table (docs/offload.md)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import zsim
+
+HERE = Path(__file__).parent
+MACHINES = ("a100_1_pcie4", "h100_1_pcie5", "gh200", "gb300_4", "mac_studio_m3_ultra")
+
+
+def rows() -> Iterator[str]:
+    yield "| machine | step, states on the GPU | optimizer offloaded | penalty | of it CPU Adam | copies | penalty at 16 micro-steps |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
+    for machine in MACHINES:
+        plain, moved = _step(machine, "none", 1), _step(machine, "cpu", 1)
+        plain_16, moved_16 = (_step(machine, place, 16).time.step_s for place in ("none", "cpu"))
+        idle = moved.time.idle_by
+        adam = sum(seconds for name, seconds in idle.items() if name.startswith("cpu"))
+        copies = sum(seconds for name, seconds in idle.items() if name.startswith(("h2d", "d2h")))
+        before, after = plain.time.step_s, moved.time.step_s
+        yield (
+            f"| {moved.headline.cluster} | {before:.3f} s | {after:.3f} s | {after - before:.3f} s, {after / before - 1:.0%} | "
+            f"{adam:.3f} s | {copies:.3f} s | {moved_16 / plain_16 - 1:.1%} |"
+        )
+
+
+def _step(machine: str, place: str, micro_steps: int) -> zsim.Result:
+    overrides = [f"cluster=../topologies/{machine}.yaml", f"zero.offload_optimizer={place}", f"grad_accum={micro_steps}"]
+    return zsim.simulate(HERE / "optimizer_offload.yaml", overrides)
+
+
+if __name__ == "__main__":
+    print(*rows(), sep="\n")
