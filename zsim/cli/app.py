@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("zsim.cli.run", "Simulate a scenario: does it fit, how fast is it, what holds it back? (the default)"),
     "compare": ("zsim.cli.compare", "Several scenarios, or one under several ZeRO stages, side by side."),
     "sweep": ("zsim.cli.sweep", "Every scenario of a grid into one table; continues where it stopped."),
+    "plan": ("zsim.cli.plan", "Which setup is the fastest or cheapest that fits? Searches, and writes it."),
     "merge": ("zsim.cli.merge", "Join the stores of a sweep's shards, and export."),
     "explain": ("zsim.cli.explain", "The critical path of a step, where every second goes, and what would help."),
     "program": ("zsim.cli.program", "What one rank's host issues, in order: phase, layer, lane, op, size, waits."),

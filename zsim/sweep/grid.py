@@ -112,7 +112,7 @@ def merged(data: Mapping[str, Any], settings: Sequence[Setting]) -> dict[str, An
     return result
 
 
-def from_options(scenarios: Sequence[Path], vary: Sequence[str], overrides: Sequence[str] = ()) -> Sweep:
+def fromvalues_of(scenarios: Sequence[Path], vary: Sequence[str], overrides: Sequence[str] = ()) -> Sweep:
     """The grid of `--vary field=values` options over scenario files. Raises InputError."""
     axes = []
     for text in vary:
@@ -120,7 +120,7 @@ def from_options(scenarios: Sequence[Path], vary: Sequence[str], overrides: Sequ
         if not equals or not values.strip():
             raise InputError(f"{text!r} has no values", field="--vary", accepted="such as micro_batch=1,2,4 or 1..64")
         path = _path(name.strip(), "--vary", None)
-        found = _options(values)
+        found = values_of(values)
         axes.append(tuple(((path, value),) for value in found))
     return Sweep(tuple(_base(path, overrides) for path in scenarios), tuple(axes))
 
@@ -216,8 +216,8 @@ def _range_or_self(value: Any) -> list[Any]:
     return expand(value) if isinstance(value, str) and RANGE.fullmatch(value) else [value]
 
 
-def _options(text: str) -> list[Any]:
-    """Values of an option: what commas separate outside brackets, each a YAML value or a range."""
+def values_of(text: str) -> list[Any]:
+    """The values of an option: what commas separate outside brackets, each a YAML value or a range."""
     pieces = [piece.strip() for piece in re.split(r",(?![^\[{]*[\]}])", text)]
     values: list[Any] = []
     for piece in filter(None, pieces):

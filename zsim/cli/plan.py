@@ -1,0 +1,146 @@
+"""zsim plan: the fastest or cheapest setup that fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from zsim.cli.options import Json, Set, new_app
+from zsim.errors import InputError
+
+if TYPE_CHECKING:
+    from zsim.plan.document import Document
+    from zsim.sweep.space import Machine
+
+app = new_app()
+
+
+@app.command()
+def plan(
+    scenario: Annotated[
+        Path | None, typer.Argument(help="A scenario: its model, lengths and machine are kept.", show_default=False)
+    ] = None,
+    model: Annotated[Path | None, typer.Option(help="Instead: a config.json.", show_default=False)] = None,
+    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens per sequence.", show_default=False)] = None,
+    global_batch: Annotated[
+        int | None, typer.Option(min=1, help="Sequences per optimizer step, over all GPUs.", show_default=False)
+    ] = None,
+    cluster: Annotated[
+        list[str], typer.Option(metavar="FILE[=PRICE]", help="A topology, and the price of one GPU for an hour.")
+    ] = [],  # noqa: B006 (typer wants the list itself)
+    nodes: Annotated[str | None, typer.Option(metavar="1,2,4", help="Numbers of nodes to try; 1..8*2 doubles.")] = None,
+    set_: Set = [],  # noqa: B006
+    by: Annotated[Literal["time", "cost"], typer.Option(help="What the best is best in.")] = "time",
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; one per core unless given.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the best as scenario.yaml and its framework's file.")
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Which sharding, micro-batch, checkpointing, offload and number of GPUs? Exit code 3 if nothing fits."""
+    from zsim.sweep import advice, executors, planner
+
+    base, machines = _base(scenario, model, seq_len, cluster, set_), []
+    machines = _machines(base, cluster, nodes)
+    batch = global_batch or _global_batch(base, machines)
+    usable = [machine for machine in machines if batch % machine.ranks == 0]
+    if not usable:
+        sizes = ", ".join(str(machine.ranks) for machine in machines)
+        raise InputError(f"{batch} sequences do not divide over {sizes} GPUs", field="--global-batch")
+    count = workers or executors.usable_cores()
+    with executors.local(count) as crew:
+        found = planner.plan(base, usable, batch, crew.executor, count)
+    key = (
+        (lambda choice: (choice.step_s, choice.cost)) if by == "time" else (lambda choice: (choice.cost, choice.step_s))
+    )
+    winner = min(found.choices, key=key, default=None)
+    runner_up = found.runner_up(winner, key) if winner else None
+    if json:
+        from json import dumps
+
+        print(dumps(advice.to_dict(found, winner, runner_up) | {"global_batch": batch}))
+    else:
+        from rich.console import Console
+
+        console = Console(highlight=False, soft_wrap=True)
+        advice.render(found, winner, runner_up, console)
+        for machine in machines:
+            if machine not in usable:
+                console.print(f"not searched: {machine}, over which {batch} sequences do not divide")
+    if winner and out is not None:
+        from zsim.sweep.launch import write
+
+        for path in write(winner, base, out):
+            print(f"wrote {path}")
+    return 0 if winner else 3
+
+
+def _base(
+    scenario: Path | None, model: Path | None, seq_len: int | None, clusters: list[str], overrides: list[str]
+) -> Document:
+    """What the planner leaves alone, as a document whose paths are relative to its file."""
+    from zsim.plan.document import Document, read_yaml
+    from zsim.scenario.load import apply
+
+    if scenario is not None:
+        document = read_yaml(scenario, "scenario")
+    elif model is None or seq_len is None or not clusters:
+        raise InputError("needs a scenario, or all of --model, --seq-len, --cluster and --global-batch")
+    else:
+        document = Document("plan", {})
+    given: dict[str, Any] = {"model": model and str(model.resolve()), "seq_len": seq_len}
+    for name, value in given.items():
+        if value is not None:
+            document.set((name,), value, (f"--{name.replace('_', '-')}", None))
+    for override in overrides:
+        apply(document, override)
+    return document
+
+
+def _machines(base: Document, clusters: list[str], nodes: str | None) -> list[Machine]:
+    """Every cluster with every number of nodes."""
+    from zsim.scenario.resolve import _cluster
+    from zsim.sweep.expression import field
+    from zsim.sweep.grid import values_of
+    from zsim.sweep.space import Machine
+
+    stated: list[tuple[Path, float | None]] = []
+    for text in clusters:
+        name, _, asked = text.partition("=")
+        try:
+            stated.append((Path(name).resolve(), float(asked) if asked else None))
+        except ValueError:
+            raise InputError(f"{asked!r} is no price", field="--cluster", accepted="topology.yaml=2.50") from None
+    counts: list[int | None] = [None]
+    if nodes is not None:
+        counts = values_of(nodes)
+    elif not stated:
+        counts = [field(base.data, ("cluster", "nodes"))]
+    if not stated:
+        topology = field(base.data, ("cluster", "topology"))
+        if not isinstance(topology, str):
+            raise InputError("is missing", field="--cluster", accepted="a topology file")
+        stated = [((Path(base.file).parent / topology).resolve(), None)]
+    machines = []
+    for path, price in stated:
+        if not path.exists():
+            raise InputError("no such topology", path)
+        for count in counts:
+            read = _cluster(path, count)
+            machines.append(Machine(path, count, read.world_size, min(read.gpus_per_node, read.world_size), price))
+    return machines
+
+
+def _global_batch(base: Document, machines: list[Machine]) -> int:
+    """What the scenario says, on its own machine."""
+    from zsim.sweep.expression import field
+
+    total = field(base.data, ("train_batch_size",))
+    if isinstance(total, int):
+        return total
+    micro, accumulation = field(base.data, ("micro_batch",)), field(base.data, ("grad_accum",))
+    if len(machines) != 1 or not isinstance(micro, int):
+        raise InputError("is missing", field="--global-batch", accepted="sequences per optimizer step, over all GPUs")
+    return micro * (accumulation or 1) * machines[0].ranks

@@ -1,0 +1,92 @@
+"""Cheap questions about a candidate: what it needs at least, in bytes and in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from zsim.cluster.classes import rank_classes
+from zsim.cost.price import Price
+from zsim.cost.profile import load_profile
+from zsim.engine.simulator import Simulation
+from zsim.errors import InputError
+from zsim.model.spec import Module
+from zsim.plan.document import Document
+from zsim.program.lower import lower
+from zsim.program.ops import Compute, Program
+from zsim.scenario import Setup
+from zsim.scenario.load import check
+from zsim.sweep.evaluate import Task
+from zsim.sweep.fit import Need, need
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """`need` is None where the candidate is refused, and `refusal` says why."""
+
+    need: Need | None
+    refusal: str = ""
+
+    @property
+    def excluded(self) -> str | None:
+        return "refused" if self.need is None else self.need.excluded
+
+
+def probe_memory(task: Task) -> Probe:
+    """What the first step needs with a single micro-step: a lower bound for more of either."""
+    try:
+        setup = setup_of(task)
+        program = lower(setup.model, setup.tree, replace(setup.plan, grad_accum=1), setup.workload, 1)
+    except InputError as error:
+        return Probe(None, error.message)
+    return Probe(need(program, setup.cluster))
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    """Lower bounds of a step, seconds. `kernels`: forward, backward and recomputation of all micro-steps back to back.
+
+    `step`: a step with a single micro-step, and the kernels of the others; each further one runs its kernels on the
+    compute lane, whatever else it waits for.
+    """
+
+    step: float
+    kernels: float
+
+
+def least_seconds(task: Task) -> Least:
+    """Both are 0 where the task is refused."""
+    try:
+        setup = setup_of(task)
+        plan = replace(setup.plan, grad_accum=1)
+        program = lower(setup.model, setup.tree, plan, setup.workload)
+    except InputError:
+        return Least(0.0, 0.0)
+    price = Price(setup.cluster, load_profile(setup.cluster.devices[0].name, setup.profile))
+    one_of_each = {device.name: rank for rank, device in enumerate(setup.cluster.devices)}.values()
+    kernels = min(_kernels(setup.tree, price, rank) for rank in one_of_each)
+    step = step_seconds(program, setup, price) + (setup.plan.grad_accum - 1) * kernels
+    return Least(step, setup.plan.grad_accum * kernels)
+
+
+def step_seconds(program: Program, setup: Setup, price: Price) -> float:
+    """The steady step of the slowest rank, without the records that a report needs."""
+    simulation = Simulation(program, rank_classes(setup.cluster), price)
+    simulation.run()
+    steady = simulation.steady or min(map(len, simulation.step_ends)) - 1
+    return max(ends[steady] - ends[steady - 1] for ends in simulation.step_ends)
+
+
+def _kernels(module: Module, price: Price, rank: int) -> float:
+    seconds = 0.0
+    for item in module.body:
+        if isinstance(item, Module):
+            seconds += _kernels(item, price, rank)
+        else:
+            for kernels in (item.forward, item.backward, item.recompute):
+                seconds += price.compute_seconds(rank, Compute(kernels))
+    return seconds
+
+
+def setup_of(task: Task) -> Setup:
+    return check(Document(task.file, dict(task.data), dict(task.places)), Path(task.folder)).resolve()

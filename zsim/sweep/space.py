@@ -1,0 +1,162 @@
+"""What the planner chooses from: strategies of DeepSpeed and FSDP2, micro-batches, checkpointing, machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from zsim.plan.document import Document, Path_
+from zsim.sweep.evaluate import Task
+from zsim.sweep.grid import Setting, merged
+
+# What the planner decides; a base scenario's own choices of these are left out.
+DECIDED = (
+    "name", "framework", "zero", "fsdp", "ddp", "deepspeed_config", "micro_batch", "grad_accum", "train_batch_size",
+    "checkpointing", "cluster",
+)  # fmt: skip
+CHECKPOINTING = ("none", "selective", "full")  # the less is recomputed, the more is kept
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A topology file (absolute), how many nodes of it (None: as the file says), and what an hour of a GPU costs."""
+
+    topology: Path
+    nodes: int | None
+    ranks: int
+    gpus_per_node: int
+    price: float | None = None
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        at_all = ((("cluster", "topology"), str(self.topology)),)
+        return at_all if self.nodes is None else (*at_all, (("cluster", "nodes"), self.nodes))
+
+    def __str__(self) -> str:
+        return f"{self.ranks}x {self.topology.stem}"
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """How training is sharded.
+
+    `tunings` are settings that shift little memory, the least demanding first; number `usual` is the frameworks' own or
+    what people mostly set.
+    """
+
+    name: str
+    settings: tuple[Setting, ...]
+    tunings: tuple[tuple[Setting, ...], ...] = ((),)
+    usual: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    machine: Machine
+    strategy: Strategy
+    micro_batch: int
+    grad_accum: int
+    checkpointing: str
+    tuning: int = 0
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        return (
+            *self.machine.settings,
+            *self.strategy.settings,
+            *self.strategy.tunings[self.tuning],
+            (("micro_batch",), self.micro_batch),
+            (("grad_accum",), self.grad_accum),
+            (("checkpointing",), self.checkpointing),
+        )
+
+    @property
+    def title(self) -> str:
+        tuned = ", ".join(f"{path[-1]} {_shown(value)}" for path, value in self.strategy.tunings[self.tuning])
+        batch = f"micro-batch {self.micro_batch} x {self.grad_accum}"
+        parts = (self.strategy.name, batch, f"checkpointing {self.checkpointing}", tuned)
+        return ", ".join(filter(None, parts))
+
+    def data(self, base: Document) -> dict[str, Any]:
+        """The candidate as the plain data of a scenario file."""
+        kept = {name: value for name, value in base.data.items() if name not in DECIDED}
+        return merged(kept, self.settings)
+
+    def task(self, base: Document) -> Task:
+        return Task(str(base.file), str(Path(base.file).parent), self.data(base), {})
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:.0e}".replace("e+0", "e") if isinstance(value, int) and value >= 10_000 else str(value)
+
+
+def candidates(machine: Machine, global_batch: int) -> Iterator[Candidate]:
+    """Every combination whose micro-batch x accumulation x ranks is the global batch."""
+    per_rank = global_batch // machine.ranks
+    batches = [size for size in range(1, per_rank + 1) if per_rank % size == 0]
+    for strategy, size, checkpointing in product(strategies(machine), batches, CHECKPOINTING):
+        for tuning in range(len(strategy.tunings)):
+            yield Candidate(machine, strategy, size, per_rank // size, checkpointing, tuning)
+
+
+def strategies(machine: Machine) -> Iterator[Strategy]:
+    yield from _deepspeed(machine)
+    yield from _fsdp2(machine)
+
+
+def _deepspeed(machine: Machine) -> Iterator[Strategy]:
+    yield Strategy("DeepSpeed without ZeRO", _zero(stage=0))
+    buckets = _tunings(reduce_bucket_size=(50_000_000, 500_000_000), overlap_comm=(False, True))
+    for stage in (1, 2):
+        yield Strategy(f"ZeRO-{stage}", _zero(stage=stage), buckets, 3)
+        yield Strategy(f"ZeRO-{stage}, optimizer on the CPU", _zero(stage=stage, offload_optimizer="cpu"), buckets, 3)
+    sizes = _tunings(
+        reduce_bucket_size=(50_000_000, 500_000_000),
+        stage3_prefetch_bucket_size=(50_000_000, 500_000_000),
+        stage3_param_persistence_threshold=(100_000, 1_000_000),
+    )
+    offloads: list[tuple[str, dict[str, Any]]] = [
+        ("", {}),
+        (", optimizer on the CPU", {"offload_optimizer": "cpu"}),
+        (", optimizer and parameters on the CPU", {"offload_optimizer": "cpu", "offload_param": "cpu"}),
+    ]
+    for where, offload in offloads:
+        yield Strategy(f"ZeRO-3{where}", _zero(stage=3, **offload), sizes, 4)
+    if machine.ranks > machine.gpus_per_node > 1:
+        hpz = _zero(stage=3, zero_hpz_partition_size=machine.gpus_per_node)
+        yield Strategy("ZeRO-3, secondary shards per node (hpZ)", hpz, sizes, 4)
+
+
+def _fsdp2(machine: Machine) -> Iterator[Strategy]:
+    prefetch = _tunings("fsdp", prefetch=(0, 1))
+    for reshard, words in ((True, "FSDP2"), (False, "FSDP2, kept gathered after forward")):
+        yield Strategy(words, _fsdp(reshard_after_forward=reshard), prefetch)
+        offloaded = _fsdp(reshard_after_forward=reshard, cpu_offload=True)
+        yield Strategy(f"{words}, offloaded to the CPU", offloaded, prefetch)
+        if machine.ranks > machine.gpus_per_node > 1:
+            mesh = [machine.ranks // machine.gpus_per_node, machine.gpus_per_node]
+            hybrid = _fsdp(reshard_after_forward=reshard, mesh=mesh)
+            yield Strategy(f"{words}, sharded per node (HSDP)", hybrid, prefetch)
+
+
+def _zero(**fields: Any) -> tuple[Setting, ...]:
+    return _framework("deepspeed", "zero", fields)
+
+
+def _fsdp(**fields: Any) -> tuple[Setting, ...]:
+    return _framework("fsdp2", "fsdp", fields)
+
+
+def _framework(name: str, section: str, fields: Mapping[str, Any]) -> tuple[Setting, ...]:
+    framework: Setting = (("framework",), name)
+    return (framework, *(((section, field), value) for field, value in fields.items()))
+
+
+def _tunings(section: str = "zero", **fields: tuple[Any, ...]) -> tuple[tuple[Setting, ...], ...]:
+    paths: list[Path_] = [(section, field) for field in fields]
+    return tuple(tuple(zip(paths, values, strict=True)) for values in product(*fields.values()))
