@@ -33,6 +33,7 @@ import torch
 import torch.distributed as dist
 
 from validation.oracles import engines
+from validation.oracles.recorder import Recorder
 
 SECONDS = 300  # for one configuration
 
