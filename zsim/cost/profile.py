@@ -9,10 +9,12 @@ published` writes, for what was fitted to published runs, and how far off it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from zsim.cost.measured import Measured, read_measured
 
 PROFILES = Path(__file__).parent / "profiles"
 Document = Mapping[str, Any]
@@ -93,6 +95,7 @@ class Profile:
     cpu: CpuCost
     provenance: str
     evidence: tuple[Evidence, ...] = ()
+    collectives: Mapping[str, Measured] = field(default_factory=dict)  # by kind, where the machine itself was measured
 
     def expected_error(self, gpus: int) -> Evidence | None:
         """The nearest evidence for a run on `gpus` GPUs: same stack first, then nearest in scale. None: none at all."""
@@ -107,9 +110,39 @@ class Profile:
 def load_profile(device: str, stack: str | None = None) -> Profile:
     """The profile of a catalog device under a software stack of `profiles/stacks.yaml` (None: the default one).
 
+    `stack` may also be the path of a file that `zsim calibrate` wrote: what it holds goes over the base it names.
     Raises InputError for a stack that does not exist; a device without a file of its own gets the generic profile.
     """
+    if stack and stack.endswith((".yaml", ".yml")):
+        return _load_file(device, Path(stack))
     return _load(device, stack or "default")
+
+
+def _load_file(device: str, path: Path) -> Profile:
+    """A calibrated profile: `values` over the device's own and fitted ones, `host` over the stack `base`."""
+    import yaml
+
+    from zsim.errors import InputError
+
+    accepted = "a file that `zsim calibrate` wrote"
+    try:
+        own = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"cannot be read as a profile: {error}", path) from None
+    if not isinstance(own, dict) or "values" not in own or "device" not in own:
+        raise InputError("is no profile", path, accepted=accepted)
+    if own["device"] != device:
+        raise InputError(f"was calibrated on {own['device']}, the cluster has {device}", path, field="device")
+    base, name = own.get("base", "default"), slug(device)
+    changes: dict[str, Document] = {
+        name: own["values"], "fitted": {"values": {name: own["values"]}}, "stacks": {base: own.get("host", {})},
+    }  # fmt: skip
+    try:
+        made = build(device, base, lambda wanted: _merge(read(wanted) or {}, changes.get(wanted, {})) or None)
+        measured = read_measured(own.get("collectives", {}))
+        return replace(made, stack=str(path), provenance=own["provenance"], collectives=measured)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"is no profile: {error!r}", path, accepted=accepted) from None
 
 
 @cache

@@ -220,4 +220,4 @@ class ScenarioFields(Section):
     load: Literal["every_rank", "rank0", "meta"] | None = Field(
         None, description="who reads the checkpoint into host memory: every_rank, but meta for torchtitan"
     )
-    profile: str = Field("default", description="software stack of the cost profile")
+    profile: str = Field("default", description="software stack of the cost profile, or a file of zsim calibrate")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup:
-    """All that a simulation needs. `profile` names the software stack of the cost profile.
+    """All that a simulation needs. `profile` names the software stack of the cost profile, or its file.
 
     `assumptions` are what was not stated and had to be chosen; `not_modeled` what was stated and has no effect here;
     `sources` the files that were read.
@@ -67,7 +67,7 @@ def resolve(scenario: Scenario) -> Setup:
         workload=workload,
         plan=plan,
         cluster=cluster,
-        profile=fields.profile,
+        profile=_profile(scenario),
         assumptions=(*_length(scenario, model), *model.notes, *cluster.assumptions, *scenario.notes, *plan_notes),
         not_modeled=(*scenario.not_modeled, *not_modeled),
         sources=(*scenario.sources, topology, *config),
@@ -80,6 +80,12 @@ def _file(scenario: Scenario, field: str, name: str) -> Path:
     if not path.exists():
         raise scenario.error((field,), f"no such file: {path}", notes=siblings(path))
     return path
+
+
+def _profile(scenario: Scenario) -> str:
+    """A software stack's name, or the path of a calibrated profile, beside the scenario as other files are."""
+    name = scenario.fields.profile
+    return str(_file(scenario, "profile", name)) if name.endswith((".yaml", ".yml")) else name
 
 
 def _cluster(topology: Path, nodes: int | None) -> Cluster:
