@@ -6,11 +6,14 @@ from collections.abc import Collection, Iterator, Mapping
 
 from zsim.cluster.spec import Cluster, Device
 from zsim.cost import attention, collectives, copies, gemm, host, memory
+from zsim.cost.measured import Measured
 from zsim.cost.profile import Profile
 from zsim.cost.transfer import Transfer
 from zsim.errors import NotModeled
 from zsim.model.kernels import Attention, Gemm, Kernel
 from zsim.program.ops import Collective, Compute, Copy, CpuWork, HostWork, Op
+
+Groups = tuple[tuple[int, ...], ...]
 
 # Implementations that a profile may not know, and which one stands for them.
 _ATTENTION_LIKE = {"sdpa": "flash", "efficient": "flash"}
@@ -82,10 +85,20 @@ class Price:
         if known is None:
             if isinstance(work, Collective):
                 known = collectives.lay(self.cluster, work, groups)
+                if measured := self.profile.collectives.get(work.kind):
+                    known = self._as_measured(measured, work, groups, known)
             else:
                 known = copies.lay(self.cluster, work, tuple(rank for group in groups for rank in group))
             self._transfers[key] = known
         return known
+
+    def _as_measured(self, measured: Measured, work: Collective, groups: Groups, base: Transfer) -> Transfer:
+        """Where the profile has this machine's own times; groups over several machines are priced as ever."""
+        ranks = max(map(len, groups))
+        if ranks == 1 or any(len({self.cluster.places[rank][0] for rank in group}) > 1 for group in groups):
+            return base
+        per_byte = max((load / self.link_capacity[link] for link, load in base.usage.items()), default=0.0)
+        return measured.transfer(work.kind, base, ranks, len(groups), 1 / per_byte if per_byte else float("inf"))
 
     def compute_slowdown(self, active: Collection[Collective | Copy]) -> float:
         """Factor >= 1 on kernels while `active` are in flight on the same GPU: collectives take SMs and bandwidth."""
