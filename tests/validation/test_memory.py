@@ -15,6 +15,7 @@ from zsim.validation import memory
 
 FOLDER = Path(__file__).parents[2] / "validation" / "oracles" / "memory"
 ORACLES = sorted(FOLDER.glob("*.json.gz"))
+COUNTS = sorted((FOLDER.parent / "storage").glob("*.jsonl.gz"))
 SMALL = FOLDER / "llama3.1-8b_hf_w8_b1_s2048_ac-full_layers2.json.gz"
 
 
@@ -28,6 +29,17 @@ def test_tracked_bytes_are_predicted(path: Path):
     assert outcome.matches, "\n".join(map(str, outcome.differing))
     moments = {line.moment for line in outcome.lines}
     assert moments == {*memory.MOMENTS, "step"}
+
+
+@pytest.mark.parametrize("path", COUNTS, ids=lambda path: path.name.removesuffix(".jsonl.gz"))
+def test_all_tensors_of_a_real_run_are_predicted(path: Path):
+    outcome = memory.compare(path)
+    assert outcome.matches, outcome.refused or "\n".join(map(str, outcome.differing))
+    assert len(outcome.lines) >= 4
+
+
+def test_counts_cover_every_engine():
+    assert {path.name.split("_")[0] for path in COUNTS} == {"ddp", "ds", "fsdp1", "fsdp2"}
 
 
 @pytest.fixture(scope="module")

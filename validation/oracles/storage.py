@@ -1,9 +1,12 @@
 """Counts the bytes of every tensor storage that is alive during a real run, whatever the engine.
 
-    python -m validation.oracles.storage [NAME-PART ...] --out DIR
+    python -m validation.oracles.storage NAME-PART ... --out DIR
 
-Where torch's own tracker knows FSDP2 only, this one gives totals for DDP, FSDP1 and DeepSpeed too: at the start of each
-micro-step, after its forward, after its backward, at the end of the optimizer's step, and the peaks in between.
+Where torch's own tracker knows FSDP2 only, this one gives totals for DDP, FSDP1 and DeepSpeed too: when each forward,
+backward and optimizer step begins, and the peaks between. Ranks are CPU processes. What a CPU adds is no oracle for GPUs:
+`_chunk_cat` casts through a copy (FSDP2's reduction in another dtype), gloo's reduce-scatter copies its input, and gloo's
+threads may hold a buffer a moment longer (FSDP1 with float32 reduction or no_sync), torch's Adam on the host has
+temporaries that DeepSpeed's has not. Configurations whose peak is one of those are not kept here.
 """
 
 from __future__ import annotations
@@ -76,7 +79,7 @@ class StorageTracker(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if self.enabled:
             for tensor in tree_flatten(out)[0]:
-                if isinstance(tensor, torch.Tensor):
+                if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
                     self._set(tensor.untyped_storage())
             if self._total > self._peak:
                 self._peak, self._peak_op = self._total, func._opname

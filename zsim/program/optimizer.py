@@ -126,7 +126,9 @@ def update(
         kernels = tuple(
             Memory("optimizer", p.reads * size * total, p.writes * size * total, len(numels)) for p in rule.passes
         )
-        temporary = rule.loop_temporaries * size * max(numels)
+        # `denom` of the tensor before is still bound while a tensor's own temporaries are made
+        before = [0, *numels[:-1]] if rule.loop_temporaries else [0] * len(numels)
+        temporary = size * max(rule.loop_temporaries * n + b for n, b in zip(numels, before, strict=True))
     builder.launch(
         COMPUTE,
         optimizer.name,

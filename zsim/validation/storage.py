@@ -2,62 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+import gzip
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from zsim.errors import InputError
+from zsim.model.spec import Workload
+from zsim.program.lower import lower
 from zsim.program.ops import COMPUTE, Alloc, Free, Instruction, Launch, Program
+from zsim.validation.recording import plan_of, setup
 
 PHASES = {"recompute": "backward", "optimizer": "step"}
+STEPS = 3
 
 
 class Level(NamedTuple):
-    """Bytes when a phase begins, and the peak since the phase before began. `before`: forward, backward, step, end."""
+    """Bytes alive when the phase `before` begins (forward, backward, step, end), and the peak since the one before."""
 
     step: int
-    micro: int
     before: str
     nbytes: int
     peak: int
 
 
-@dataclass
-class _Ledger:
-    live: int = 0
+@dataclass(slots=True)
+class Ledger:
+    """Bytes alive: allocations, and the unsaved tensors of the last compute op."""
+
+    allocated: int = 0
     temporary: int = 0
     peak: int = 0
 
-    def see(self, inside: int | None = None) -> None:
-        self.peak = max(self.peak, self.live + (self.temporary if inside is None else inside))
+    @property
+    def alive(self) -> int:
+        return self.allocated + self.temporary
+
+    def begin(self, step: int, before: str) -> Level:
+        level = Level(step, before, self.alive, max(self.peak, self.alive))
+        self.peak = self.alive
+        return level
 
 
 def levels(program: Program) -> Iterator[Level]:
-    """One per beginning of a phase, over the steps of `program`; host memory counts too, as it does on a CPU."""
-    ledger, sizes = _Ledger(), dict[str, int]()
+    """One per phase that begins in the steps of `program`. Host memory counts too, as it does in a run on CPUs."""
+    ledger, sizes = Ledger(), dict[str, int]()
     yield from _play(program.init, 0, ledger, sizes)
     for number, instructions in enumerate(program.steps, 1):
         yield from _play(instructions, number, ledger, sizes)
-    yield Level(len(program.steps), 0, "end", ledger.live + ledger.temporary, ledger.peak)
+    yield ledger.begin(len(program.steps), "end")
 
 
-def _play(instructions: Sequence[Instruction], step: int, ledger: _Ledger, sizes: dict[str, int]) -> Iterator[Level]:
-    phase = (0, "forward")
+def _play(instructions: Sequence[Instruction], step: int, ledger: Ledger, sizes: dict[str, int]) -> Iterator[Level]:
+    phase = "forward"
     if step:
-        yield Level(step, *phase, ledger.live + ledger.temporary, ledger.peak)
-        ledger.peak = ledger.live + ledger.temporary
+        yield ledger.begin(step, phase)
     for instruction in instructions:
         if isinstance(instruction, Alloc):
             sizes[instruction.key] = instruction.nbytes
-            ledger.live += instruction.nbytes
-            ledger.see()
+            ledger.allocated += instruction.nbytes
+            ledger.peak = max(ledger.peak, ledger.alive)
         elif isinstance(instruction, Free):
-            ledger.live -= sizes.pop(instruction.key)
+            ledger.allocated -= sizes.pop(instruction.key)
         elif isinstance(instruction, Launch):
             op = instruction.op
-            now = (op.micro if op.phase != "optimizer" else 0, PHASES.get(op.phase, op.phase))
-            if now != phase and op.phase != "init":
-                yield Level(step, now[0], now[1], ledger.live + ledger.temporary, ledger.peak)
-                phase, ledger.peak = now, ledger.live + ledger.temporary
+            now = PHASES.get(op.phase, op.phase)
+            if step and now != phase:
+                phase = now
+                yield ledger.begin(step, phase)
             if op.lane == COMPUTE:
-                ledger.see(op.temp_peak)
+                ledger.peak = max(ledger.peak, ledger.allocated + op.temp_peak)
                 ledger.temporary = op.temp_live
+
+
+def recorded(rows: Sequence[Mapping[str, Any]]) -> list[Level]:
+    """The same from a count's rows. DeepSpeed's `step` after a micro-step that is not the last one does nothing."""
+    last_micro = max(row["micro"] for row in rows)
+    found, skipped = [], 0
+    for row in rows:
+        if row["before"] == "step" and row["micro"] < last_micro:
+            skipped = row["peak"]
+            continue
+        found.append(Level(row["step"], row["before"], row["bytes"], max(row["peak"], skipped)))
+        skipped = 0
+    return found
+
+
+def predict(header: Mapping[str, Any]) -> list[Level]:
+    """What zsim says of the counted run. Raises InputError as `setup` and `lower` do."""
+    from zsim.model.trace import trace
+
+    model, _, workload = setup(header)
+    on_cpu: Workload = replace(workload, device="cpu")
+    return list(levels(lower(model, trace(model, on_cpu), plan_of(header), on_cpu, STEPS)))
+
+
+def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Header and rows. Raises InputError where the file is not a count."""
+    try:
+        opener = gzip.open if path.suffix == ".gz" else open
+        with opener(path, "rt", encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file]
+    except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"cannot be read ({error})", file=path) from None
+    if not lines or lines[0].get("kind") != "header" or not all("bytes" in row for row in lines[1:]):
+        raise InputError("not a count of storages", file=path, accepted="what validation.oracles.storage writes")
+    return lines[0], lines[1:]
