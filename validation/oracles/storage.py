@@ -3,10 +3,10 @@
     python -m validation.oracles.storage NAME-PART ... --out DIR
 
 Where torch's own tracker knows FSDP2 only, this one gives totals for DDP, FSDP1 and DeepSpeed too: when each forward,
-backward and optimizer step begins, and the peaks between. Ranks are CPU processes. What a CPU adds is no oracle for GPUs:
-`_chunk_cat` casts through a copy (FSDP2's reduction in another dtype), gloo's reduce-scatter copies its input, and gloo's
-threads may hold a buffer a moment longer (FSDP1 with float32 reduction or no_sync), torch's Adam on the host has
-temporaries that DeepSpeed's has not. Configurations whose peak is one of those are not kept here.
+backward and optimizer step begins, and the peaks between. Ranks are CPU processes, and what a CPU adds is no oracle
+for GPUs: `_chunk_cat` casts through a copy (FSDP2's reduction in another dtype), gloo's reduce-scatter copies its
+input, gloo's threads may hold a buffer a moment longer (FSDP1 with float32 reduction or no_sync), torch's Adam on the
+host has temporaries that DeepSpeed's has not. Configurations whose peak is one of those are not kept here.
 """
 
 from __future__ import annotations
