@@ -201,6 +201,7 @@ class Parameters:
 
     def gather_persistent(self, params: Params) -> None:
         """_allgather_params_coalesced after the optimizer step: one call each, then the device is synchronized."""
+        self._events.clear()  # the host has waited for the gradient norm, and with it for every gather before
         if self.world == 1 or not params:
             return
         for param in params:
@@ -210,7 +211,6 @@ class Parameters:
             self.builder.wait_stream(ALL_GATHER, COMPUTE)
             self._call("all_gather", self.shard[param], full, "world", "", "optimizer")
         self.builder.host_wait(None)
-        self._events.clear()
 
     # ---- hpZ ---------------------------------------------------------------------------------------------------------
     def _make_secondary(self, param: int) -> None:

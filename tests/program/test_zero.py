@@ -1,0 +1,370 @@
+"""What holds for every Program of DeepSpeed, and single rules of its buckets, streams and copies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import accumulate, pairwise
+from math import ceil
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zsim.errors import InputError, NotModeled
+from zsim.model.huggingface import from_config
+from zsim.model.spec import ModelSpec, Module, Workload
+from zsim.model.trace import trace
+from zsim.plan.spec import DeepSpeedPlan
+from zsim.program.lower import lower
+from zsim.program.ops import (
+    ALL_GATHER,
+    COMPUTE,
+    CPU,
+    D2H,
+    GPU_CATEGORIES,
+    H2D,
+    HOST_CATEGORIES,
+    LANES,
+    REDUCE_SCATTER,
+    Alloc,
+    Collective,
+    Copy,
+    Free,
+    HostWait,
+    Instruction,
+    Launch,
+    Op,
+    Program,
+)
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 301, "tie_word_embeddings": False,
+}  # fmt: skip
+SMALL = {
+    "reduce_bucket_size": 20_000, "stage3_prefetch_bucket_size": 15_000, "stage3_param_persistence_threshold": 100,
+}  # fmt: skip
+
+
+@cache
+def model_and_tree(checkpointing: str = "none") -> tuple[ModelSpec, Module, Workload]:
+    model = from_config(CONFIG, "tiny")
+    workload = Workload(1, 16, checkpointing=checkpointing)
+    return model, trace(model, workload), workload
+
+
+def program_of(stage: int, steps: int = 4, checkpointing: str = "none", **changes: Any) -> Program:
+    model, tree, workload = model_and_tree(checkpointing)
+    plan = DeepSpeedPlan(stage=stage, **{"world_size": 4} | SMALL | changes)
+    return lower(model, tree, plan, workload, steps)
+
+
+def ops(instructions: Sequence[Instruction], lane: str | None = None) -> list[Op]:
+    found = [instruction.op for instruction in instructions if isinstance(instruction, Launch)]
+    return [op for op in found if lane is None or op.lane == lane]
+
+
+def calls(instructions: Sequence[Instruction], *phases: str) -> list[Collective]:
+    return [op.work for op in ops(instructions) if isinstance(op.work, Collective) and op.phase in phases]
+
+
+PLANS = st.fixed_dictionaries(
+    {
+        "world_size": st.sampled_from([1, 2, 3, 8]),
+        "grad_accum": st.integers(1, 3),
+        "dtype": st.sampled_from(["bfloat16", "float16", "float32"]),
+        "communication_data_type": st.sampled_from([None, "float32"]),
+        "grad_accum_dtype": st.sampled_from([None, "float32"]),
+        "grad_clip": st.sampled_from([None, 1.0]),
+        "reduce_bucket_size": st.sampled_from([1_000, 20_000, 10**8]),
+        "overlap_comm": st.sampled_from([None, False, True]),
+        "contiguous_gradients": st.booleans(),
+        "reduce_scatter": st.booleans(),
+        "round_robin_gradients": st.booleans(),
+        "use_multi_rank_bucket_allreduce": st.booleans(),
+        "offload_optimizer": st.sampled_from([None, "cpu"]),
+        "offload_optimizer_pin_memory": st.booleans(),
+    }
+)
+STAGE3 = st.fixed_dictionaries(
+    {
+        "sub_group_size": st.sampled_from([5_000, 10**9]),
+        "stage3_prefetch_bucket_size": st.sampled_from([0, 15_000, 10**8]),
+        "stage3_param_persistence_threshold": st.sampled_from([0, 100, 10**5]),
+        "stage3_max_live_parameters": st.sampled_from([0, 30_000, 10**9]),
+        "stage3_max_reuse_distance": st.sampled_from([0, 30_000, 10**9]),
+        "stage3_allgather_sequential": st.booleans(),
+        "use_all_reduce_for_fetch_params": st.booleans(),
+        "zero_init": st.booleans(),
+        "leaf_blocks": st.booleans(),
+        "offload_param": st.sampled_from([None, "cpu"]),
+    }
+)
+
+
+def check(program: Program) -> None:
+    """Tensors live once and as long after each step; what is waited for exists; lanes and categories are known."""
+    held: set[str] = set()
+    after = []
+    for instructions in (program.init, *program.steps):
+        issued: set[int] = set()
+        for instruction in instructions:
+            if isinstance(instruction, Alloc):
+                assert instruction.key not in held
+                assert instruction.nbytes > 0
+                known = HOST_CATEGORIES if instruction.device == "host" else GPU_CATEGORIES
+                assert instruction.category in known
+                held.add(instruction.key)
+            elif isinstance(instruction, Free):
+                held.remove(instruction.key)
+                assert instruction.after is None or instruction.after < 0 or instruction.after in issued
+            elif isinstance(instruction, HostWait):
+                assert instruction.op is None or instruction.op < 0 or instruction.op in issued
+            else:
+                assert all(-len(LANES) <= event < 0 or event in issued for event in instruction.op.waits)
+                assert instruction.op.id not in issued
+                issued.add(instruction.op.id)
+        after.append(set(held))
+    assert after[2] == after[3] == after[4]
+    assert not [key for key in after[4] if key.startswith(("saved:", "resaved:", "flat:", "grad:", "bucket 0"))]
+
+
+@settings(max_examples=60, deadline=None)
+@given(stage=st.sampled_from([0, 1, 2]), changes=PLANS, checkpointing=st.sampled_from(["none", "full"]))
+def test_every_program_of_stages_0_to_2_is_sound(stage: int, changes: dict[str, Any], checkpointing: str):
+    if stage == 0:
+        changes = changes | {"offload_optimizer": None, "grad_accum_dtype": None}
+    check(program_of(stage, checkpointing=checkpointing, **changes))
+
+
+@settings(max_examples=60, deadline=None)
+@given(changes=PLANS, stage3=STAGE3, checkpointing=st.sampled_from(["none", "full"]))
+def test_every_program_of_stage_3_is_sound_and_computes_with_gathered_parameters(
+    changes: dict[str, Any], stage3: dict[str, Any], checkpointing: str
+):
+    program = program_of(3, checkpointing=checkpointing, **changes, **stage3)
+    check(program)
+    if changes["world_size"] > 1 and not stage3["use_all_reduce_for_fetch_params"]:
+        for instructions in program.steps:
+            check_gathered(instructions, stage3["leaf_blocks"])
+
+
+def check_gathered(instructions: Sequence[Instruction], leaf_blocks: bool) -> None:
+    """A module's own kernels run only while its parameters are gathered."""
+    owned = {name: module.params for name, module in modules(model_and_tree()[1])}
+    full = set(range(len(model_and_tree()[0].parameters)))  # persistent ones are there from before
+    seen: set[int] = set()
+    for instruction in instructions:
+        if isinstance(instruction, Alloc) and instruction.key.startswith("full:"):
+            seen.add(int(instruction.key[5:]))
+        elif isinstance(instruction, Free) and instruction.key.startswith("full:"):
+            full.discard(int(instruction.key[5:]))
+            seen.discard(int(instruction.key[5:]))
+        elif isinstance(instruction, Launch) and instruction.op.lane == COMPUTE and instruction.op.module in owned:
+            assert set(owned[instruction.op.module]) <= full | seen
+
+
+def modules(module: Module) -> list[tuple[str, Module]]:
+    inner = [pair for item in module.body if isinstance(item, Module) for pair in modules(item)]
+    return [(module.name, module), *inner]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("grad_accum", [1, 2])
+def test_later_steps_are_the_same_object(stage: int, grad_accum: int):
+    program = program_of(stage, grad_accum=grad_accum)
+    assert program.steps[2] is program.steps[3]
+    if stage == 3 and grad_accum == 1:  # the second forward compares the trace
+        compared = [call.in_numel for call in calls(program.steps[1], "forward") if call.kind == "broadcast"]
+        assert len(compared) == 6
+        assert compared[::2] == [1, 1, 1]
+        assert not [call for call in calls(program.steps[2], "forward") if call.kind == "broadcast"]
+    else:
+        assert program.steps[1] is program.steps[2]
+
+
+def state_bytes(program: Program, device: str = "gpu") -> Counter[str]:
+    """What stays allocated after the last step, by category."""
+    held: dict[str, tuple[str, int]] = {}
+    for instructions in (program.init, *program.steps):
+        for instruction in instructions:
+            if isinstance(instruction, Alloc) and instruction.device == device:
+                held[instruction.key] = instruction.category, instruction.nbytes
+            elif isinstance(instruction, Free):
+                held.pop(instruction.key, None)
+    found: Counter[str] = Counter()
+    for category, nbytes in held.values():
+        found[category] += nbytes
+    return found
+
+
+@pytest.mark.parametrize("world", [1, 2, 8])
+def test_states_are_those_of_the_textbook(world: int):
+    """P parameters, W ranks, mixed precision: 2 + 12/W bytes each in stages 1 and 2, (2 + 2 + 12)/W in stage 3."""
+    model = model_and_tree()[0]
+    total = model.numel
+    for stage in (1, 2):
+        states = state_bytes(program_of(stage, world_size=world))
+        partition = ceil(total / (2 * world)) * 2
+        assert states["parameters"] == 2 * partition * world
+        assert states["master_weights"] == 4 * partition
+        assert states["optimizer_states"] == 8 * partition + 4  # and Adam's step
+        assert states["gradients"] == 0  # they come and go
+    states = state_bytes(program_of(3, world_size=world, stage3_param_persistence_threshold=0))
+    shards = sum(ceil(parameter.numel / world) for parameter in model.parameters)
+    assert states["parameters"] == 2 * shards
+    assert states["gradients"] == 2 * shards
+    assert states["master_weights"] == 4 * shards
+    assert states["optimizer_states"] == 8 * shards + 4
+    assert states["reduce_buffers"] == 2 * 20_000  # the bucket stays for good
+
+
+def test_offload_leaves_parameters_and_moves_the_rest():
+    shards = sum(ceil(parameter.numel / 4) for parameter in model_and_tree()[0].parameters)
+    program = program_of(3, offload_optimizer="cpu", offload_optimizer_pin_memory=False)
+    gpu, host = state_bytes(program), state_bytes(program, "host")
+    assert gpu["master_weights"] == gpu["optimizer_states"] == gpu["gradients"] == 0
+    assert gpu["parameters"] == 2 * shards
+    assert host["master_weights"] == 4 * shards
+    assert host["optimizer_states"] - 4 == 8 * shards
+    assert host["gradients"] == (4 + 2) * shards  # float32 for Adam, and the buffer that accumulates
+    everything = program_of(3, offload_optimizer="cpu", offload_param="cpu", stage3_param_persistence_threshold=0)
+    assert state_bytes(everything)["parameters"] == 0
+
+
+def test_offloaded_gradients_go_to_the_host_and_parameters_come_back():
+    shards = sum(ceil(parameter.numel / 4) for parameter in model_and_tree()[0].parameters)
+    step = program_of(3, offload_optimizer="cpu").steps[-1]
+    down = sum(op.work.nbytes for op in ops(step, D2H) if isinstance(op.work, Copy))
+    up = [op for op in ops(step, H2D) if isinstance(op.work, Copy)]
+    assert down == (2 + 4) * shards  # the accumulation buffer, then float32
+    assert sum(op.work.nbytes for op in up if op.phase == "optimizer") == 2 * shards
+    assert [op.label for op in ops(step, CPU)] == ["scale", "adamw", "cast"]
+    assert not [op for op in ops(step, COMPUTE) if op.label == "adamw"]
+
+
+def test_zero_1_reduces_at_the_boundary_and_zero_2_in_every_micro_step():
+    once = calls(program_of(1, grad_accum=3).steps[-1], "backward")
+    always = calls(program_of(2, grad_accum=3).steps[-1], "backward")
+    assert len(always) == 3 * len(once)
+    assert sum(call.in_numel for call in once) == model_and_tree()[0].numel
+
+
+def test_a_bucket_may_be_filled_exactly():
+    def sizes(limit: int) -> list[int]:
+        return [call.in_numel for call in calls(program_of(2, reduce_bucket_size=limit).steps[-1], "backward")]
+
+    two = next(size for size in sizes(20_000) if size < 19_264)  # several parameters together
+    assert two in sizes(two)
+    assert two not in sizes(two - 1)
+    head = model_and_tree()[0].parameters[-1].numel
+    assert sizes(1)[:1] == [head]  # alone in its bucket, however large
+
+
+def test_an_oversize_parameter_across_a_boundary_takes_two_calls():
+    """allreduce_and_scatter sends what exceeds the bucket size before it takes the next rank's slice."""
+    numels = [parameter.numel for parameter in model_and_tree()[0].parameters]
+    partition = ceil(sum(numels) / (2 * 5)) * 2
+    ends = list(accumulate(numels))
+    crossing = next(
+        (cut - (end - numel), end - cut)
+        for numel, end in zip(numels, ends, strict=True)
+        for cut in range(partition, end, partition)
+        if end - numel + 1000 < cut
+    )
+    step = program_of(2, world_size=5, reduce_bucket_size=1000).steps[-1]
+    sizes = [call.in_numel for call in calls(step, "backward")]
+    assert crossing in set(pairwise(sizes))
+    assert sum(sizes) == sum(numels)
+
+
+def test_reduce_goes_to_owners_of_contiguous_slices():
+    program = program_of(2, use_multi_rank_bucket_allreduce=False)
+    found = calls(program.steps[-1], "backward")
+    assert {call.kind for call in found} == {"reduce"}
+    partition = ceil(model_and_tree()[0].numel / 8) * 2
+    received: Counter[int | None] = Counter()
+    for call in found:
+        received[call.root] += call.in_numel
+    last = model_and_tree()[0].numel - 3 * partition
+    assert received == {0: partition, 1: partition, 2: partition, 3: last}
+
+
+def test_overlap_moves_reductions_to_their_own_lane():
+    for stage in (2, 3):
+        apart = program_of(stage, overlap_comm=True).steps[-1]
+        within = program_of(stage, overlap_comm=False).steps[-1]
+        for lane, instructions in ((REDUCE_SCATTER, apart), (COMPUTE, within)):
+            reductions = [op for op in ops(instructions) if op.label == "reduce gradients"]
+            assert reductions
+            assert {op.lane for op in reductions} == {lane}
+
+
+def test_compute_waits_for_the_gather_of_its_own_parameters_only():
+    step = program_of(3, stage3_max_live_parameters=30_000, stage3_max_reuse_distance=0).steps[-1]
+    by_id = {op.id: op for op in ops(step)}
+    ahead = 0
+    for op in ops(step, COMPUTE):
+        gathers = [by_id[event] for event in op.waits if event in by_id and by_id[event].lane == ALL_GATHER]
+        issued = [other for other in ops(step, ALL_GATHER) if other.id < op.id]
+        ahead += bool(gathers) and max(issued, key=lambda other: other.id) not in gathers
+    assert ahead > 3  # a prefetch is under way while compute waits for an earlier gather only
+
+
+def test_the_host_waits_where_deepspeed_synchronizes():
+    def waits(instructions: Sequence[Instruction]) -> int:
+        return sum(isinstance(instruction, HostWait) for instruction in instructions)
+
+    plain = program_of(2).steps[-1]
+    assert waits(plain) == 2  # overflow, norm
+    assert waits(program_of(2, check_grad_overflow=False).steps[-1]) == 0
+    assert waits(program_of(2, overlap_comm=True).steps[-1]) == 3  # and the end of backward
+    assert waits(program_of(0, dtype="float32").steps[-1]) == 0
+
+
+@pytest.mark.parametrize(
+    ("stage", "changes", "kind"),
+    [
+        (0, {"grad_accum_dtype": "float32"}, InputError),
+        (0, {"offload_optimizer": "cpu"}, InputError),
+        (2, {"prescale_gradients": True}, InputError),
+        (3, {"prescale_gradients": True}, InputError),
+        (2, {"offload_optimizer": "nvme"}, InputError),
+        (3, {"offload_param": "nvme"}, NotModeled),
+    ],
+)
+def test_what_deepspeed_refuses_is_refused(stage: int, changes: dict[str, Any], kind: type[InputError]):
+    with pytest.raises(kind):
+        program_of(stage, **changes)
+
+
+def test_float32_accumulation_in_stage_1_is_another_optimizer():
+    """BF16_Optimizer keeps float32 gradients of the whole model and asks no rank for the norm."""
+    program = program_of(1, grad_accum=2, grad_accum_dtype="float32")
+    total = model_and_tree()[0].numel
+    flat = ceil(total / 8) * 8
+    assert [call.in_numel for call in calls(program.steps[-1], "backward")] == [flat]
+    assert [call.kind for call in calls(program.steps[-1], "optimizer")] == ["all_gather"]
+    assert state_bytes(program)["gradients"] == 4 * flat
+
+
+def test_frozen_parameters_have_no_states():
+    model, _, workload = model_and_tree()
+    frozen = replace(
+        model,
+        parameters=tuple(replace(p, trainable="layers.2." in p.name or "norm" in p.name) for p in model.parameters),
+        _cache={},
+    )
+    tree = trace(frozen, workload)
+    for stage in (2, 3):
+        program = lower(frozen, tree, DeepSpeedPlan(stage=stage, **{"world_size": 2} | SMALL), workload, 4)
+        check(program)
+        states = state_bytes(program)
+        trained = [p.numel for p in frozen.parameters if p.trainable]
+        part = sum(ceil(n / 2) for n in trained) if stage == 3 else ceil(sum(trained) / 4) * 2
+        assert states["master_weights"] == 4 * part
+        assert states["parameters"] >= 2 * model.numel // (2 if stage == 3 else 1)
