@@ -48,16 +48,6 @@ TINY: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 256,
         "tie_word_embeddings": False,
     },
-    "gemma2": {
-        "hidden_size": 256,
-        "intermediate_size": 688,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 32,
-        "vocab_size": 1000,
-        "max_position_embeddings": 256,
-    },
     "gpt2": {
         "n_embd": 256,
         "n_layer": 4,
@@ -89,7 +79,7 @@ def build(
     import transformers
 
     torch.manual_seed(0)
-    settings = TINY[kind] | changes
+    settings = TINY.get(kind, {}) | changes
     config = transformers.AutoConfig.for_model(kind, **settings)
     config.use_cache = False
     config._attn_implementation = attention
