@@ -1,0 +1,129 @@
+"""Adapters and 4-bit weights: parameter counts as peft's, saved tensors and gradients as torch's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zsim.errors import InputError
+from zsim.model.architecture import Architecture, LayerKind
+from zsim.model.huggingface import from_architecture, read_config
+from zsim.model.lora import Lora, Tuning, tune
+from zsim.model.spec import Compute, ModelSpec, Module, Workload
+from zsim.model.trace import trace
+
+MODELS = Path(__file__).parents[2] / "scenarios" / "models"
+
+
+def small(layers: int = 2, family: str = "llama") -> ModelSpec:
+    return from_architecture(
+        "small",
+        Architecture(
+            family=family, hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=128, vocab=256,
+            kinds=(LayerKind(),) * layers, tied=False,
+        ),
+    )  # fmt: skip
+
+
+def computes(module: Module) -> list[Compute]:
+    own = [item for item in module.body if not isinstance(item, Module)]
+    return own + [compute for item in module.body if isinstance(item, Module) for compute in computes(item)]
+
+
+@pytest.mark.parametrize(
+    ("r", "targets", "trainable"),
+    [
+        # peft's print_trainable_parameters for Llama-3-8B: 6,815,744 with q_proj and v_proj at rank 16
+        (16, ("q_proj", "v_proj"), 6_815_744),
+        (8, ("q_proj", "v_proj"), 3_407_872),
+        (16, ("all-linear",), 41_943_040),
+    ],
+)
+@pytest.mark.parametrize("quantize", [None, "nf4"])
+def test_trainable_parameters_of_llama_3_8b(r: int, targets: tuple[str, ...], trainable: int, quantize: str) -> None:
+    model = tune(read_config(MODELS / "llama-3.1-8b"), Tuning(Lora(r, targets), quantize))
+    assert model.trainable_numel == trainable
+    assert model.numel == 8_030_261_248 + trainable
+
+
+def test_bytes_of_four_bit_weights() -> None:
+    """6.98e9 Linear weights at half a byte, their scales at 1/64 byte and 4 bytes for every 256 of them."""
+    base = read_config(MODELS / "llama-3.1-8b")
+    model = tune(base, Tuning(Lora(16), "nf4"))
+    packed = [p for p in model.parameters if p.packed > 1]
+    assert len(packed) == 7 * 32
+    weights = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    assert 2 * sum(p.numel for p in packed) == weights // 2
+    assert model.buffers_bytes - base.buffers_bytes == weights // 64 + 4 * (weights // 64 // 256)
+    single = tune(base, Tuning(Lora(16), "nf4", double_quant=False))
+    assert single.buffers_bytes - base.buffers_bytes == 4 * weights // 64
+
+
+def test_only_adapters_get_gradients() -> None:
+    model = tune(small(), Tuning(Lora(4, ("q_proj", "down_proj"))))
+    trained = {i for i, parameter in enumerate(model.parameters) if parameter.trainable}
+    produced = [grad for compute in computes(trace(model, Workload(2, 8))) for grad in compute.grads]
+    assert sorted(produced) == sorted(trained)
+    assert all(".lora_" in model.parameters[i].name for i in trained)
+
+
+def test_unknown_target_is_named_with_those_there_are() -> None:
+    with pytest.raises(InputError) as error:
+        tune(small(), Tuning(Lora(4, ("query_key_value",))))
+    assert "query_key_value" in error.value.message and "q_proj" in (error.value.accepted or "")
+
+
+def test_quantized_weights_alone_train_nothing() -> None:
+    with pytest.raises(InputError, match="cannot be trained without adapters"):
+        tune(small(), Tuning(None, "nf4"))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("all-linear",), ("down_proj",)])
+def test_saved_tensors_are_torchs(dropout: float, targets: tuple[str, ...]) -> None:
+    """A real model with the same adapters, written out by hand, on the CPU: every byte that autograd keeps."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+
+    class Adapted(torch.nn.Module):
+        def __init__(self, base, r):
+            super().__init__()
+            self.base_layer = base
+            self.dropout = torch.nn.Dropout(dropout) if dropout else torch.nn.Identity()
+            self.lora_A = torch.nn.Linear(base.in_features, r, bias=False)
+            self.lora_B = torch.nn.Linear(r, base.out_features, bias=False)
+
+        def forward(self, x):
+            return self.base_layer(x) + self.lora_B(self.lora_A(self.dropout(x))) * 2.0
+
+    config = transformers.LlamaConfig(
+        hidden_size=64, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2, intermediate_size=128,
+        vocab_size=256, tie_word_embeddings=False, attn_implementation="eager", use_cache=False,
+    )  # fmt: skip
+    real = transformers.LlamaForCausalLM(config).requires_grad_(False)
+    for module in list(real.model.layers.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, torch.nn.Linear) and (targets == ("all-linear",) or name in targets):
+                setattr(module, name, Adapted(child, 4))
+    real.train()
+    kept = {}
+    parameters = {p.untyped_storage().data_ptr() for p in real.parameters()}
+    ids = torch.randint(0, 256, (2, 8))
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters and storage.data_ptr() != ids.untyped_storage().data_ptr():
+            kept[storage.data_ptr()] = (tensor, storage.nbytes())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = real(input_ids=ids, labels=ids).loss
+    loss.backward()
+    trainable = sum(p.numel() for p in real.parameters() if p.requires_grad)
+
+    model = tune(small(), Tuning(Lora(4, targets, dropout=dropout)))
+    tree = trace(model, Workload(2, 8, dtype="float32", attention="eager", device="cpu"))
+    assert model.trainable_numel == trainable
+    ours = sum(compute.saved_bytes for compute in computes(tree))
+    assert ours == sum(nbytes for _, nbytes in kept.values())
