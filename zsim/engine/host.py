@@ -39,6 +39,8 @@ def issue_steps(sim: Simulation, rank: Rank, max_steps: int) -> Iterator[list[in
         if sim.finished.triggered:
             return
         rank.begin_step(code, sim.alone(code, rank))
+        if step == 0:
+            sim.set_up_alone(rank)
         waited = 0.0
         for segment in code.segments:
             rank.issue(segment, clock)

@@ -120,7 +120,7 @@ def advance(lane: Lane, now: float) -> tuple[int, float] | int | None:
                 if done > time:
                     time = done
         kind = timing[op]
-        if kind == FLOW or position - first == LOOK_AHEAD:
+        if kind == FLOW or (kind == KERNELS and position - first >= LOOK_AHEAD):
             lane.position = position
             return op, time
         start[op] = time

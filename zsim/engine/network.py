@@ -83,11 +83,15 @@ class Network:
         self.flows.append(flow)
         self.changed.append(flow.kind)
 
+    def rate_alone(self, kind: int) -> float:
+        """bytes/s of payload if nothing else is in flight."""
+        return self._fair_rates((kind,))[0]
+
     def plan_alone(self, flow: Flow, time: float) -> bool:
         """If no other flow is near, say at once how `flow` will run from `time` on: the common case, kept cheap."""
         if any(self._touching(flow.kind, other.kind) for other in (*self.flows, *self.joining)):
             return False
-        flow.rate = self._fair_rates((flow.kind,))[0]
+        flow.rate = self.rate_alone(flow.kind)
         flow.times.append(time)
         flow.rates.append(flow.rate)
         flow.end = time + flow.remaining / flow.rate

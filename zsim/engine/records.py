@@ -49,12 +49,25 @@ def timeline(sim: Simulation) -> Timeline:
 def _flows(sim: Simulation, done: int) -> list[FlowRecord]:
     first = sim.ranks[0]
     stop = first.bases[done - 1] + len(first.codes[done - 1].ops)
-    records = []
+    records = _flows_of_init(sim) if sim.init_alone else []
     for meeting, flow in sim.flows:
         if meeting.op < stop:
             step, op = first.locate(meeting.op)
             ranks = tuple(sorted(rank.number for rank in meeting.ranks))
             records.append(FlowRecord(step, ranks, op.id, flow.transfer, flow.times, flow.rates))
+    return records
+
+
+def _flows_of_init(sim: Simulation) -> list[FlowRecord]:
+    rank = sim.ranks[0]
+    numbers = sim.alone(rank.codes[0], rank)
+    records = []
+    for place, (op, timing) in enumerate(zip(rank.codes[0].ops, rank.codes[0].timing, strict=True)):
+        if timing == FLOW:
+            kind = sim.route(rank, int(numbers[place]))[1]
+            transfer, rate = sim.network.transfers[kind], sim.network.rate_alone(kind)
+            times = [rank.start[place] + transfer.latency_s, rank.end[place]]
+            records.append(FlowRecord(0, (rank.number,), op.id, transfer, times, [rate]))
     return records
 
 
@@ -71,7 +84,8 @@ class _Writer:
         rank, free = self.rank, self.free
         code, base = rank.codes[step], rank.bases[step]
         here = slice(base, base + len(code.ops))
-        columns = (rank.issued[here], rank.start[here], rank.end[here], rank.alone[here], rank.waits[here])
+        numbers = self.sim.alone(code, rank)
+        columns = (rank.issued[here], rank.start[here], rank.end[here], numbers, rank.waits[here])
         number, before = rank.number, self.issued
         rows: list[tuple[object, ...]] = []
         for op, timing, issued, start, end, alone, waits in zip(code.ops, code.timing, *columns, strict=True):

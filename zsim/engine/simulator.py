@@ -15,7 +15,7 @@ from zsim.engine.lanes import INFINITY, Lane, Rank, advance, rerate
 from zsim.engine.network import Flow, Network
 from zsim.engine.prices import Prices
 from zsim.engine.records import timeline
-from zsim.engine.stepcode import FLOW, IDLE, KERNELS, ON_HOST, StepCode, prepare
+from zsim.engine.stepcode import FIXED, FLOW, IDLE, KERNELS, ON_HOST, StepCode, prepare
 from zsim.engine.timeline import Timeline
 from zsim.program.ops import Collective, Compute, Copy, CpuWork, Instruction, Program
 
@@ -71,6 +71,7 @@ class Simulation:
         self.step_ends: list[list[float]] = [[] for _ in self.ranks]
         self.steady: int | None = None  # the first step that the next one repeats
         self.finished = self.env.event()
+        self.init_alone = False  # see `set_up_alone`
         self._bundles = {name: bundles_of(groups, self.classes) for name, groups in program.groups.items()}
         self._own = [Bundle((i,), tuple((rank,) for rank in ranks)) for i, ranks in enumerate(self.classes)]
         self._codes: dict[int, StepCode] = {}
@@ -143,6 +144,26 @@ class Simulation:
             known = self._routes[number, rank.index] = bundle, self._kinds[key]
         return known
 
+    def set_up_alone(self, rank: Rank) -> None:
+        """Give the transfers of the init the time that they take alone, if they just follow each other on one lane.
+
+        Thousands of broadcasts, one per parameter, then need no events. In their records they remain transfers.
+        """
+        code = rank.codes[0]
+        in_a_row = len(code.last) == 1 and all(timing in (FLOW, ON_HOST) for timing in code.timing)
+        if len(self.ranks) > 1 or not in_a_row:
+            return
+        self.init_alone = True
+        known: dict[float, float] = {}
+        for op, timing in enumerate(code.timing):
+            if timing == FLOW:
+                number = rank.alone[op]
+                if number not in known:
+                    kind = self.route(rank, int(number))[1]
+                    transfer = self.network.transfers[kind]
+                    known[number] = transfer.latency_s + transfer.payload_bytes / self.network.rate_alone(kind)
+                rank.timing[op], rank.alone[op] = FIXED, known[number]
+
     # Clock.
 
     def at(self, time: float, action: Callable[..., object], *arguments: object) -> None:
@@ -179,7 +200,8 @@ class Simulation:
             if not kernels and not ready:
                 return
             for lane in kernels:
-                self._advance(lane)
+                if not lane.in_flight and lane.asleep_until <= self.now:  # else it was ready twice
+                    self._advance(lane)
             kernels.clear()
 
     # Host.
