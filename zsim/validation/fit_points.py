@@ -1,0 +1,114 @@
+"""Measured points that constants are fitted to: from a capture's CSV files, and from traces of anyone."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zsim.errors import InputError
+from zsim.validation.kineto import read
+from zsim.validation.trace import Trace
+
+Shape = tuple[int, int, int, int]
+
+
+@dataclass
+class Points:
+    """Seconds by what was run. `quantile`: "p10_s" on CPUs, whose times a scheduler stretches, "median_s" on GPUs."""
+
+    device: str = ""
+    backend: str = ""
+    quantile: str = "median_s"
+    collectives: dict[tuple[str, int], list[tuple[float, float]]] = field(
+        default_factory=dict
+    )  # kind, ranks -> bytes, s
+    gemms: dict[str, list[tuple[Shape, float]]] = field(default_factory=dict)  # by dtype
+    attention: dict[str, list[tuple[dict[str, int], float]]] = field(default_factory=dict)  # forward | backward
+    memory: list[tuple[float, float]] = field(default_factory=list)  # bytes, s
+    optimizer: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # implementation -> elements, s
+    launch: list[float] = field(default_factory=list)
+    overlap: tuple[float, float, float] | None = None  # s of a product alone, beside an all-reduce, bytes of that
+    sources: list[str] = field(default_factory=list)
+
+
+def gather(paths: Iterable[Path]) -> Points:
+    """From capture directories and trace files. Raises InputError."""
+    points = Points()
+    for path in paths:
+        if path.is_dir():
+            _capture(path, points)
+        else:
+            _trace(read(path), points)
+        points.sources.append(path.name)
+    return points
+
+
+def _capture(folder: Path, points: Points) -> None:
+    machine_file, bench = folder / "machine.json", folder / "microbench.csv"
+    for file in (machine_file, bench):
+        if not file.exists():
+            raise InputError("is no capture: it lacks " + file.name, folder, accepted="a directory that capture wrote")
+    try:
+        machine = json.loads(machine_file.read_text(encoding="utf-8"))
+        points.device, points.backend = machine["device"], machine["backend"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"is damaged: {error!r}", machine_file) from None
+    points.quantile = "p10_s" if points.backend == "gloo" else "median_s"
+    with bench.open(newline="", encoding="utf-8") as rows:
+        for number, row in enumerate(csv.DictReader(rows), start=2):
+            try:
+                _row(row, points)
+            except (KeyError, TypeError, ValueError) as error:
+                raise InputError(f"is no measurement: {error!r}", bench, number) from None
+
+
+def _row(row: dict[str, str], points: Points) -> None:
+    kind, name, nbytes, seconds = row["kind"], row["name"], float(row["bytes"]), float(row[points.quantile])
+    if not seconds > 0:
+        raise ValueError(f"{points.quantile} is {seconds}")
+    if kind == "collective":
+        points.collectives.setdefault((name, int(row["world"])), []).append((nbytes, seconds))
+    elif kind == "gemm":
+        m, n, k = map(int, row["shape"].split("x"))
+        points.gemms.setdefault(row["dtype"], []).append(((1, m, n, k), seconds))
+    elif kind == "attention":
+        batch, heads, length, head_dim, causal = map(int, row["shape"].split("x"))
+        about = {"batch": batch, "heads": heads, "length": length, "head_dim": head_dim, "causal": causal}
+        points.attention.setdefault(name, []).append((about, seconds))
+    elif kind == "memory":
+        points.memory.append((nbytes, seconds))
+    elif kind == "optimizer":
+        points.optimizer.setdefault(name, []).append((int(nbytes) // 28, seconds))
+    elif kind == "launch":
+        points.launch.append(seconds)
+    elif kind == "overlap":
+        alone, beside, moved = points.overlap or (0.0, 0.0, 0.0)
+        if name == "alone":
+            points.overlap = (float(row["median_s"]), beside, moved)
+        else:
+            points.overlap = (alone, float(row["median_s"]), nbytes)
+
+
+def _trace(trace: Trace, points: Points) -> None:
+    """Collectives whose size is known, products whose shape is: the shortest tenth of each, for a collective's kernel
+    also waits for its peers."""
+    points.device = points.device or trace.device
+    points.backend = points.backend or trace.backend
+    calls: dict[tuple[str, int, float], list[float]] = {}
+    products: dict[tuple[str, Shape], list[float]] = {}
+    for piece in trace.slices:
+        if piece.call and piece.call.nbytes and piece.call.group_size and piece.call.group_size > 1 and piece.seconds:
+            calls.setdefault((piece.call.kind, piece.call.group_size, piece.call.nbytes), []).append(piece.seconds)
+        if piece.gemm and piece.seconds:
+            products.setdefault((piece.gemm[4], piece.gemm[:4]), []).append(piece.seconds)
+    for (kind, ranks, nbytes), seconds in calls.items():
+        points.collectives.setdefault((kind, ranks), []).append((nbytes, _low(seconds)))
+    for (dtype, shape), seconds in products.items():
+        points.gemms.setdefault(dtype, []).append((shape, _low(seconds)))
+
+
+def _low(seconds: list[float]) -> float:
+    return sorted(seconds)[len(seconds) // 10]

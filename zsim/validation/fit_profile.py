@@ -1,0 +1,200 @@
+"""A cost profile from measured points: which constants they determine, how well, and which stay at the base."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zsim.cluster.catalog import device as catalog_device
+from zsim.cluster.spec import Device
+from zsim.cost import attention, nccl
+from zsim.cost.profile import Profile, load_profile
+from zsim.errors import InputError
+from zsim.model.kernels import Attention
+from zsim.program.optimizer import RULES
+from zsim.validation import fit
+from zsim.validation.fit import Estimate
+from zsim.validation.fit_points import Points, gather
+
+# What a profile holds and a capture can determine, in the order of reports.
+CONSTANTS = (
+    "gemm.efficiency", "gemm.depth", "attention.flash.forward", "attention.flash.backward", "memory_efficiency.default",
+    "memory_efficiency.optimizer", "launch_gap", "interference", "host.launch",
+)  # fmt: skip
+
+
+@dataclass
+class Calibration:
+    device: Device
+    base: str
+    sources: list[str]
+    determined: dict[str, Estimate] = field(default_factory=dict)
+    plain: dict[str, int] = field(default_factory=dict)  # constants without an interval
+    collectives: dict[str, tuple[int, list[tuple[float, fit.Line]]]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def left(self) -> list[str]:
+        return [name for name in CONSTANTS if name not in self.determined]
+
+    def document(self) -> dict[str, Any]:
+        """What is written as YAML, and read as `profile:` of a scenario."""
+        values: dict[str, Any] = {}
+        host: dict[str, Any] = {}
+        found: dict[str, float] = {name: estimate.value for name, estimate in self.determined.items()} | self.plain
+        for name, value in found.items():
+            *path, last = name.split(".")
+            target = host if path[:1] == ["host"] else values
+            for part in path[1:] if target is host else path:
+                target = target.setdefault(part, {})
+            target[last] = value if isinstance(value, int) else float(f"{value:.5g}")
+        return {
+            "device": self.device.name,
+            "base": self.base,
+            "provenance": f"calibrated from {', '.join(self.sources)}",
+            "values": values,
+            "host": host,
+            "collectives": {
+                kind: {
+                    "ranks": ranks,
+                    "regimes": [
+                        {"up_to": float(up_to), "latency": line.latency.value, "bandwidth": line.slope.inverse().value}
+                        for up_to, line in lines
+                    ],
+                }
+                for kind, (ranks, lines) in self.collectives.items()
+            },
+            "determined": {
+                name: {"value": e.value, "low": e.low, "high": e.high, "points": e.points}
+                for name, e in self.determined.items()
+            },
+            "left_at_base": self.left,
+            "notes": self.notes,
+        }
+
+    def text(self) -> str:
+        lines = [f"{'constant':<40}{'value':>12}   95 % interval, points"]
+        for name, e in self.determined.items():
+            lines.append(f"{name:<40}{e.value:>12.4g}   {e.low:.4g} to {e.high:.4g}, {e.points}")
+        for kind, (ranks, pieces) in self.collectives.items():
+            for up_to, line in pieces:
+                latency, rate = line.latency, line.slope.inverse()
+                title = f"{kind}, {ranks} ranks, up to {up_to:.3g} B"
+                lines.append(
+                    f"{title:<40}{latency.value * 1e6:>9.1f} us   {latency.low * 1e6:.1f} to {latency.high * 1e6:.1f}; "
+                    f"{rate.value / 1e9:.3g} GB/s ({rate.low / 1e9:.3g} to {rate.high / 1e9:.3g}); rms {line.error:.0%}"
+                )
+        lines += [f"left at the base: {', '.join(self.left) or 'nothing'}", *self.notes]
+        return "\n".join(lines)
+
+
+def calibrate(paths: Sequence[Path], base: str = "default", device: str | None = None) -> Calibration:
+    """Fit a profile to captures and traces. `device`: the catalog's name where the traces do not tell it.
+
+    Raises InputError where nothing can be determined.
+    """
+    points = gather(paths)
+    name = device or points.device
+    if not name:
+        raise InputError("do not say which device they ran on", field="device", accepted="a name of the catalog")
+    found = Calibration(catalog_device(name), base, points.sources)
+    profile = load_profile(found.device.name, base)
+    _products(points, found)
+    _attention(points, found, profile)
+    _memory(points, found)
+    _optimizer(points, found)
+    _collectives(points, found)
+    _interference(points, found)
+    if not found.determined and not found.collectives:
+        raise InputError(f"{', '.join(points.sources)}: nothing in it determines a constant", accepted="a capture, or "
+                         "traces with sizes of collectives or shapes of products")  # fmt: skip
+    return found
+
+
+def _products(points: Points, found: Calibration) -> None:
+    """The dtype with most points; its shares of the peak stand for the others as well."""
+    if not points.gemms:
+        return
+    dtype, measured = max(points.gemms.items(), key=lambda item: len(item[1]))
+    peak = found.device.peak_flops.get(dtype)
+    if peak is None or len(measured) < 4:
+        found.notes.append(f"products: {len(measured)} shapes of {dtype} are too few, or the device has no peak for it")
+        return
+    tile, line = fit.gemm([shape for shape, _ in measured], [seconds for _, seconds in measured], peak)
+    if not line.slope.value:
+        found.notes.append("products: too shallow to tell an efficiency")
+        return
+    found.determined["gemm.efficiency"] = line.slope.inverse()
+    found.determined["gemm.depth"] = line.latency.scaled(1 / line.slope.value)
+    found.plain["gemm.tile"] = tile
+    found.notes.append(f"products: {len(measured)} shapes of {dtype}, tile {tile}, rms error {line.error:.1%}")
+
+
+def _attention(points: Points, found: Calibration, profile: Profile) -> None:
+    cost = profile.attention["flash"]
+    for direction, measured in points.attention.items():
+        shares = []
+        for about, seconds in measured:
+            kernel = Attention(
+                batch=int(about["batch"]), heads=int(about["heads"]), kv_heads=int(about["heads"]),
+                q_len=int(about["length"]), kv_len=int(about["length"]), head_dim=int(about["head_dim"]),
+                causal=bool(about["causal"]), impl="flash", dtype=next(iter(points.gemms), "float32"),
+                backward=direction == "backward",
+            )  # fmt: skip
+            peak = found.device.peak_flops.get(kernel.dtype)
+            if peak:  # the time that full efficiency would take, over the measured one
+                unit = getattr(cost, direction)
+                shares.append(unit * attention.seconds(kernel, cost, peak) / seconds)
+        if shares:
+            found.determined[f"attention.flash.{direction}"] = fit.mean(shares)
+
+
+def _memory(points: Points, found: Calibration) -> None:
+    """Share of the nominal bandwidth, and what a launch adds on the device: on a CPU the call itself."""
+    if len(points.memory) >= 3:
+        line = fit.line(*zip(*points.memory, strict=True))
+        found.determined["memory_efficiency.default"] = line.slope.inverse(1 / found.device.memory_bandwidth)
+        found.notes.append(f"memory-bound kernels: rms error {line.error:.0%}")
+    if points.launch:
+        on_cpu = found.device.vendor == "CPU"
+        found.determined["launch_gap" if on_cpu else "host.launch"] = fit.mean(points.launch)
+
+
+def _optimizer(points: Points, found: Calibration) -> None:
+    rule = RULES["adamw"]
+    name = "loop" if found.device.vendor == "CPU" else "foreach"
+    if measured := points.optimizer.get(name):
+        per_element = 4 * sum(p.reads + p.writes for p in rule.passes)
+        rates = [per_element * numel / seconds / found.device.memory_bandwidth for numel, seconds in measured]
+        found.determined["memory_efficiency.optimizer"] = fit.mean(rates)
+
+
+def _collectives(points: Points, found: Calibration) -> None:
+    """Of each kind the largest group that has sizes enough."""
+    for (kind, ranks), measured in sorted(points.collectives.items(), key=lambda item: item[0][1]):
+        sizes = [size for size, _ in measured]
+        if len(set(sizes)) < 3 or max(sizes) < 8 * min(sizes):
+            found.notes.append(f"{kind} of {ranks} ranks: {len(set(sizes))} sizes, too few or too close for a line")
+            continue
+        lines = fit.regimes(sizes, [seconds for _, seconds in measured])
+        if not lines[-1][1].slope.value:
+            found.notes.append(f"{kind} of {ranks} ranks: sizes too small to tell a bandwidth")
+            continue
+        found.collectives[kind] = (ranks, lines)
+
+
+def _interference(points: Points, found: Calibration) -> None:
+    """From a product beside an all-reduce: what price.compute_slowdown inverts."""
+    if not points.overlap or "all_reduce" not in found.collectives:
+        return
+    alone, beside, nbytes = points.overlap
+    ranks, lines = found.collectives["all_reduce"]
+    if not alone or not beside or beside <= alone:
+        return
+    line = next((line for up_to, line in lines if nbytes <= up_to), lines[-1][1])
+    seconds = line.latency.value + nbytes * line.slope.value
+    traffic = nbytes * nccl.edge("all_reduce", ranks) / seconds
+    value = (beside / alone - 1) * found.device.memory_bandwidth / traffic
+    found.determined["interference"] = Estimate(value, 0.0, 2 * value, 1)
