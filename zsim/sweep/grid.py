@@ -112,7 +112,7 @@ def merged(data: Mapping[str, Any], settings: Sequence[Setting]) -> dict[str, An
     return result
 
 
-def fromvalues_of(scenarios: Sequence[Path], vary: Sequence[str], overrides: Sequence[str] = ()) -> Sweep:
+def from_options(scenarios: Sequence[Path], vary: Sequence[str], overrides: Sequence[str] = ()) -> Sweep:
     """The grid of `--vary field=values` options over scenario files. Raises InputError."""
     axes = []
     for text in vary:

@@ -28,13 +28,13 @@ from zsim.sweep.probe import Least, Probe, least_seconds, probe_memory
 from zsim.sweep.space import CHECKPOINTING, Candidate, Machine, Strategy, candidates
 
 INDISTINGUISHABLE = 0.01  # a setup whose lower bound is within this of the best is not worth a clock
-CLOSE = 0.10  # setups this close to the best have their buckets tuned
+CLOSE = 0.05  # setups this close to the best have their buckets tuned
 
 # Why candidates were not simulated.
 NO_MEMORY_AT_ALL = "lack memory even with micro-batch 1 and full checkpointing"
 BATCH_TOO_LARGE = "lack memory at their micro-batch and checkpointing"
 BOUND = "cannot be better: one micro-step and the kernels of the others take as long as the two best steps"
-KERNELS = "other bucket sizes of setups whose kernels alone take as long as the two best steps"
+KERNELS = "other bucket sizes of setups whose kernels alone take as long as the best step"
 SLOWER_SIDE = "micro-batches smaller than one that was already slower"
 NOT_CLOSE = f"other bucket sizes of setups more than {CLOSE:.0%} behind the best"
 REFUSED = "refused or not modeled"

@@ -33,10 +33,13 @@ class Probe:
 
 
 def probe_memory(task: Task) -> Probe:
-    """What the first step needs with a single micro-step: a lower bound for more of either."""
+    """What two steps with a single micro-step need: a lower bound for more of either.
+
+    Two, because optimizers make their states at the end of the first.
+    """
     try:
         setup = setup_of(task)
-        program = lower(setup.model, setup.tree, replace(setup.plan, grad_accum=1), setup.workload, 1)
+        program = lower(setup.model, setup.tree, replace(setup.plan, grad_accum=1), setup.workload, steps=2)
     except InputError as error:
         return Probe(None, error.message)
     return Probe(need(program, setup.cluster))
