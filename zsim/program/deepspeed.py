@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 
 from zsim.errors import InputError, NotModeled
-from zsim.model import spec
 from zsim.model.kernels import DTYPE_BYTES, Memory
 from zsim.model.spec import ModelSpec, Module
 from zsim.plan.spec import DeepSpeedPlan
@@ -72,21 +70,28 @@ def trainable(model: ModelSpec) -> list[int]:
     return [index for index, parameter in enumerate(model.parameters) if parameter.trainable]
 
 
-def has_backward(module: Module) -> bool:
-    """Whether gradients flow through the module: not if all it computes has none (rotary tables, token masks).
+def in_backward(tree: Module) -> set[str]:
+    """Modules that gradients flow through: not those whose whole work has none (rotary tables, token masks).
 
     A module that computes nothing (a dropout of probability 0) hands its input on, gradient included.
     """
-    computes = list(_computes(module))
-    return not computes or any(compute.backward or compute.grads for compute in computes)
+    found: set[str] = set()
 
+    def visit(module: Module) -> tuple[bool, bool]:
+        """Whether it computes anything, and whether that has a backward."""
+        computes = backward = False
+        for item in module.body:
+            if isinstance(item, Module):
+                inner_computes, inner_backward = visit(item)
+                computes, backward = computes or inner_computes, backward or inner_backward
+            else:
+                computes, backward = True, backward or bool(item.backward or item.grads)
+        if backward or not computes:
+            found.add(module.name)
+        return computes, backward
 
-def _computes(module: Module) -> Iterator[spec.Compute]:
-    for item in module.body:
-        if isinstance(item, Module):
-            yield from _computes(item)
-        else:
-            yield item
+    visit(tree)
+    return found
 
 
 class Gradients:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
-from zsim.program.deepspeed import broadcast_model, check, collective, has_backward, whole_world
+from zsim.program.deepspeed import broadcast_model, check, collective, in_backward, whole_world
 from zsim.program.execute import Execution, Hooks
 from zsim.program.ops import COMPUTE, Instruction, Program
 from zsim.program.zero3_coordinator import Coordinator, Params
@@ -60,7 +60,7 @@ class Zero3(Hooks):
         # Only modules outside leaves have hooks, and of these only some take part in backward.
         hooked = set(_hooked(tree, self.coordinator.leaves))
         self.hooked = hooked
-        self.in_backward = {name for name in hooked if has_backward(modules[name])}
+        self.in_backward = in_backward(tree) & hooked
         if any(module.checkpointed for module in modules.values()):
             # transformers 5 activation_checkpointing_enable makes the embedding's output require a gradient
             self.in_backward.update([name for name, module in modules.items() if module.role == "embedding"][:1])
@@ -120,7 +120,8 @@ class Zero3(Hooks):
     def post_forward(self, module: Module, phase: str) -> None:
         if module.name in self.hooked:
             self.hook_calls += 1
-            self.parameters.free(self.coordinator.release(module.name))
+            if released := self.coordinator.release(module.name):
+                self.parameters.free(released)
 
     def pre_backward(self, module: Module) -> None:
         if module.name in self.in_backward:
@@ -145,7 +146,7 @@ class Zero3(Hooks):
             self.hook_calls = 0
         if fetch.needed:
             self.parameters.gather(fetch.needed, module, phase)
-        own = self.coordinator.params(module)
+        own = self.coordinator.params[module]
         if own:
             self.parameters.wait(own, module, phase)
         if fetch.prefetched:

@@ -11,14 +11,14 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
 
 NEVER = -1
 
 Params = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
+class Fetch(NamedTuple):
     """What one `fetch_sub_module` gathers: `needed` by the module itself, then `prefetched`, each in one call."""
 
     needed: Params
@@ -58,6 +58,7 @@ class Coordinator:
     max_live_parameters: int
     max_reuse_distance: int
 
+    params: dict[str, Params] = field(init=False)  # module -> what it is fetched and released with
     live: set[int] = field(default_factory=set)  # gathered or in flight (ds_status is not NOT_AVAILABLE)
     recording: bool = False
     complete: bool = False
@@ -72,8 +73,8 @@ class Coordinator:
     _decisions: dict[tuple[str, int], frozenset[int]] = field(default_factory=dict)
     _open: dict[str, set[int]] = field(default_factory=dict)  # modules in backward -> what they recomputed for
 
-    def params(self, module: str) -> Params:
-        return (self.inside if module in self.leaves else self.owned)[module]
+    def __post_init__(self) -> None:
+        self.params = {**self.owned, **{leaf: self.inside[leaf] for leaf in self.leaves}}
 
     def reset_step(self) -> tuple[int, ...]:
         """Start of a forward. Returns the lengths of the integer lists that ranks compare with rank 0's.
@@ -86,7 +87,7 @@ class Coordinator:
             compared = (len(self._modules),)
             if self.recording:
                 self._trace = [
-                    (param, step) for step, module in enumerate(self._modules) for param in self.params(module)
+                    (param, step) for step, module in enumerate(self._modules) for param in self.params[module]
                 ]
                 compared += (len(self._trace), len(self._trace))
                 self.complete, self.recording = True, False
@@ -108,7 +109,7 @@ class Coordinator:
             self._open[module] = set()
         if self.recording:
             self._modules.append(module)
-        own = self.params(module)
+        own = self.params[module]
         needed: Params = ()
         if own:
             needed = self._take(own)
@@ -128,15 +129,15 @@ class Coordinator:
         return Fetch(needed, prefetched)
 
     def _take(self, params: Params) -> Params:
-        missing = tuple(param for param in params if param not in self.live)
-        if missing:
-            self.live.update(missing)
-            self._available += sum(self.numel[param] for param in missing)
+        missing = tuple([param for param in params if param not in self.live])
+        for param in missing:
+            self.live.add(param)
+            self._available += self.numel[param]
         return missing
 
     def _dequeue(self, own: Params) -> None:
         """Takes the module's parameters off the queue so that they are not prefetched again."""
-        fresh = sum(self._dequeued_to[param] < self._step_id for param in own)
+        fresh = len([param for param in own if self._dequeued_to[param] < self._step_id])
         taken: set[int] = set()
         while self._queue and len(taken) < fresh:
             param, step = self._queue.popleft()
@@ -157,7 +158,7 @@ class Coordinator:
 
     def release(self, module: str, *, backward: bool = False) -> Params:
         """release_sub_module: the module's parameters that may go, in ascending order."""
-        own = self.params(module)
+        own = self.params[module]
         recomputed = self._open.pop(module) if backward else set()
         if not own and not recomputed:
             return ()
@@ -172,7 +173,7 @@ class Coordinator:
         released: Params = ()
         while self._open:
             module, recomputed = self._open.popitem()
-            own = tuple(sorted(recomputed.union(self.params(module))))
+            own = tuple(sorted(recomputed.union(self.params[module])))
             released += self._leave(module, own, set(own) - self.persistent)
         return released
 
