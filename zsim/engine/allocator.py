@@ -28,10 +28,6 @@ MIN_LARGE, LARGE_SEGMENT, ROUND_LARGE = 10 * MIB, 20 * MIB, 2 * MIB
 Cached = list[tuple[Any, ...]]
 
 
-def _round_up(nbytes: int, unit: int) -> int:
-    return -(-nbytes // unit) * unit
-
-
 @dataclass(slots=True, eq=False)
 class Block:
     """A piece of a segment, in use or cached."""
@@ -64,7 +60,7 @@ class CachingAllocator:
 
     def malloc(self, nbytes: int, stream: str) -> Block:
         """`nbytes` > 0. Raises OutOfMemory."""
-        size = _round_up(nbytes, MIN_BLOCK)
+        size = -(-nbytes // MIN_BLOCK) * MIN_BLOCK
         small = size <= SMALL
         pool = self._pools[stream, small]
         place = bisect_left(pool, (size,))
@@ -108,7 +104,9 @@ class CachingAllocator:
         del block.pool[bisect_left(block.pool, (block.size, block.address))]
 
     def _new_segment(self, size: int, pool: Cached, small: bool) -> Block:
-        segment = SMALL_SEGMENT if small else LARGE_SEGMENT if size < MIN_LARGE else _round_up(size, ROUND_LARGE)
+        segment = (
+            SMALL_SEGMENT if small else LARGE_SEGMENT if size < MIN_LARGE else -(-size // ROUND_LARGE) * ROUND_LARGE
+        )
         if self.capacity is not None and self.reserved + segment > self.capacity:
             self.retries += 1
             self._release_cached()
@@ -183,7 +181,7 @@ def replay(
 
 def pieces(nbytes: int, tensors: tuple[int, ...]) -> list[int]:
     """The sizes of what makes up `nbytes`: `tensors`, the last of which repeats as often as it takes."""
-    if not tensors:
+    if not tensors or nbytes <= tensors[0]:
         return [nbytes]
     found: list[int] = []
     for size in chain(tensors, repeat(tensors[-1])):
@@ -207,18 +205,17 @@ class _Temporaries:
 
     def change(self, event: MemoryEvent, behind: MemoryEvent | None) -> None:
         """An op allocates what it returns beside what it was given, and then frees the latter: oldest first."""
-        before = max(0, self.level)
-        self.level += event.nbytes
-        after = max(0, self.level)
-        if after >= before:
-            leaves = self.level  # by the end of the op
+        left = max(0, self.level)
+        level = self.level = self.level + event.nbytes
+        left -= max(0, level)
+        if left < 0:
+            leaves = level  # by the end of the op
             if behind and behind.key == TEMPORARY and behind.nbytes < 0 and behind.op == event.op:
                 leaves += behind.nbytes
-            stay = max(0, min(after - before, leaves))
-            for total in (after - before - stay, stay):
+            stay = max(0, min(-left, leaves))
+            for total in (-left - stay, stay):
                 for nbytes in pieces(total, event.tensors) if total else ():
                     self.held.append((nbytes, self.allocator.malloc(nbytes, COMPUTE)))
-        left = before - after
         while left > 0:
             nbytes, block = self.held.popleft()
             self.allocator.free(block)

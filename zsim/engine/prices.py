@@ -22,7 +22,7 @@ class Prices(Protocol):
         """Kernels alone on `rank`'s device."""
 
     def issue_seconds(self, op: Op) -> float:
-        """Host time to launch `op`."""
+        """Host time to launch `op`: the same for ops of the same work and phase."""
 
     def host_seconds(self, work: HostWork) -> float:
         """Host time that launches nothing."""

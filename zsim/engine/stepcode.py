@@ -67,7 +67,7 @@ def prepare(instructions: Sequence[Instruction], prices: Prices) -> StepCode:
     """Raises ValueError where something waits for an op that was not issued before it (a bug of the strategy)."""
     code = StepCode()
     ops, memory, segments = code.ops, code.memory, code.segments
-    issue_seconds = prices.issue_seconds
+    issue_seconds: dict[tuple[int, str], float] = {}  # by work and phase; equal blocks share their works
     number: dict[int, int] = {}
     lanes: dict[str, list[int]] = {}
     clock, first, last_id = 0.0, 0, None
@@ -91,7 +91,10 @@ def prepare(instructions: Sequence[Instruction], prices: Prices) -> StepCode:
                 seconds = code.host_seconds[index] = prices.host_seconds(work)
                 clock += seconds
             else:
-                clock += issue_seconds(op)
+                known = id(work), op.phase
+                if known not in issue_seconds:
+                    issue_seconds[known] = prices.issue_seconds(op)
+                clock += issue_seconds[known]
                 if lane in lanes:
                     lanes[lane].append(index)
                 else:
