@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zsim.model import functional as F
+from zsim.model import liger
 from zsim.model import products as P
 from zsim.model.architecture import Architecture
 from zsim.model.graph import Param, Storage, Tensor, row_major
@@ -24,6 +25,7 @@ class Net:
     checkpointing: str = "none"
     loss: str = "hf"
     implementation: str = "hf"
+    kernels: str = "torch"
     layer_keys: tuple[Hashable, ...] = ()  # per layer: blocks are traced once per key (which parameters are frozen)
 
 
@@ -179,6 +181,8 @@ class RMSNorm(Module):
         self.weight = Weight(net, width)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.net.kernels == "liger":
+            return liger.rms_norm(x, self.weight)
         dtype = x.dtype
         x = F.to(x, "float32")
         variance = F.mean_last(F.power(x))

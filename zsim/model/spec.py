@@ -122,6 +122,7 @@ class Workload:
     checkpointing: str = "none"  # none | full | selective (torchtitan's per-op policy)
     implementation: str = "hf"  # hf | torchtitan | llm-foundry: whose modules (decides what is saved, fp32 logits ...)
     loss: str = "hf"  # hf: fp32 logits | fused: chunked cross-entropy that never holds all logits
+    kernels: str = "torch"  # liger: its RMSNorm and SwiGLU
     compile: bool = False
     device: str = "cuda"  # whose kernels; "cpu" is what torch records with fake tensors (the oracles)
 

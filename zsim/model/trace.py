@@ -54,6 +54,7 @@ class _Tracer:
             workload.checkpointing,
             workload.loss,
             workload.implementation,
+            workload.kernels,
             _layer_keys(spec),
         )
         self.model = families.build(net)

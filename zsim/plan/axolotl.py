@@ -56,6 +56,10 @@ def read_axolotl(document: Document, ranks: int | None = None) -> Reading:
     if "liger_fused_linear_cross_entropy" in liger or recipe.flag("cut_cross_entropy"):
         recipe.set("loss", "fused", liger[0] if liger else "cut_cross_entropy")
     others = [name for name in liger if name != "liger_fused_linear_cross_entropy"]
+    both = [name for name in others if name in ("liger_rms_norm", "liger_glu_activation", "liger_swiglu")]
+    if "liger_rms_norm" in both and len(both) > 1:
+        recipe.set("kernels", "liger", "liger_rms_norm")
+        others = [name for name in others if name not in (*both, "liger_rope")]  # rotates in place, saves the same
     if others:
         reading.not_modeled.append(f"{', '.join(others)}: fused kernels other than the loss")
     _adapters(recipe)

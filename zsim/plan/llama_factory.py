@@ -41,7 +41,7 @@ def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
     recipe.set("checkpointing", "none" if off else "full", "disable_gradient_checkpointing")
     if recipe.flag("enable_liger_kernel"):
         recipe.set("loss", "fused", "enable_liger_kernel")
-        reading.not_modeled.append("enable_liger_kernel: only its fused loss is simulated, not its other kernels")
+        recipe.set("kernels", "liger", "enable_liger_kernel")
     training(recipe)
     name_model(recipe, "model_name_or_path")
     recipe.rest(HARMLESS)

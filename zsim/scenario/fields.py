@@ -214,6 +214,7 @@ class ScenarioFields(Section):
     checkpointing: Literal["none", "full", "selective"] = "none"
     attention: Literal["flash", "flash3", "cudnn", "sdpa", "eager"] = "flash"
     loss: Literal["hf", "fused"] = "hf"
+    kernels: Literal["torch", "liger"] = Field("torch", description="liger: its fused RMSNorm and SwiGLU")
     implementation: Literal["hf", "torchtitan"] = Field("hf", description="whose modules")
     grad_clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = 1.0
     compile: bool = False

@@ -57,6 +57,7 @@ def resolve(scenario: Scenario) -> Setup:
         checkpointing=fields.checkpointing,
         implementation=fields.implementation,
         loss=fields.loss,
+        kernels=fields.kernels,
         compile=fields.compile,
     )
     plan, plan_notes, not_modeled = build_plan(scenario, model, cluster.world_size, grad_accum)

@@ -35,6 +35,9 @@ FAMILIES = (*LLAMA_LIKE, *GEMMA, *MOE, *OTHERS)
 def build(net: Net) -> Module:
     """The root module of a family. Raises NotModeled for a family that is not here. Imports only what it needs."""
     family = net.arch.family
+    if net.kernels == "liger" and (family not in LLAMA_LIKE or net.implementation != "hf"):
+        accepted = f"transformers' implementation of {', '.join(LLAMA_LIKE)}"
+        raise NotModeled(f"Liger kernels in {net.implementation}'s {family}", field="kernels", accepted=accepted)
     if net.implementation == "torchtitan":
         from zsim.model.families.torchtitan import Transformer
 

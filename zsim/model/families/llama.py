@@ -6,6 +6,7 @@ Module and parameter names, and the order of calls, are those of transformers 5.
 from __future__ import annotations
 
 from zsim.model import functional as F
+from zsim.model import liger
 from zsim.model.attention import Rotary, attend, causal_mask, positions, rotate, split_heads
 from zsim.model.decoder import CausalLM, head, run_block
 from zsim.model.graph import Tensor
@@ -76,6 +77,8 @@ class MLP(Module):
         self.act_fn = Activation(net, arch.activation)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.net.kernels == "liger":  # LigerSwiGLUMLP
+            return self.down_proj(liger.silu_mul(self.gate_proj(x), self.up_proj(x)))
         return self.down_proj(F.mul(self.act_fn(self.gate_proj(x)), self.up_proj(x)))
 
 

@@ -1,0 +1,48 @@
+"""Kernels of Liger 0.5 to 0.6 in place of chains of elementwise ones: RMSNorm and SwiGLU (rules as in `functional`)."""
+
+from __future__ import annotations
+
+from zsim.model.functional import layout
+from zsim.model.graph import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """ops/rms_norm.py: saves its input and 1/rms per row; backward writes the gradient over the incoming one."""
+    tape = x.tape
+    needs_grad = x.needs_grad or weight.needs_grad
+    saved = tape.save(x) if needs_grad else None
+    out = tape.empty(x.shape, x.dtype, layout(x))
+    rstd = tape.empty(x.shape[:-1], "float32")
+    tape.memory(x.nbytes + weight.nbytes, out.nbytes + rstd.nbytes)
+    if needs_grad:
+        saved_rstd = tape.save(rstd)
+        del rstd
+        x_grad, w_grad = x.needs_grad, weight.needs_grad
+
+        def backward(g: Tensor) -> tuple[Tensor | None, ...]:
+            (x,), (rstd,) = saved(), saved_rstd()  # type: ignore[misc]
+            tape.memory(g.nbytes + x.nbytes + rstd.nbytes + weight.nbytes, g.nbytes)
+            grad = tape.gradient(weight, weight.shape, weight.dtype) if w_grad else None
+            return g if x_grad else None, grad
+
+        tape.link((x, weight), backward, out)
+    return out
+
+
+def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """ops/swiglu.py LigerSiLUMulFunction: saves both inputs, over which backward writes their gradients."""
+    tape = gate.tape
+    needs_grad = gate.needs_grad or up.needs_grad
+    saved = tape.save(gate, up) if needs_grad else None
+    out = tape.empty(gate.shape, gate.dtype, layout(gate))
+    tape.memory(gate.nbytes + up.nbytes, out.nbytes)
+    if needs_grad:
+        gate_grad, up_grad = gate.needs_grad, up.needs_grad
+
+        def backward(g: Tensor) -> tuple[Tensor | None, ...]:
+            a, b = saved()  # type: ignore[misc]
+            tape.memory(g.nbytes + a.nbytes + b.nbytes, a.nbytes + b.nbytes)
+            return a if gate_grad else None, b if up_grad else None
+
+        tape.link((gate, up), backward, out)
+    return out
