@@ -101,10 +101,12 @@ class Price:
         return measured.transfer(work.kind, base, ranks, len(groups), 1 / per_byte if per_byte else float("inf"))
 
     def compute_slowdown(self, active: Collection[Collective | Copy]) -> float:
-        """Factor >= 1 on kernels while `active` are in flight on the same GPU: collectives take SMs and bandwidth."""
-        if any(isinstance(work, Collective) for work in active):
-            return self.profile.collective_slowdown
-        return 1.0
+        """Factor >= 1 on kernels while `active` are in flight on the same GPU.
+
+        A collective's kernel takes SMs, memory bandwidth and power. That this grows with the bytes it moves was tried
+        on validation/published and did not lower the error.
+        """
+        return self.profile.collective_slowdown if any(isinstance(work, Collective) for work in active) else 1.0
 
 
 def kernel_seconds(kernel: Kernel, device: Device, profile: Profile) -> float:

@@ -45,8 +45,8 @@ class Knob:
 
 
 KNOBS = (
-    # A byte sent is read and written here and at its neighbour's, 4 in all; SMs and power come on top.
-    Knob("generic", "interference", 0.0, 8.0),
+    # Collectives take 16 to 32 of 108 or 132 SMs, and memory bandwidth and power beside that.
+    Knob("generic", "collective_slowdown", 1.05, 1.8),
     Knob("generic", "memory_efficiency.default", 0.5, 0.95),  # a copy reaches 0.79 to 0.95
     Knob("a100-sxm-80gb", "gemm.efficiency", 0.5, 0.87),  # 0.87: the best of a search over shapes
     Knob("a100-sxm-80gb", "attention.flash1.forward", 0.2, 0.73),
@@ -81,14 +81,16 @@ class Case:
         device = self.setup.cluster.devices[0]
         return sum(count * kernel_seconds(kernel, device, profile) for kernel, count in self.kernels.items())
 
-    def simulate(self, profile: Profile) -> float:
-        """Seconds of the steady step."""
-        times = []
+    def simulate(self, profile: Profile) -> tuple[float, float]:
+        """Seconds of the steady step, and those of them by which interference stretches kernels."""
+        times, stretches = [], []
         for setup, program in self.runs:
             timeline = run(program, rank_classes(setup.cluster), Price(setup.cluster, profile))
             steady = timeline.steps[timeline.steady_step]
             times.append(steady.end_s - steady.start_s)
-        return extrapolate(self.setup, times)
+            kernels = (op for op in timeline.ops if op.op.lane == COMPUTE and op.step == steady.step)
+            stretches.append(sum(op.stretch_s for op in kernels if op.rank == steady.rank))
+        return extrapolate(self.setup, times), extrapolate(self.setup, stretches)
 
 
 def cases(rows: Iterable[Row]) -> list[Case]:
@@ -133,11 +135,15 @@ def fit(
     bounds = [knob.low for knob in knobs], [knob.high for knob in knobs]
     for _ in range(rounds):
         now = _built(rows, with_values(base, dict(zip(knobs, point, strict=True))))
-        rest = np.array([case.simulate(now[case.device, case.setup.profile]) for case in rows]) - _alone(rows, now)
+        simulated = np.array([case.simulate(now[case.device, case.setup.profile]) for case in rows])
+        rest, stretch = simulated[:, 0] - _alone(rows, now), simulated[:, 1]
+        used = _excess(rows, now)
 
-        def residuals(values: Any, rest: Any = rest) -> Any:
+        def residuals(values: Any, rest: Any = rest, stretch: Any = stretch, used: Any = used) -> Any:
             trial = _built(rows, with_values(base, dict(zip(knobs, map(float, values), strict=True))))
-            return np.log((rest + _alone(rows, trial)) / measured)
+            # Kernels stretch in proportion to the excess over 1.
+            changed = stretch * (_excess(rows, trial) / used - 1)
+            return np.log((rest + changed + _alone(rows, trial)) / measured)
 
         found = least_squares(
             residuals, point, bounds=bounds, loss="soft_l1", f_scale=ROBUST_SCALE, x_scale=point, diff_step=1e-4
@@ -155,6 +161,12 @@ def _alone(rows: Sequence[Case], built: Mapping[tuple[str, str], Profile]) -> An
     import numpy as np
 
     return np.array([case.compute_alone(built[case.device, case.setup.profile]) for case in rows])
+
+
+def _excess(rows: Sequence[Case], built: Mapping[tuple[str, str], Profile]) -> Any:
+    import numpy as np
+
+    return np.array([built[case.device, case.setup.profile].collective_slowdown - 1 for case in rows])
 
 
 def unfitted(name: str) -> Document | None:
@@ -248,7 +260,7 @@ def errors(rows: Sequence[Case], read: Reader) -> dict[str, float]:
     """Row id -> error of the simulated step in percent."""
     built = _built(rows, read)
     return {
-        case.row.id: 100 * (case.simulate(built[case.device, case.setup.profile]) / case.measured_s - 1)
+        case.row.id: 100 * (case.simulate(built[case.device, case.setup.profile])[0] / case.measured_s - 1)
         for case in rows
     }
 

@@ -1,7 +1,8 @@
 """MPT in the manner of llm-foundry 0.2 to 0.5 under Composer: what differs from transformers is the work per token.
 
-Learned positions, one fused projection for q, k and v, norms in low precision, FlashAttention through unpad and pad
-(`llmfoundry/models/layers/attention.py`, `flash_attn_fn`), and the fused cross-entropy of flash-attn. After each
+Learned positions, one fused projection for q, k and v, norms in low precision, and the fused cross-entropy of
+flash-attn. Attention "flash" gathers rows before the kernel and scatters them after it (unpad, pad), "triton" does not
+(`llmfoundry/models/layers/attention.py`, `flash_attn_fn` and `triton_flash_attn_fn`). After each
 backward Composer updates two training metrics, LanguageCrossEntropy and LanguagePerplexity, each with a
 `cross_entropy` of its own in float32 (`composer/trainer/trainer.py`, `_train_microbatch`, `_eval_train_metrics`).
 """
@@ -33,10 +34,13 @@ class Attention(Module):
     def forward(self, x: Tensor) -> Tensor:
         arch = self.net.arch
         b, s, h = x.shape
-        q, k, v = (gather_rows(part) for part in F.split(self.Wqkv(x), (h, h, h)))
+        padded = self.net.attention != "triton"
+        q, k, v = F.split(self.Wqkv(x), (h, h, h))
+        if padded:
+            q, k, v = gather_rows(q), gather_rows(k), gather_rows(v)
         q, k, v = (F.transpose(F.reshape(t, b, s, arch.heads, arch.head_dim), 1, 2) for t in (q, k, v))
-        out = P.flash_attention(q, k, v, self.net.attention)
-        return self.out_proj(scatter_rows(F.reshape(F.contiguous(F.transpose(out, 1, 2)), b, s, h)))
+        out = F.reshape(F.contiguous(F.transpose(P.flash_attention(q, k, v, self.net.attention), 1, 2)), b, s, h)
+        return self.out_proj(scatter_rows(out) if padded else out)
 
 
 class FeedForward(Module):
