@@ -128,7 +128,15 @@ def test_conditions(text: str, holds: bool) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["__import__('os')", "().__class__", "zero.__class__", "(lambda: 1)()", "[x for x in [1]]", "micro_batch ** 9", "f'{1}'"],
+    [
+        "__import__('os')",
+        "().__class__",
+        "zero.__class__",
+        "(lambda: 1)()",
+        "[x for x in [1]]",
+        "micro_batch ** 9",
+        "f'{1}'",
+    ],
 )
 def test_conditions_are_no_code(text: str) -> None:
     with pytest.raises(InputError):

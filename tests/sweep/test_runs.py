@@ -158,7 +158,13 @@ def test_two_processes_on_one_store(expected: tuple[Path, Table], tmp_path: Path
 
 def test_claims_of_a_dead_process_are_void(scenario: Path, tmp_path: Path) -> None:
     path = tmp_path / "s.db"
-    code = f"import os; from pathlib import Path; from zsim.sweep.store import Store; print(Store(Path({str(path)!r})).claim(b'k'), flush=True); os._exit(0)"
+    code = f"""
+import os
+from pathlib import Path
+from zsim.sweep.store import Store
+print(Store(Path({str(path)!r})).claim(b"k"), flush=True)
+os._exit(0)
+"""
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "mine"
     with Store(path) as store:

@@ -139,7 +139,7 @@ def _fsdp2(machine: Machine) -> Iterator[Strategy]:
         offloaded = _fsdp(reshard_after_forward=reshard, cpu_offload=True)
         yield Strategy(f"{words}, offloaded to the CPU", offloaded, prefetch)
         if machine.ranks > machine.gpus_per_node > 1:
-            mesh = [machine.ranks // machine.gpus_per_node, machine.gpus_per_node]
+            mesh = (machine.ranks // machine.gpus_per_node, machine.gpus_per_node)
             hybrid = _fsdp(reshard_after_forward=reshard, mesh=mesh)
             yield Strategy(f"{words}, sharded per node (HSDP)", hybrid, prefetch)
 

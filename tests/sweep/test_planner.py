@@ -1,0 +1,178 @@
+"""The planner's choice is what a simulation of it says, and no simulated neighbour is better."""
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from zsim.api import load_scenario, simulate
+from zsim.plan.document import Document, read_yaml
+from zsim.plan.spec import Fsdp2Plan
+from zsim.sweep import launch, planner
+from zsim.sweep.evaluate import evaluate
+from zsim.sweep.planner import Choice, Plan
+from zsim.sweep.probe import least_seconds, probe_memory, setup_of
+from zsim.sweep.space import Candidate, Machine, candidates, strategies
+
+from .conftest import REPOSITORY
+from .test_runs import Inline
+
+H100 = Machine(REPOSITORY / "topologies" / "hgx_h100_8.yaml", None, 8, 8)
+TWO_NODES = Machine(REPOSITORY / "topologies" / "h100_8x64_ib400.yaml", 2, 16, 8)
+# Few layers, so that programs are short. Small: everything fits. Large: 7e9 parameters, 112 GB of states, which is
+# where sharding and offload begin to matter. Huge: 0.4e12.
+SMALL, LARGE, HUGE = {"hidden": 512, "layers": 2}, {"hidden": 10240, "layers": 4}, {"hidden": 65536, "layers": 6}
+
+
+def base(folder: Path, size: dict[str, int], seq_len: int = 512) -> Document:
+    hidden = size["hidden"]
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": hidden,
+        "intermediate_size": 4 * hidden,
+        "num_hidden_layers": size["layers"],
+        "num_attention_heads": hidden // 128,
+        "num_key_value_heads": hidden // 128,
+        "vocab_size": 2048,
+        "max_position_embeddings": 16384,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    path = folder / "base.yaml"
+    path.write_text(f"model: config.json\nseq_len: {seq_len}\n")
+    return read_yaml(path)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Document]:
+    document = base(tmp_path_factory.mktemp("plan"), LARGE, 8192)
+    return planner.plan(document, [H100], 64, Inline(), 1), document
+
+
+def test_every_candidate_is_accounted_for_once(found: tuple[Plan, Document]) -> None:
+    plan, _ = found
+    assert plan.candidates == len(list(candidates(H100, 64))) == 588
+    assert sum(plan.searched.values()) == plan.candidates
+    assert 0 < plan.searched["simulated"] < 0.1 * plan.candidates
+    assert plan.searched[planner.NO_MEMORY_AT_ALL] > 0
+    assert plan.searched[planner.BATCH_TOO_LARGE] > 0
+    assert plan.searched[planner.BOUND] > 0
+
+
+def test_the_written_winner_is_the_one_that_was_promised(found: tuple[Plan, Document], tmp_path: Path) -> None:
+    plan, document = found
+    winner = plan.fastest
+    assert winner is not None
+    scenario, config = launch.write(winner, document, tmp_path / "out")
+    result = simulate(scenario)
+    assert result.fits
+    assert result.time.step_s == winner.step_s
+    assert result.gpu.headroom_bytes == winner.outcome["headroom_bytes"]
+    assert result.headline.tokens_per_step == 64 * 8192
+    assert config.exists()
+
+
+def test_no_candidate_is_better_beyond_what_is_not_distinguished(tmp_path: Path) -> None:
+    """All candidates of a small space, one by one, against what the search found with a few simulations."""
+    document = base(tmp_path, SMALL)
+    everything = [Choice(c, evaluate(c.task(document))) for c in candidates(H100, 8)]
+    fitting = [choice for choice in everything if choice.outcome["fits"]]
+    best = min(choice.step_s for choice in fitting)
+    plan = planner.plan(document, [H100], 8, Inline(), 1)
+    assert plan.fastest is not None
+    assert len(plan.choices) < len(fitting) / 2
+    assert best <= plan.fastest.step_s <= best * (1 + planner.INDISTINGUISHABLE)
+
+
+def sample() -> list[Candidate]:
+    return [c for machine in (H100, TWO_NODES) for c in candidates(machine, 32)][::61]
+
+
+@pytest.mark.parametrize("candidate", sample(), ids=lambda candidate: f"{candidate.title} {candidate.machine}")
+def test_bounds_are_below_what_happens(candidate: Candidate, tmp_path: Path) -> None:
+    document = base(tmp_path, SMALL)
+    task = candidate.task(document)
+    outcome, least, probe = evaluate(task), least_seconds(task), probe_memory(task)
+    if outcome["status"] != "ok":
+        assert probe.need is None
+        return
+    assert probe.need is not None
+    assert probe.need.peak_allocated <= outcome["peak_allocated_bytes"]
+    if outcome["fits"]:
+        assert not probe.excluded
+        assert least.kernels <= outcome["step_s"] * (1 + 1e-9)
+        assert least.step <= outcome["step_s"] * (1 + 1e-9)
+
+
+def test_memory_rises_with_the_micro_batch_and_falls_with_checkpointing(tmp_path: Path) -> None:
+    """What rounds 1 and 2 of the search rest on."""
+    document = base(tmp_path, SMALL)
+    for strategy in strategies(H100):
+        need = {
+            (size, checkpointing): probe_memory(
+                Candidate(H100, strategy, size, 8 // size, checkpointing).task(document)
+            ).need
+            for size in (1, 8)
+            for checkpointing in ("none", "selective", "full")
+        }
+        peaks = {key: value.peak_allocated for key, value in need.items() if value is not None}
+        assert all(peaks[1, kind] <= peaks[8, kind] for kind in ("none", "selective", "full"))
+        assert all(peaks[size, "full"] <= peaks[size, "selective"] <= peaks[size, "none"] for size in (1, 8))
+
+
+@pytest.mark.parametrize("machine", [H100, TWO_NODES], ids=str)
+def test_written_configurations_say_the_same_plan(machine: Machine, tmp_path: Path) -> None:
+    """Every strategy's DeepSpeed or accelerate file, read again."""
+    from zsim.plan import detect
+
+    document = base(tmp_path, SMALL)
+    for index, strategy in enumerate(strategies(machine)):
+        candidate = Candidate(machine, strategy, 1, 2, "full", strategy.usual)
+        wanted = setup_of(candidate.task(document))
+        scenario, config = launch.write(Choice(candidate, {}), document, tmp_path / str(index))
+        assert load_scenario(scenario).resolve().plan == wanted.plan
+        if isinstance(wanted.plan, Fsdp2Plan):
+            reading = detect.read(detect.parse(config), detect.identify(detect.parse(config)), machine.ranks)
+            section = reading.nested()["fsdp"]
+            assert section["reshard_after_forward"] is wanted.plan.reshard_after_forward
+            assert section.get("cpu_offload", False) is wanted.plan.cpu_offload
+            assert section.get("mesh") == (list(wanted.plan.mesh) if wanted.plan.mesh else None)
+            assert reading.nested()["checkpointing"] == "full"
+        else:
+            text = "model: ../config.json\nseq_len: 512\ncheckpointing: full\nframework: deepspeed\n"
+            topology = f"cluster: {{topology: {machine.topology}, nodes: {machine.nodes or 1}}}\n"
+            (config.parent / "back.yaml").write_text(f"{text}{topology}deepspeed_config: ds_config.json\n")
+            assert load_scenario(config.parent / "back.yaml").resolve().plan == wanted.plan
+
+
+def test_nothing_fits(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "zsim", "plan", str(base(tmp_path, HUGE).file), "--workers", "1", "--json"]
+    options = ["--cluster", str(REPOSITORY / "topologies" / "rtx6000ada_4.yaml"), "--global-batch", "4"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True)
+    assert done.returncode == 3, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["winner"] is None
+    assert answer["nearest_miss"]["missing_bytes"] > 0
+    assert sum(answer["searched"].values()) == answer["candidates"]
+
+
+def test_cost_decides_between_machines(tmp_path: Path) -> None:
+    """The same machine at two prices: equally fast, and the cheaper one is cheapest."""
+    from dataclasses import replace
+
+    document = base(tmp_path, SMALL)
+    machines = [replace(H100, price=2.0), replace(TWO_NODES, price=2.0)]
+    plan = planner.plan(document, machines, 16, Inline(), 1)
+    assert plan.fastest is not None
+    assert plan.cheapest is not None
+    assert plan.cheapest.cost <= plan.fastest.cost
+    assert plan.cheapest.candidate.machine.ranks == 8  # twice the GPUs are never twice as fast here
+    front = plan.pareto
+    assert front[0] == plan.fastest
+    assert all(a.step_s <= b.step_s and a.cost > b.cost for a, b in pairwise(front))
