@@ -20,6 +20,9 @@ from zsim.program.walk import modules_in_order
 MIB = 1 << 20
 DEFAULT_CAP_MB, FIRST_BUCKET_BYTES = 25, MIB  # distributed.py: bucket_cap_mb None; dist._DEFAULT_FIRST_BUCKET_BYTES
 BROADCAST_BYTES = 250 * MIB  # broadcast_bucket_size
+# Recorded with torch 2.13: a compiled region hands over all its gradients at its end, in an order of its own. FSDP2's
+# collectives under compiled blocks are those of eager mode.
+COMPILED = "DDP's buckets under torch.compile: filled in eager mode's gradient order"
 
 
 def assign(order: Iterable[int], sizes: Sequence[int], dtypes: Sequence[str], limits: Sequence[int]) -> list[list[int]]:
@@ -279,4 +282,6 @@ def lower_ddp(model: ModelSpec, tree: Module, plan: DdpPlan, workload: Workload,
         rank.step(first=index == 0)
         built.append(tuple(rank.builder.instructions))
     groups = {"world": (tuple(range(plan.world_size)),)}
-    return Program(plan.world_size, groups, init, tuple(built + built[-1:] * (steps - len(built))))
+    not_modeled = (COMPILED,) if workload.compile else ()
+    all_steps = tuple(built + built[-1:] * (steps - len(built)))
+    return Program(plan.world_size, groups, init, all_steps, not_modeled=not_modeled)
