@@ -275,12 +275,11 @@ def lower_ddp(model: ModelSpec, tree: Module, plan: DdpPlan, workload: Workload,
     """Step 1 has one bucket; buckets are rebuilt before the second forward that follows a reduction."""
     rank = Ddp(model, tree, plan)
     rank.allocate()
-    init = tuple(rank.builder.instructions)
+    init = rank.builder.finish()
     built = []
     for index in range(min(steps, 4)):
-        rank.builder = Builder()
         rank.step(first=index == 0)
-        built.append(tuple(rank.builder.instructions))
+        built.append(rank.builder.finish())
     groups = {"world": (tuple(range(plan.world_size)),)}
     not_modeled = (COMPILED,) if workload.compile else ()
     all_steps = tuple(built + built[-1:] * (steps - len(built)))
