@@ -20,7 +20,7 @@ FITS, GPU, HOST = "fits", "out of memory", "host out of memory"
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a report. `open`: what the report leaves so open that the outcome is not counted."""
+    """One run of a report. `open`: what it leaves so open that the outcome is not counted; `why`: zsim differs."""
 
     case: str
     name: str
@@ -31,6 +31,7 @@ class Run:
     tokens_per_s: float
     tokens_per_s_per_gpu: float
     open: str = ""
+    why: str = ""
 
     @property
     def agrees(self) -> bool:
@@ -45,6 +46,7 @@ class Order:
     fast: str
     slow: str
     factor: float
+    why: str = ""
 
     @property
     def agrees(self) -> bool:
@@ -69,13 +71,13 @@ class Report:
         yield "| report | run | observed | zsim | how much | |"
         yield "|---|---|---|---|---|---|"
         for run in self.runs:
-            remark = f"not counted: {run.open}" if run.open else "" if run.agrees else "**differs**"
+            remark = f"not counted: {run.open}" if run.open else "" if run.agrees else f"**differs**: {run.why}"
             yield f"| {run.case} | {run.name} | {run.observed} | {run.predicted} | {run.detail} | {remark} |"
         yield ""
         yield "| report | faster | than | zsim: by | |"
         yield "|---|---|---|---|---|"
         for order in self.orders:
-            remark = "" if order.agrees else "**differs**"
+            remark = "" if order.agrees else f"**differs**: {order.why}"
             yield f"| {order.case} | {order.fast} | {order.slow} | {order.factor:.2f} x | {remark} |"
 
 
@@ -100,40 +102,40 @@ def report(path: Path) -> Report:
 
 
 def order(case: dict[str, Any], runs: dict[str, Run]) -> Iterator[Order]:
+    known = case.get("order_why", {"pairs": [], "text": ""})
     for fast, slow, *of in case.get("faster", ()):
         each = "tokens_per_s_per_gpu" if of else "tokens_per_s"
-        yield Order(case["id"], fast, slow, getattr(runs[fast], each) / getattr(runs[slow], each))
+        why = known["text"] if [fast, slow] in known["pairs"] else ""
+        yield Order(case["id"], fast, slow, getattr(runs[fast], each) / getattr(runs[slow], each), why)
 
 
 def outcomes(document: dict[str, Any], case: dict[str, Any]) -> Iterator[Run]:
     """Simulates the runs of one case."""
     for name, own in case["runs"].items():
         settings = {**case.get("common", {}), **own}
-        observed, left_open = settings.pop("observed"), settings.pop("open", "")
-        yield _simulate(document, case, name, settings, observed, left_open)
+        remarks = {key: settings.pop(key, "") for key in ("observed", "open", "why")}
+        predicted, detail, of_all, of_each = _simulate(document, settings)
+        yield Run(
+            case["id"], name, case["source"], predicted=predicted, detail=detail, tokens_per_s=of_all,
+            tokens_per_s_per_gpu=of_each, **remarks,
+        )  # fmt: skip
 
 
-def _simulate(
-    document: dict[str, Any], case: dict[str, Any], name: str, settings: dict[str, Any], observed: str, left_open: str
-) -> Run:
+def _simulate(document: dict[str, Any], settings: dict[str, Any]) -> tuple[str, str, float, float]:
+    """(outcome, what it rests on, tokens/s, tokens/s of one GPU)"""
     from zsim.api import simulate
 
     with TemporaryDirectory() as folder:
         try:
             result = simulate(_scenario(document, Path(folder), settings))
         except InputError as error:
-            return Run(case["id"], name, case["source"], observed, "refused", error.message, 0, 0, left_open)
-    gpu, host = result.gpu, result.host
-    gib = 2**30
+            return "refused", error.message, 0, 0
+    gpu, host, gib = result.gpu, result.host, 2**30
     used = f"GPU {gpu.nvidia_smi_bytes / gib:.1f} of {gpu.capacity_bytes / gib:.1f} GiB"
     if host.peak_bytes:
         used += f", host {host.peak_bytes / gib:.0f} of {host.capacity_bytes / gib:.0f}"
     predicted = FITS if result.fits else HOST if not host.fits else GPU
-    speed = result.throughput
-    return Run(
-        case["id"], name, case["source"], observed, predicted, used, speed.tokens_per_s, speed.tokens_per_s_per_gpu,
-        left_open,
-    )  # fmt: skip
+    return predicted, used, result.throughput.tokens_per_s, result.throughput.tokens_per_s_per_gpu
 
 
 def _scenario(document: dict[str, Any], folder: Path, settings: dict[str, Any]) -> Path:
