@@ -80,8 +80,11 @@ class Zero3(Hooks):
     def allocate(self) -> None:
         """The engine broadcasts the model; the conversion to shards does so again (zero.Init: only that)."""
         builder, plan = self.builder, self.plan
-        if not plan.zero_init:
+        if not plan.zero_init:  # _configure_distributed_model: all of it goes to the GPU first
+            nbytes = sum(self.parameters.numel) * self.parameters.size
+            builder.alloc("whole model", "parameters", nbytes)
             broadcast_model(builder, self.model, plan.dtype)
+            builder.free("whole model")
         broadcast_model(builder, self.model, plan.dtype)  # partition_parameters.py _zero_init_param
         self.parameters.allocate()
         self.gradients.allocate()
