@@ -1,40 +1,60 @@
-"""Names what the step spends most of its time on, with its link or its kernel family."""
+"""Names what most of a step's critical path runs through, with its link or its kernel family.
+
+The critical path, not the compute lane: kernels that only fill the time until a collective ends hold nothing up.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from zsim.cluster.spec import Cluster, Device
+from zsim.cost.profile import Profile
 from zsim.engine.timeline import FlowRecord, Timeline
-from zsim.result.breakdown import cause, waiting_segments
+from zsim.program.ops import Compute
+from zsim.result.breakdown import cause, shares_by_family
 from zsim.result.critical_path import RankView, Segment
-from zsim.result.spec import Bottleneck, Time
+from zsim.result.spec import Bottleneck
 
 # A link this full is what a transfer waits for; below it the protocol or latency is.
 SATURATED = 0.95
-LONGEST = 8  # waits that are looked at: the longest ones tell
+LONGEST = 8  # transfers that are looked at: the longest ones tell
 
 
-def find(view: RankView, time: Time, cluster: Cluster, device: Device) -> Bottleneck:
-    """The largest group of causes, and the largest cause inside it."""
-    step = time.step_s or 1.0
-    groups: dict[str, dict[str, float]] = {
-        "compute": dict(time.compute_by_family),
-        "communication": dict(time.exposed_by),
-        "host": {"host": time.host_s},
-        "other": dict(time.idle_by),
-    }
+def find(view: RankView, cluster: Cluster, device: Device, profile: Profile) -> Bottleneck:
+    """The largest group of causes on the critical path, and the largest cause inside it."""
+    path = view.critical_path()
+    length = sum(segment.seconds for segment in path) or 1.0
+    groups = _groups(path, device, profile)
     group = max(groups, key=lambda name: sum(groups[name].values()))
-    causes = groups[group] or {group: 0.0}
+    causes = groups[group]
     name = max(causes, key=lambda key: causes[key])
-    share, group_share = causes[name] / step, sum(causes.values()) / step
+    share, group_share = causes[name] / length, sum(causes.values()) / length
     if group == "compute":
         return Bottleneck(f"{name} on {device.name}", share, group, group_share)
     if group == "host":
         return Bottleneck("host: kernels are issued too late (Python, launch overhead)", share, group, group_share)
-    link = _waited_link(view, name, cluster)
+    link = _full_link([segment for segment in path if cause(segment)[1] == name], view, cluster)
     return Bottleneck(_words(name) + (f", waiting on {link}" if link else ""), share, group, group_share, link)
+
+
+def _groups(path: Sequence[Segment], device: Device, profile: Profile) -> dict[str, dict[str, float]]:
+    """Seconds of the path by group of causes and by cause; kernels, whatever their stream, by family."""
+    groups: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    groups["host"]["host"] = 0.0
+    computes: dict[int, tuple[Compute, float]] = {}  # equal blocks share their kernels
+    for segment in path:
+        if segment.record is not None and isinstance(segment.record.op.work, Compute):
+            work = segment.record.op.work
+            _, before = computes.get(id(work.kernels), (work, 0.0))
+            computes[id(work.kernels)] = work, before + segment.seconds
+        else:
+            group, name = cause(segment)
+            groups[group][name] += segment.seconds
+    for work, seconds in computes.values():
+        for name, share in shares_by_family(work.kernels, device, profile).items():
+            groups["compute"][name] += seconds * share
+    return groups
 
 
 def _words(name: str) -> str:
@@ -46,13 +66,11 @@ def _words(name: str) -> str:
     return f"{kind} of {phase}" if phase else kind
 
 
-def _waited_link(view: RankView, name: str, cluster: Cluster) -> str | None:
-    """The link that was full for most of the time that the compute lane waited for `name`; None: none was full."""
-    waits = [s for s in waiting_segments(view) if s.record is not None and cause(s)[1] == name]
-    waits.sort(key=lambda s: -s.seconds)
+def _full_link(transfers: Iterable[Segment], view: RankView, cluster: Cluster) -> str | None:
+    """The link that was full for most of these transfers' time; None: none was full."""
     flows = {(flow.step, flow.op): flow for flow in view.timeline.flows if view.rank in flow.ranks}
     full: dict[str, float] = defaultdict(float)
-    for segment in waits[:LONGEST]:
+    for segment in sorted(transfers, key=lambda segment: -segment.seconds)[:LONGEST]:
         assert segment.record is not None
         flow = flows.get((segment.record.step, segment.record.op.id))
         if flow is not None:

@@ -50,7 +50,7 @@ def measure_time(view: RankView, device: Device, profile: Profile) -> Time:
             kernels[id(op.work.kernels)] = op.work.kernels
     by_family: dict[str, float] = defaultdict(float)
     for key, seconds in by_kernels.items():
-        for name, share in _shares(kernels[key], device, profile).items():
+        for name, share in shares_by_family(kernels[key], device, profile).items():
             by_family[name] += seconds * share
     waiting: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for segment in waiting_segments(view):
@@ -98,7 +98,7 @@ def family(kernel: Kernel) -> str:
     return "attention" if isinstance(kernel, Attention) else kernel.label
 
 
-def _shares(kernels: tuple[Kernel, ...], device: Device, profile: Profile) -> dict[str, float]:
+def shares_by_family(kernels: tuple[Kernel, ...], device: Device, profile: Profile) -> dict[str, float]:
     """An op is kernels back to back: its time is shared out by what each takes alone."""
     alone = [kernel_seconds(kernel, device, profile) for kernel in kernels]
     shares: dict[str, float] = defaultdict(float)

@@ -41,7 +41,7 @@ def measure(*, setup: Setup, program: Program, timeline: Timeline, profile: Prof
         textbook=textbook.of_plan(setup.plan, model.numel),
         time=time,
         throughput=_throughput(setup, device.peak_flops.get(setup.workload.dtype), time.step_s),
-        bottleneck=bottleneck.find(slowest, time, cluster, device),
+        bottleneck=bottleneck.find(slowest, cluster, device, profile),
         params=model.numel,
         trainable_params=model.trainable_numel,
         assumptions=_unique(setup.assumptions, program.assumptions, timeline.notes),

@@ -131,7 +131,10 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """The largest cause inside the largest group of causes (compute, communication, host ...). Shares of the step."""
+    """The largest cause inside the largest group of causes (compute, communication, host ...).
+
+    Shares of the step's critical path, which is as long as the step.
+    """
 
     name: str
     share: float

@@ -28,7 +28,7 @@ def summary(result: Result) -> str:
     ]
     return (
         f"<p><strong>{escape(terminal.verdict(result))}</strong></p>"
-        f"<p>Bottleneck: {escape(result.bottleneck.name)}, {result.bottleneck.share:.0%} of the step.</p>"
+        f"<p>Bottleneck: {escape(result.bottleneck.name)}, {result.bottleneck.share:.0%} of the critical path.</p>"
         f"<div style='display:flex;gap:3em;flex-wrap:wrap'>{_table('Memory at the peak', memory)}"
         f"{_table('Step', step)}</div>"
     )

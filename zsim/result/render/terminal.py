@@ -174,7 +174,7 @@ def _time(result: Result, width: int, blocks: bool) -> Iterator[str]:
 def _bottleneck(result: Result) -> Iterator[str]:
     worst = result.bottleneck
     whole = f" ({worst.group} in all: {worst.group_share:.0%})" if worst.group_share > worst.share + 0.005 else ""
-    yield f"{worst.name}: {worst.share:.0%} of the step{whole}."
+    yield f"{worst.name}: {worst.share:.0%} of the critical path{whole}."
 
 
 def _textbook(result: Result) -> Iterator[str]:
