@@ -73,6 +73,8 @@ def dispatch(arguments: list[str]) -> int:
         _refuse_misspelt_command(first)
     else:
         arguments = arguments[1:]
+    if name == "calibrate" and arguments and arguments[0] not in ("capture", "published", "--help"):
+        arguments = ["capture", *arguments]
     app = importlib.import_module(COMMANDS[name][0]).app
     import typer
 

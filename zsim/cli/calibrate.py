@@ -14,7 +14,41 @@ app = new_app()
 
 @app.callback()
 def calibrate() -> None:
-    """Fit cost profiles to evidence."""
+    """Fit cost profiles to evidence: `zsim calibrate DIR` (the same as `calibrate capture DIR`), or `published`."""
+
+
+@app.command()
+def capture(
+    paths: Annotated[
+        list[Path], typer.Argument(help="Directories that capture wrote, and Kineto traces.", show_default=False)
+    ],
+    base: Annotated[
+        str, typer.Option(help="Software stack whose constants hold where the data say nothing.")
+    ] = "default",
+    device: Annotated[
+        str | None, typer.Option(help="Device of the traces, where they do not name it.", show_default=False)
+    ] = None,
+    runs: Annotated[
+        str | None,
+        typer.Option(help="Training runs of the capture to fit to, by commas; none: only micro-benchmarks."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The profile that scenarios then name.")] = Path("profile.yaml"),
+) -> None:
+    """Fit a profile to the machine that a capture or traces come from; say what the data determined."""
+    import yaml
+
+    from zsim.validation.capture_read import runs as read_runs
+    from zsim.validation.fit_profile import calibrate
+    from zsim.validation.fit_steps import refine
+
+    found = calibrate(paths, base, device)
+    for folder in (path for path in paths if (path / "steps.csv").exists()):
+        chosen = None if runs is None else () if runs == "none" else tuple(runs.split(","))
+        if chosen != () and (made := read_runs(folder, chosen or ())):
+            refine(found, made)
+    out.write_text(yaml.safe_dump(found.document(), sort_keys=False, width=120), encoding="utf-8")
+    print(found.text())
+    print(f"written to {out}; a scenario names it as `profile: {out}`")
 
 
 @app.command()

@@ -147,3 +147,29 @@ def report(
     text = "\n".join(markdown(evidence)) + "\n"
     (evidence / "REPORT.md").write_text(text, encoding="utf-8")
     print(f"wrote {evidence / 'REPORT.md'}")
+
+
+@app.command()
+def trace(
+    folder: Annotated[Path, typer.Argument(help="A directory that capture wrote.", show_default=False)],
+    profile: Annotated[
+        Path | None, typer.Option(help="A profile of zsim calibrate; without, the base.", show_default=False)
+    ] = None,
+    runs: Annotated[str | None, typer.Option(help="Only these runs, by commas.", show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for a plot of real and simulated lanes per run.", show_default=False)
+    ] = None,
+) -> int:
+    """Captured steps against predictions: time by phase, peak memory; number and size of collectives."""
+    from zsim.validation.capture_read import runs as read_runs
+    from zsim.validation.trace_compare import compare, draw
+
+    same = True
+    for run in read_runs(folder, tuple(runs.split(",")) if runs else ()):
+        found = compare(run, profile)
+        same = same and found.same_collectives is not False
+        print(found.text())
+        if out:
+            out.mkdir(parents=True, exist_ok=True)
+            draw(found, out / f"{run.name}.png")
+    return 0 if same else 1

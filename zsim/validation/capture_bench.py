@@ -260,10 +260,12 @@ def overlapped(machine: Machine) -> list[Row]:
     a = torch.randn(side, side, device=machine.device, dtype=machine.dtype)
     buffer = torch.ones(machine.largest // 4, device=machine.device)
     alone = seconds(machine, lambda: a @ a)
-    beside: list[float] = []
-    for _ in range(3 if machine.quick else 10):
+    # Means of each all-reduce, not single products: a shared core alternates between both kinds of work.
+    means: list[float] = []
+    for _ in range(5 if machine.quick else 15):
         dist.barrier()
         work = dist.all_reduce(buffer, async_op=True)
+        beside: list[float] = []
         while True:
             begun = time.perf_counter()
             a @ a
@@ -274,21 +276,12 @@ def overlapped(machine: Machine) -> list[Row]:
             beside.append(time.perf_counter() - begun)
         work.wait()
         machine.synchronize()
+        if beside:
+            means.append(sum(beside) / len(beside))
     shape, flops = f"{side}x{side}x{side}", 2 * side**3
     name = str(machine.dtype).removeprefix("torch.")
     rows = [row("overlap", "alone", alone, machine, dtype=name, shape=shape, flops=flops)]
-    if beside:  # means, not medians: a shared core alternates between both
-        mean = sum(beside) / len(beside)
-        rows.append(
-            row(
-                "overlap",
-                "beside all_reduce",
-                [mean],
-                machine,
-                dtype=name,
-                shape=shape,
-                nbytes=buffer.nbytes,
-                flops=flops,
-            )
-        )
+    if means:
+        about: dict[str, Any] = {"dtype": name, "shape": shape, "nbytes": buffer.nbytes, "flops": flops}
+        rows.append(row("overlap", "beside all_reduce", means, machine, **about))
     return rows

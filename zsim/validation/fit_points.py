@@ -30,7 +30,7 @@ class Points:
     memory: list[tuple[float, float]] = field(default_factory=list)  # bytes, s
     optimizer: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # implementation -> elements, s
     launch: list[float] = field(default_factory=list)
-    overlap: tuple[float, float, float] | None = None  # s of a product alone, beside an all-reduce, bytes of that
+    overlap: tuple[float, float] | None = None  # s of a product alone, and beside an all-reduce
     sources: list[str] = field(default_factory=list)
 
 
@@ -85,11 +85,8 @@ def _row(row: dict[str, str], points: Points) -> None:
     elif kind == "launch":
         points.launch.append(seconds)
     elif kind == "overlap":
-        alone, beside, moved = points.overlap or (0.0, 0.0, 0.0)
-        if name == "alone":
-            points.overlap = (float(row["median_s"]), beside, moved)
-        else:
-            points.overlap = (alone, float(row["median_s"]), nbytes)
+        alone, beside = points.overlap or (0.0, 0.0)
+        points.overlap = (seconds, beside) if name == "alone" else (alone, seconds)
 
 
 def _trace(trace: Trace, points: Points) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from zsim.cluster.catalog import device as catalog_device
 from zsim.cluster.spec import Device
-from zsim.cost import attention, nccl
+from zsim.cost import attention
 from zsim.cost.profile import Profile, load_profile
 from zsim.errors import InputError
 from zsim.model.kernels import Attention
@@ -21,7 +21,7 @@ from zsim.validation.fit_points import Points, gather
 # What a profile holds and a capture can determine, in the order of reports.
 CONSTANTS = (
     "gemm.efficiency", "gemm.depth", "attention.flash.forward", "attention.flash.backward", "memory_efficiency.default",
-    "memory_efficiency.optimizer", "launch_gap", "interference", "host.launch",
+    "memory_efficiency.optimizer", "launch_gap", "collective_slowdown", "host.launch",
 )  # fmt: skip
 
 
@@ -30,6 +30,7 @@ class Calibration:
     device: Device
     base: str
     sources: list[str]
+    profile: Profile  # the base's
     determined: dict[str, Estimate] = field(default_factory=dict)
     plain: dict[str, int] = field(default_factory=dict)  # constants without an interval
     collectives: dict[str, tuple[int, list[tuple[float, fit.Line]]]] = field(default_factory=dict)
@@ -99,14 +100,15 @@ def calibrate(paths: Sequence[Path], base: str = "default", device: str | None =
     name = device or points.device
     if not name:
         raise InputError("do not say which device they ran on", field="device", accepted="a name of the catalog")
-    found = Calibration(catalog_device(name), base, points.sources)
-    profile = load_profile(found.device.name, base)
+    known = catalog_device(name)
+    profile = load_profile(known.name, base)
+    found = Calibration(known, base, points.sources, profile)
     _products(points, found)
     _attention(points, found, profile)
     _memory(points, found)
     _optimizer(points, found)
     _collectives(points, found)
-    _interference(points, found)
+    _slowdown(points, found)
     if not found.determined and not found.collectives:
         raise InputError(f"{', '.join(points.sources)}: nothing in it determines a constant", accepted="a capture, or "
                          "traces with sizes of collectives or shapes of products")  # fmt: skip
@@ -185,16 +187,7 @@ def _collectives(points: Points, found: Calibration) -> None:
         found.collectives[kind] = (ranks, lines)
 
 
-def _interference(points: Points, found: Calibration) -> None:
-    """From a product beside an all-reduce: what price.compute_slowdown inverts."""
-    if not points.overlap or "all_reduce" not in found.collectives:
-        return
-    alone, beside, nbytes = points.overlap
-    ranks, lines = found.collectives["all_reduce"]
-    if not alone or not beside or beside <= alone:
-        return
-    line = next((line for up_to, line in lines if nbytes <= up_to), lines[-1][1])
-    seconds = line.latency.value + nbytes * line.slope.value
-    traffic = nbytes * nccl.edge("all_reduce", ranks) / seconds
-    value = (beside / alone - 1) * found.device.memory_bandwidth / traffic
-    found.determined["interference"] = Estimate(value, 0.0, 2 * value, 1)
+def _slowdown(points: Points, found: Calibration) -> None:
+    """Of a product beside an all-reduce."""
+    if points.overlap and 0 < points.overlap[0] < points.overlap[1]:
+        found.determined["collective_slowdown"] = fit.mean([points.overlap[1] / points.overlap[0]])

@@ -1,0 +1,69 @@
+"""What a capture recorded of its training runs."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from zsim.errors import InputError
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a capture over its rounds. Times in seconds; `best` parts are those of the fastest round."""
+
+    name: str  # ddp_tiny
+    scenario: Path
+    rounds: tuple[float, ...]  # median step of each round, in order
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    peak_bytes: int | None
+    traces: tuple[Path, ...]
+
+    @property
+    def best_s(self) -> float:
+        """Disturbances only add: the fastest round is the least disturbed one."""
+        return min(self.rounds)
+
+    @property
+    def median_s(self) -> float:
+        return median(self.rounds)
+
+    @property
+    def spread(self) -> float:
+        """Slowest over fastest round, minus one."""
+        return max(self.rounds) / min(self.rounds) - 1
+
+
+def runs(folder: Path, only: tuple[str, ...] = ()) -> list[Run]:
+    """The runs of a capture, in the order they were made; `only` names some. Raises InputError."""
+    steps = folder / "steps.csv"
+    if not steps.exists():
+        raise InputError("is no capture with training runs: it lacks steps.csv", folder, accepted="a capture")
+    lines: dict[str, list[dict[str, str]]] = {}
+    with steps.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            lines.setdefault(f"{row['strategy']}_{row['model']}", []).append(row)
+    if unknown := [name for name in only if name not in lines]:
+        raise InputError(f"has no run {unknown[0]!r}", steps, accepted=", ".join(lines))
+    return [_run(folder, name, rows) for name, rows in lines.items() if not only or name in only]
+
+
+def _run(folder: Path, name: str, rows: list[dict[str, str]]) -> Run:
+    try:
+        best = min(rows, key=lambda row: float(row["step_s"]))
+        return Run(
+            name=name,
+            scenario=folder / f"run_{name}.yaml",
+            rounds=tuple(float(row["step_s"]) for row in rows),
+            forward_s=float(best["forward_s"]),
+            backward_s=float(best["backward_s"]),
+            optimizer_s=float(best["optimizer_s"]),
+            peak_bytes=int(best["peak_bytes"]) if best["peak_bytes"] else None,
+            traces=tuple(sorted(folder.glob(f"trace_{name}_rank*.json.gz"))),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"run {name} is damaged: {error!r}", folder / "steps.csv") from None
