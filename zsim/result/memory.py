@@ -132,7 +132,9 @@ def measure_host(views: Sequence[RankView], cluster: Cluster, gpu: GpuMemory) ->
     Where CPU and GPU share their memory, what the GPU needs counts as well.
     """
     node_ranks = min(cluster.gpus_per_node, cluster.world_size)
-    tops = [(view, peak(_of_node(view, "host", node_ranks)), peak(_of_node(view, "nvme", node_ranks))) for view in views]
+    tops = [
+        (view, peak(_of_node(view, "host", node_ranks)), peak(_of_node(view, "nvme", node_ranks))) for view in views
+    ]
     view, dram, nvme = max(tops, key=lambda top: top[1].total)
     held = dict(dram.by_category)
     if any(device.unified for device in cluster.devices):
