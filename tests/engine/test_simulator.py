@@ -91,3 +91,25 @@ def test_transfers_of_the_init_that_follow_each_other_are_transfers():
         if 0 in flow.ranks:
             assert flows[flow.op].times == pytest.approx(flow.times)
             assert flows[flow.op].rates == pytest.approx(flow.rates)
+
+
+@given(
+    st.lists(st.integers(5, 50), min_size=1, max_size=40),
+    st.lists(st.integers(0, 5), min_size=40, max_size=40),
+    st.integers(0, 200),
+    st.integers(1, 6),
+)
+def test_a_full_launch_queue_delays_no_kernel(durations, launches, first_ready, depth):
+    """Kernels no shorter than a launch, the first of them held up by something: with and without a limit."""
+
+    def starts(depth):
+        issued, end, found = 0, first_ready, []
+        for index, (launch, duration) in enumerate(zip(launches, durations, strict=False)):
+            issued += launch
+            if index >= depth:
+                issued = max(issued, found[index - depth])
+            found.append(max(issued, end))
+            end = found[-1] + duration
+        return found
+
+    assert starts(depth) == starts(1000)

@@ -3,8 +3,9 @@
 What it yields are ops; it goes on when one of them is done, in the same event of the clock. (As a SimPy process it
 would cost two more events per wait, and some frameworks wait a thousand times per step.)
 
-A real host also blocks when about 1,000 kernels are pending on a stream. That does not change device times (the
-lane that holds it back is full of work), so it is left out here; the ledger of memory, where it matters, puts it in.
+A real host also blocks when about 1,000 kernels are pending on a stream. The ledger of memory, where that matters,
+puts it in; here it is left out, since it moves a kernel only where more than 1,000 that are shorter than their own
+launch are queued behind a long wait. Otherwise the lane that holds the host back has work until the next launch.
 """
 
 from __future__ import annotations
