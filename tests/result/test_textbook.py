@@ -34,3 +34,24 @@ def test_line_of_a_plan(plan, stage):
 
 def test_hybrid_shards_over_the_inner_group():
     assert of_plan(Fsdp2Plan(world_size=8, mesh=(2, 4)), 8e9).per_gpu_bytes == 32e9
+
+
+@pytest.mark.parametrize(
+    ("plan", "gb", "formula"),
+    [
+        (DdpPlan(world_size=4), 16 * 0.04 + 16, "16 P + F"),
+        (DeepSpeedPlan(world_size=4, stage=2), 0.04 * (2 + 14 / 4) + 16, "P (2 + 14/N) + F"),
+        (DeepSpeedPlan(world_size=4, stage=3), 16 * 0.04 / 4 + 16 / 4, "16 P / N + F / N"),
+        (DeepSpeedPlan(world_size=4, stage=3, offload_optimizer="cpu", offload_param="cpu"), 0,
+         "0 (one layer at a time)"),
+    ],
+)  # fmt: skip
+def test_frozen_parameters_have_neither_gradients_nor_states(plan, gb, formula):
+    """LoRA on 8e9 parameters in 16 bits, 4e7 trained: only full sharding splits what is frozen."""
+    line = of_plan(plan, 4e7, 16e9)
+    assert (line.per_gpu_bytes, line.formula) == (pytest.approx(gb * 1e9), formula)
+
+
+def test_frozen_parameters_in_host_memory():
+    line = of_plan(DeepSpeedPlan(world_size=4, stage=3, offload_optimizer="cpu", offload_param="cpu"), 4e7, 16e9)
+    assert line.host_bytes == 16 * 4e7 / 4 + 4e9

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from zsim import __version__
 from zsim.cost.profile import Profile
 from zsim.engine.timeline import Timeline
+from zsim.model.kernels import DTYPE_BYTES
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.ops import Program
 from zsim.result import bottleneck, flops, memory, textbook
@@ -38,7 +39,7 @@ def measure(*, setup: Setup, program: Program, timeline: Timeline, profile: Prof
         headline=_headline(setup),
         gpu=gpu,
         host=memory.measure_host(views, cluster, gpu),
-        textbook=textbook.of_plan(setup.plan, model.numel),
+        textbook=textbook.of_plan(setup.plan, model.trainable_numel, _frozen_bytes(setup)),
         time=time,
         throughput=_throughput(setup, device.peak_flops.get(setup.workload.dtype), time.step_s),
         bottleneck=bottleneck.find(slowest, cluster, device, profile),
@@ -55,6 +56,12 @@ def measure(*, setup: Setup, program: Program, timeline: Timeline, profile: Prof
         timeline=timeline,
         profile=profile,
     )
+
+
+def _frozen_bytes(setup: Setup) -> float:
+    """In the dtype of compute, unless they have one of their own."""
+    dtype = setup.workload.dtype
+    return sum(p.numel * DTYPE_BYTES[p.dtype or dtype] for p in setup.model.parameters if not p.trainable)
 
 
 def _throughput(setup: Setup, peak: float | None, step_s: float) -> Throughput:

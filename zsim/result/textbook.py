@@ -7,14 +7,15 @@ without a separate master copy (FSDP2, DDP in fp32) come to the same 4 + 4 + 8.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
 
 
 @dataclass(frozen=True, slots=True)
 class Textbook:
-    """`formula` in the letters P (parameters) and N (ranks that share the states). All bytes are per GPU."""
+    """`formula` in the letters P (trained parameters), N (ranks that share the states) and F (bytes of frozen
+    parameters). All bytes are per GPU."""
 
     stage: str
     per_gpu_bytes: float
@@ -22,6 +23,7 @@ class Textbook:
     gpus: int
     host_bytes: float = 0.0
     host_formula: str = ""
+    frozen_bytes: float = 0.0  # F
 
 
 # stage -> GPU bytes per parameter that every rank holds, and that N ranks share; the same for host memory; formulas.
@@ -54,10 +56,21 @@ def table(params: float, gpus: int) -> dict[str, Textbook]:
     return {stage: states(stage, params, gpus) for stage in STAGES}
 
 
-def of_plan(plan: AnyPlan, params: float) -> Textbook:
-    """The textbook's line for a plan."""
+def of_plan(plan: AnyPlan, params: float, frozen_bytes: float = 0.0) -> Textbook:
+    """The textbook's line for a plan that trains `params` parameters; the rest takes `frozen_bytes`, F, as stored.
+
+    What is frozen has neither gradients nor states, and only full sharding splits it.
+    """
     stage, gpus = _line(plan)
-    return states(stage, params, gpus)
+    line = replace(states(stage, params, gpus), frozen_bytes=frozen_bytes)
+    if not frozen_bytes:
+        return line
+    if stage == "zero3_offload_params":
+        host = line.host_bytes + frozen_bytes / gpus
+        return replace(line, host_bytes=host, host_formula=f"{line.host_formula} + F / N")
+    if stage.startswith("zero3"):
+        return replace(line, per_gpu_bytes=line.per_gpu_bytes + frozen_bytes / gpus, formula=f"{line.formula} + F / N")
+    return replace(line, per_gpu_bytes=line.per_gpu_bytes + frozen_bytes, formula=f"{line.formula} + F")
 
 
 def _line(plan: AnyPlan) -> tuple[str, int]:

@@ -185,10 +185,15 @@ def _textbook(result: Result) -> Iterator[str]:
     outside = held.pop("framework")
     parts = [f"{CATEGORY_LABELS.get(name, name)} {n / GIB:.1f}" for name, n in held.items() if n >= 0.05 * GIB]
     cached = gpu.peak_reserved_bytes - gpu.peak_allocated_bytes
+    frozen = ""
+    power = 9 if result.trainable_params >= 1e8 else 6
+    trained = f"{result.trainable_params / 10**power:.2f}e{power}"
+    if book.frozen_bytes:
+        frozen = f", F = {book.frozen_bytes / GB:.1f} GB frozen"
     parts += [f"cached or not reusable yet {cached / GIB:.1f}"] + [f"CUDA and NCCL {outside / GIB:.1f}"] * bool(outside)
     yield (
         f"{book.formula} = {book.per_gpu_bytes / GB:.1f} GB = {book.per_gpu_bytes / GIB:.1f} GiB of states "
-        f"(P = {result.params / 1e9:.2f}e9, N = {book.gpus})."
+        f"(P = {trained}, N = {book.gpus}{frozen})."
     )
     yield f"Here: states {states / GIB:.1f}, {', '.join(parts)}: {gpu.nvidia_smi_bytes / GIB:.1f} GiB."
 
