@@ -22,6 +22,7 @@ ODD_SIZES = {
     "vocab_size": 1003,
 }  # fmt: skip
 TIED = {"tie_word_embeddings": True}
+LORA = {"r": 8, "targets": ["q_proj", "v_proj", "down_proj"]}
 
 
 def configurations() -> list[Config]:
@@ -52,6 +53,7 @@ def _ddp() -> list[Config]:
         _make("ddp", "cap1", model="qwen2", ddp=cap),
         _make("ddp", "cap1", model="mixtral", ddp=cap | {"find_unused_parameters": True}),
         _make("ddp", "cap1_tied", ddp=cap, over=TIED),
+        _make("ddp", "lora", ddp={"bucket_cap_mb": 0.02}, lora=LORA),
         _make("ddp", "cap1_frozen", ddp=cap, freeze=["embed_tokens", "layers.0.", "layers.1."]),
     ]
 
@@ -86,6 +88,8 @@ def _fsdp2() -> list[Config]:
         _make("fsdp2", "cpuoffload", fsdp={"offload": True}),
         _make("fsdp2", "odd_hidden", 4, over=ODD_SIZES),
         _make("fsdp2", "tied", over=TIED),
+        _make("fsdp2", "lora", lora=LORA),
+        _make("fsdp2", "lora_ckpt", lora=LORA, ckpt=True),
         _make("fsdp2", "raf_true", model="gpt2"),
         _make("fsdp2", "raf_true", model="qwen3"),
         _make("fsdp2", "raf_true", model="mixtral"),
@@ -117,6 +121,7 @@ def _fsdp1() -> list[Config]:
         _make("fsdp1", "fwdprefetch_nosync", ga=2, fsdp={"forward_prefetch": True, "no_sync": True}),
         _make("fsdp1", "full_shard", model="gpt2"),
         _make("fsdp1", "full_shard_tied", over=TIED),
+        _make("fsdp1", "lora", lora=LORA),
     ]
 
 
@@ -158,6 +163,7 @@ def _deepspeed() -> list[Config]:
     found += [_zero("offload", stage, ga=2, zero=SMALL_ZERO | offload) for stage in (2, 3)]
     found += [_zero("tied", stage, zero=SMALL_ZERO, over=TIED) for stage in (2, 3)]
     found += [_zero("frozen", stage, zero=SMALL_ZERO, freeze=["layers.0.", "layers.1."]) for stage in (2, 3)]
+    found += [_zero("lora", 2, zero=SMALL_ZERO, lora=LORA)]
     return [
         *found,
         _zero("multirank_rs", 2, 4, zero=SMALL_ZERO | {"use_multi_rank_bucket_allreduce": False}),

@@ -33,6 +33,8 @@ def _build(recorder: Watcher, config: Config) -> tuple[torch.nn.Module, dict[str
     dtype = getattr(torch, config.get("dtype", "float32"))
     attention = config.get("attention", "sdpa")
     model, settings = models.build(config["model"], dtype, attention, **config.get("over", {}))
+    if "lora" in config:
+        models.adapt(model, config["lora"])
     models.freeze(model, config.get("freeze", []))
     recorder.watch(model, models.marked(model))
     if config.get("ckpt"):

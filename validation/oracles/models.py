@@ -103,3 +103,16 @@ def freeze(model: torch.nn.Module, patterns: list[str]) -> None:
     for name, parameter in model.named_parameters():
         if any(pattern in name for pattern in patterns):
             parameter.requires_grad_(False)
+
+
+def adapt(model: torch.nn.Module, lora: dict[str, Any]) -> None:
+    """peft's adapters of rank `r` on the Linear modules named in `targets`; the rest is frozen."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    inject_adapter_in_model(LoraConfig(r=lora["r"], target_modules=lora["targets"], lora_dropout=0.0), model)
+    freeze_all_but(model, "lora_")
+
+
+def freeze_all_but(model: torch.nn.Module, part: str) -> None:
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(part in name)

@@ -245,19 +245,22 @@ _PLANS: dict[str, Callable[[Mapping[str, Any], int], AnyPlan]] = {
 def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
     """The recorded model as zsim builds it from its configuration. Raises InputError where the parameters differ."""
     from zsim.model.huggingface import from_config
+    from zsim.model.lora import Lora, Tuning, tune
     from zsim.model.trace import trace
 
     config = {**header["model"], "model_type": header["model"]["kind"]}
     if config["kind"] == "gpt2":  # the recorder turns its dropouts off
         config = dict.fromkeys(("resid_pdrop", "attn_pdrop", "embd_pdrop"), 0.0) | config
     model = from_config(config, header["name"])
+    if lora := header["config"].get("lora"):
+        model = tune(model, Tuning(Lora(lora["r"], tuple(lora["targets"]))))
     recorded = [(parameter["name"], tuple(parameter["shape"])) for parameter in header["params"]]
     ours = [(parameter.name, parameter.shape) for parameter in model.parameters]
     if ours != recorded:
         odd = next(((a, b) for a, b in zip(ours, recorded, strict=False) if a != b), (len(ours), len(recorded)))
         raise InputError(f"parameters differ: predicted {odd[0]}, recorded {odd[1]}", field="params")
     trained = [parameter.get("trainable", True) for parameter in header["params"]]
-    if not all(trained):
+    if trained != [parameter.trainable for parameter in model.parameters]:
         parameters = zip(model.parameters, trained, strict=True)
         model = replace(model, parameters=tuple(replace(p, trainable=flag) for p, flag in parameters), _cache={})
     plan = plan_of(header)
