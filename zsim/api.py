@@ -12,6 +12,7 @@ from zsim.cluster.classes import rank_classes
 from zsim.cost.price import Price
 from zsim.cost.profile import load_profile
 from zsim.engine.simulator import run
+from zsim.errors import InputError
 from zsim.program.lower import lower
 from zsim.result.measure import measure
 from zsim.scenario import Scenario, Setup, load
@@ -42,7 +43,12 @@ def simulate(
         raise TypeError("overrides apply to a scenario file; change a loaded Scenario directly")
     setup = scenario if isinstance(scenario, Setup) else scenario.resolve()
 
-    program = lower(setup.model, setup.tree, setup.plan, setup.workload)
+    try:
+        program = lower(setup.model, setup.tree, setup.plan, setup.workload)
+    except InputError as error:
+        if error.file is None and setup.sources:
+            error.file = setup.sources[0]
+        raise
     profile = load_profile(setup.cluster.devices[0].name, setup.profile)
     cluster = setup.cluster if fold else setup.cluster.unfolded()
     timeline = run(program, rank_classes(cluster), Price(cluster, profile), fold=fold)
