@@ -47,7 +47,7 @@ def _inputs(store: Store) -> list[str]:
     """All input columns, in the order of their first appearance."""
     names: dict[str, None] = {}
     for (inputs,) in store.rows(("inputs",)):
-        names.update(dict.fromkeys(name for name, _ in flat(json.loads(inputs))))
+        names.update(dict(flat(json.loads(inputs))))
     return list(names)
 
 

@@ -33,27 +33,33 @@ class Identity:
     """Keys of scenarios. Files are read once: a sweep means what they say when it starts."""
 
     def __init__(self) -> None:
-        self._digests: dict[Path, str] = {}
+        self._sources: dict[tuple[object, ...], str] = {}
 
     def inputs(self, data: Mapping[str, Any]) -> str:
         """The fields as canonical JSON; the name is none of them."""
-        return json.dumps({name: data[name] for name in data if name != "name"}, sort_keys=True, separators=(",", ":"))
+        return _encode({name: data[name] for name in data if name != "name"})
 
-    def sources(self, data: Mapping[str, Any], folder: Path) -> str:
-        """Digests of the files that a scenario names, in one text."""
-        named = (field(data, path) for path in _FILES)
-        return ",".join(self._digest(folder, name) if isinstance(name, str) else "" for name in named)
+    def sources(self, data: Mapping[str, Any], file: Path | str) -> str:
+        """Digests of the files that a scenario in `file` names, in one text."""
+        named = [field(data, path) for path in _FILES]
+        key = (file, *named)
+        if key not in self._sources:
+            folder = Path(file).parent
+            self._sources[key] = ",".join(_digest(folder / name) if isinstance(name, str) else "" for name in named)
+        return self._sources[key]
 
     def key(self, inputs: str, sources: str, memory_only: bool) -> bytes:
         text = f"{engine_digest()}\n{sources}\n{'memory' if memory_only else 'clock'}\n{inputs}"
         return sha256(text.encode()).digest()[:16]
 
-    def _digest(self, folder: Path, name: str) -> str:
-        path = folder / name
-        if path not in self._digests:
-            path_of_text = path / "config.json" if path.is_dir() else path
-            try:
-                self._digests[path] = sha256(path_of_text.read_bytes()).hexdigest()[:16]
-            except OSError:
-                self._digests[path] = "unreadable"
-        return self._digests[path]
+
+def _digest(path: Path) -> str:
+    if path.is_dir():
+        path /= "config.json"
+    try:
+        return sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError:
+        return "unreadable"
+
+
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode

@@ -22,7 +22,7 @@ CHUNK = 256  # cases looked up in the store at once
 POLL_S = 0.2
 BEAT_S = 5.0
 
-Job = tuple[Entry, Task]
+Job = tuple[Entry, Case]
 
 
 @dataclass(slots=True)
@@ -62,24 +62,33 @@ def run(
     `hire` starts an executor; it is called again if the executor breaks. Raises InputError for bad conditions.
     """
     store.release_dead()
-    return _Run(store, hire, report).go(_jobs(sweep.part(*shard), memory_only))
+    return _Run(store, hire, report, memory_only).go(jobs(sweep.part(*shard), memory_only))
 
 
-def _jobs(cases: Iterable[Case], memory_only: bool) -> Iterator[Job]:
+def jobs(cases: Iterable[Case], memory_only: bool = False) -> Iterator[Job]:
+    """Every case with its entry in the store."""
     identity = Identity()
     for case in cases:
-        folder = Path(case.document.file).parent
-        inputs, sources = identity.inputs(case.data), identity.sources(case.data, folder)
-        entry = Entry(identity.key(inputs, sources, memory_only), case.position, inputs, sources)
-        places = {path: (f"--set {text}", None) for (path, _), text in zip(case.settings, case.overrides, strict=True)}
-        yield entry, Task(str(case.document.file), str(folder), case.data, case.document.places | places, memory_only)
+        inputs, sources = identity.inputs(case.data), identity.sources(case.data, case.document.file)
+        yield Entry(identity.key(inputs, sources, memory_only), case.position, inputs, sources), case
+
+
+def task_of(case: Case, memory_only: bool) -> Task:
+    """What a worker needs. Fields that axes set are said to come from --set, with which one case runs alone."""
+    document = case.document
+    places = {path: (f"--set {text}", None) for (path, _), text in zip(case.settings, case.overrides, strict=True)}
+    return Task(str(document.file), str(Path(document.file).parent), case.data, document.places | places, memory_only)
 
 
 class _Run:
     def __init__(
-        self, store: Store, hire: Callable[[], AbstractContextManager[Crew]], report: Callable[[Tally], None]
+        self,
+        store: Store,
+        hire: Callable[[], AbstractContextManager[Crew]],
+        report: Callable[[Tally], None],
+        memory_only: bool,
     ) -> None:
-        self.store, self.hire, self.report = store, hire, report
+        self.store, self.hire, self.report, self.memory_only = store, hire, report, memory_only
         self.tally = Tally()
         self.flying: dict[Future[Outcome], Job] = {}
         self.others: list[Job] = []  # claimed by another process
@@ -110,12 +119,11 @@ class _Run:
         """The jobs that the store has no outcome for."""
         while chunk := list(itertools.islice(jobs, CHUNK)):
             known = self.store.known([entry for entry, _ in chunk])
-            for entry, task in chunk:
+            for entry, case in chunk:
                 if entry.key in known:
-                    self.tally.passed += 1
-                    self.tally.reused += 1
+                    self._pass_over()
                 else:
-                    yield entry, task
+                    yield entry, case
             self.report(self.tally)
 
     def _start(self, crew: Crew, job: Job) -> None:
@@ -131,7 +139,7 @@ class _Run:
 
     def _submit(self, crew: Crew, job: Job) -> None:
         try:
-            self.flying[crew.executor.submit(evaluate, job[1])] = job
+            self.flying[crew.executor.submit(evaluate, task_of(job[1], self.memory_only))] = job
         except BrokenExecutor:
             self.suspects.append(job)
             raise
