@@ -228,6 +228,10 @@ def _deepspeed(machine: Machine, network: Any, stage: int) -> Any:
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     if machine.kind == "cpu":  # it has no kernel there; on GPUs it only defers the reuse of memory
         torch.Tensor.record_stream = lambda *arguments: None  # type: ignore[method-assign]
+        # Its shared-memory collectives would be compiled first, and then replace gloo's.
+        for name in deepspeed.ops.__compatible_ops__:
+            if "shm" in name:
+                deepspeed.ops.__compatible_ops__[name] = False
     deepspeed.init_distributed(verbose=False)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, foreach=machine.kind != "cpu")
     settings = deepspeed_config(stage, machine.kind != "cpu")
