@@ -30,7 +30,8 @@ class Remedy:
 
 def remedies(result: Result) -> list[Remedy]:
     """Up to three changes that make `result` fit, mildest first; pairs of them where no single one is enough."""
-    steps = [step for step in _STEPS if step(result.setup) is not None]
+    candidates = _STEPS if result.host.fits else (_load_on_rank_0, *_STEPS)
+    steps = [step for step in candidates if step(result.setup) is not None]
     for size in (1, 2):
         found = []
         for chosen in combinations(steps, size):
@@ -73,6 +74,11 @@ def _plan(setup: Setup, **fields: Any) -> tuple[str, Setup]:
 
 def _name(fields: dict[str, Any]) -> str:
     return ", ".join(f"{name} = {f'{value:,}' if type(value) is int else value}" for name, value in fields.items())
+
+
+def _load_on_rank_0(setup: Setup) -> tuple[str, Setup] | None:
+    """cpu_ram_efficient_loading, or a model built under zero.Init."""
+    return _plan(setup, load="rank0") if setup.plan.load == "every_rank" else None
 
 
 def _checkpoint(setup: Setup) -> tuple[str, Setup] | None:

@@ -1,0 +1,98 @@
+"""LoRA, 4-bit weights and host memory, from a scenario file to the verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import zsim
+from zsim.errors import InputError
+from zsim.result.remedies import remedies
+from zsim.result.render.terminal import verdict
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+LLAMA = SCENARIOS / "llama31_8b_4xa100_zero2.yaml"
+QLORA = SCENARIOS / "llama31_8b_4090_qlora.yaml"
+
+
+def test_qlora_holds_four_bits_a_weight() -> None:
+    """6.98e9 weights of Linear modules at half a byte and 1/64 of scales, 1.05e9 at 2 bytes, 42e6 at 4."""
+    result = zsim.simulate(QLORA)
+    assert result.fits
+    linear = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    expected = linear / 2 + linear / 64 + 2 * (8_030_261_248 - linear) + 4 * 41_943_040
+    assert result.gpu.by_category["parameters"] == pytest.approx(expected, rel=1e-3)
+    assert result.params == 8_030_261_248 + 41_943_040
+    assert result.trainable_params == 41_943_040
+
+
+@pytest.mark.parametrize("framework", ["ddp", "fsdp2", "zero1", "zero2", "zero3"])
+def test_states_of_adapters_only(framework: str) -> None:
+    """Everything that training adds to the frozen model is of the size of the adapters."""
+    kind = framework if not framework.startswith("zero") else "deepspeed"
+    zero = f"zero={{stage: {framework[-1]}, zero_init: {framework == 'zero3'}}}" if kind == "deepspeed" else "zero=null"
+    overrides = [f"framework={kind}", zero, "lora={r: 16, targets: [q_proj, v_proj]}", "seq_len=512", "fsdp=null"]
+    gpu = zsim.simulate(LLAMA, overrides).gpu
+    held = {name: gpu.by_category.get(name, 0) for name in ("optimizer_states", "master_weights", "gradients")}
+    assert held["optimizer_states"] > 0
+    assert sum(held.values()) <= 16 * 6_815_744 * 1.05
+
+
+def test_no_room_in_host_memory_is_not_fitting() -> None:
+    """Every rank of eight reads 65 GB: 524 GB, then nothing is left of it."""
+    overrides = ["cluster=../topologies/hgx_h100_8.yaml", "load=every_rank"]
+    result = zsim.simulate(SCENARIOS / "qwen32b_8xh100.yaml", overrides)
+    assert result.host.by_category.get("checkpoint") == 8 * 2 * result.params
+    assert result.host.peak_at == "initialization"
+    meta = zsim.simulate(SCENARIOS / "qwen32b_8xh100.yaml", ["load=meta"])
+    assert meta.host.peak_bytes == 0
+
+
+def test_killed_at_step_0(tmp_path: Path) -> None:
+    """Exit code 3, although the GPUs have room; reading on one rank only cures it."""
+    from zsim.cli.app import main
+
+    topology = tmp_path / "small_host.yaml"
+    topology.write_text("{gpu: H100-SXM, gpus: 8, nvlink: switch, cpu: {sockets: 2, cores: 64, dram_gib: 64}}")
+    with pytest.raises(SystemExit) as ended:
+        main([str(SCENARIOS / "qwen7b_8xh100.yaml"), "--quiet", "--set", f"cluster={topology}"])
+    assert ended.value.code == 3
+    result = zsim.simulate(SCENARIOS / "qwen7b_8xh100.yaml", [f"cluster={topology}"])
+    assert "killed by the OOM killer at step 0" in verdict(result)
+    assert remedies(result)[0].name == "load = rank0"
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("lora={r: 8, targets: [query]}", "the model has no query"),
+        ("lora={r: 0}", "lora.r"),
+        ("quantize=nf4", "cannot be trained without adapters"),
+        ("quantize=int8", "quantize"),
+    ],
+)
+def test_refused(override: str, says: str) -> None:
+    with pytest.raises(InputError) as refused:
+        zsim.simulate(LLAMA, [override])
+    assert says in str(refused.value)
+
+
+def test_text_books_snippet_ships() -> None:
+    result = zsim.simulate(SCENARIOS / "textbook_zero3_offload.yaml")
+    plan = result.setup.plan
+    assert (plan.stage, plan.offload_optimizer, plan.offload_optimizer_pin_memory) == (3, "cpu", True)
+    assert (plan.dtype, plan.overlap_comm, plan.contiguous_gradients) == ("float16", True, True)
+    assert result.fits
+    assert result.host.by_category["master_weights"] == pytest.approx(4 * result.params, rel=1e-3)
+
+
+def test_a_copy_to_unified_memory_costs_nothing() -> None:
+    """What offload costs there is Adam on the CPU alone; over PCIe 4.0 the copies come on top."""
+    base = SCENARIOS / "optimizer_offload.yaml"
+    copies = {}
+    for machine in ("mac_studio_m3_ultra", "gh200", "h100_1_pcie5", "a100_1_pcie4"):
+        idle = zsim.simulate(base, [f"cluster=../topologies/{machine}.yaml"]).time.idle_by
+        copies[machine] = sum(s for name, s in idle.items() if name.startswith(("h2d", "d2h")))
+    assert copies["mac_studio_m3_ultra"] == 0
+    assert 0 < copies["gh200"] < copies["h100_1_pcie5"] / 3 < copies["a100_1_pcie4"] / 3
