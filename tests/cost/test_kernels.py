@@ -14,7 +14,7 @@ from zsim.errors import NotModeled
 from zsim.model.kernels import Attention, Gemm, Memory
 
 A100, H100 = catalog.device("A100-SXM-80GB"), catalog.device("H100-SXM")
-GENERIC = load_profile("RTX 6000 Ada")
+GENERIC = load_profile("RTX A6000")
 sizes = st.integers(1, 20_000)
 
 
