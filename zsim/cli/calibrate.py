@@ -59,13 +59,17 @@ def published(
     out: Annotated[
         Path | None, typer.Option(help="Where to write, instead of the installed package.", show_default=False)
     ] = None,
+    ablations: Annotated[
+        bool, typer.Option("--ablations", help="Also fit without each term, for the report; takes minutes.")
+    ] = False,
 ) -> None:
     """Fit profiles to the rows of published runs marked fit, and write what the others say of them."""
     import yaml
 
     from zsim.cost.profile import PROFILES
-    from zsim.validation.calibrate import calibrate
-    from zsim.validation.evidence import read_folder
+    from zsim.validation.ablate import ablate
+    from zsim.validation.calibrate import calibrate, fitted_on
+    from zsim.validation.rows import read_folder
 
     result = calibrate(read_folder(folder))
     document = result.document()
@@ -76,3 +80,13 @@ def published(
         print(f"{knob.document + ': ' + knob.path:<48}{value:>8.3g}   within {knob.low:g} to {knob.high:g}")
     print(document["provenance"])
     print(f"written to {target}")
+    if ablations:
+        record = {
+            "left_out": {row: round(error, 2) for row, error in result.left_out.items()},
+            "ablations": [
+                {"without": name, "fit_mape": round(fit, 2), "test_mape": round(test, 2)}
+                for name, fit, test in ablate(fitted_on(result.train), fitted_on(result.test))
+            ],
+        }
+        text = yaml.safe_dump(record, sort_keys=False)
+        (folder / "calibration.yaml").write_text("# Written by `zsim calibrate published --ablations`.\n" + text)

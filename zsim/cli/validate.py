@@ -124,8 +124,8 @@ def published(
     json: Json = False,
 ) -> None:
     """Published training runs: error per row, source and GPU, peak memory, and which rows were refused and why."""
-    from zsim.validation.evidence import read_rows
     from zsim.validation.published import predict, text, to_dict
+    from zsim.validation.rows import read_rows
 
     rows = [row for file in files for row in read_rows(file)]
     predictions = [predict(row) for row in rows if split is None or row.split == split]

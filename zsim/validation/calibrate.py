@@ -22,8 +22,9 @@ from zsim.model.kernels import Kernel
 from zsim.program.lower import lower
 from zsim.program.ops import COMPUTE, Compute, Launch, Program
 from zsim.scenario import Setup
-from zsim.validation.evidence import Row, setup_of
+from zsim.validation.evidence import setup_of
 from zsim.validation.published import extrapolate, micro_steps
+from zsim.validation.rows import Row
 
 ROUNDS = 3
 ROBUST_SCALE = 0.02  # errors beyond 2 % pull less and less: single odd rows must not set a constant
@@ -81,11 +82,11 @@ class Case:
         device = self.setup.cluster.devices[0]
         return sum(count * kernel_seconds(kernel, device, profile) for kernel, count in self.kernels.items())
 
-    def simulate(self, profile: Profile) -> tuple[float, float]:
+    def simulate(self, profile: Profile, price: type[Price] = Price) -> tuple[float, float]:
         """Seconds of the steady step, and those of them by which interference stretches kernels."""
         times, stretches = [], []
         for setup, program in self.runs:
-            timeline = run(program, rank_classes(setup.cluster), Price(setup.cluster, profile))
+            timeline = run(program, rank_classes(setup.cluster), price(setup.cluster, profile))
             steady = timeline.steps[timeline.steady_step]
             times.append(steady.end_s - steady.start_s)
             kernels = (op for op in timeline.ops if op.op.lane == COMPUTE and op.step == steady.step)
@@ -120,7 +121,11 @@ def _kernels(program: Program) -> Counter[Kernel]:
 
 
 def fit(
-    rows: Sequence[Case], knobs: Sequence[Knob] = KNOBS, base: Reader | None = None, rounds: int = ROUNDS
+    rows: Sequence[Case],
+    knobs: Sequence[Knob] = KNOBS,
+    base: Reader | None = None,
+    rounds: int = ROUNDS,
+    price: type[Price] = Price,
 ) -> dict[Knob, float]:
     """The constants that bring the predicted steps of `rows` nearest to the measured ones, rounded.
 
@@ -135,7 +140,7 @@ def fit(
     bounds = [knob.low for knob in knobs], [knob.high for knob in knobs]
     for _ in range(rounds):
         now = _built(rows, with_values(base, dict(zip(knobs, point, strict=True))))
-        simulated = np.array([case.simulate(now[case.device, case.setup.profile]) for case in rows])
+        simulated = np.array([case.simulate(now[case.device, case.setup.profile], price) for case in rows])
         rest, stretch = simulated[:, 0] - _alone(rows, now), simulated[:, 1]
         used = _excess(rows, now)
 
@@ -212,6 +217,8 @@ class Calibration:
     test_errors: Mapping[str, float]
     left_out: Mapping[str, float]
     evidence: Mapping[str, Sequence[Mapping[str, Any]]]
+    train: Sequence[Case]
+    test: Sequence[Case]
 
     def document(self) -> dict[str, Any]:
         """What `profiles/fitted.yaml` holds."""
@@ -229,9 +236,11 @@ class Calibration:
 def calibrate(rows: Sequence[Row]) -> Calibration:
     """Fit on the rows marked `fit`, measure on the others, and on each family of devices with its rows left out."""
     known = cases(rows)
+    if not known:
+        raise InputError("no row can be simulated and has a step time", rows[0].file if rows else None)
     train = [case for case in known if case.row.split == "fit"]
     test = [case for case in known if case.row.split != "fit"]
-    values = fit([case for case in train if _fitted(case)])
+    values = fit(fitted_on(train))
     read = with_values(unfitted, values)
     test_errors = errors(test, read)
     left_out: dict[str, float] = {}
@@ -244,30 +253,31 @@ def calibrate(rows: Sequence[Row]) -> Calibration:
         same = [case for case in test if (*_kind(case), case.row.source) == (document, stack, source)]
         text = f"{source}, {same[0].device}, {same[0].row['framework']}"
         evidence.setdefault(document, []).append(_evidence(text, same, test_errors))
-    return Calibration(values, errors(train, read), test_errors, left_out, evidence)
+    return Calibration(values, errors(train, read), test_errors, left_out, evidence, train, test)
 
 
 def leave_out(family: str, train: Sequence[Case], known: Sequence[Case]) -> dict[str, float]:
     """Errors of the rows on a family of devices under the generic profile, fitted on the other devices alone."""
     base = without_device(family)
-    others = [case for case in train if _fitted(case) and family not in _chain(case)]
+    others = [case for case in fitted_on(train) if family not in _chain(case)]
     knobs = [knob for knob in KNOBS if knob.document == "generic" or base(knob.document) is not None]
     read = with_values(base, fit(others, knobs, base, rounds=2))
     return errors([case for case in known if family in _chain(case)], read)
 
 
-def errors(rows: Sequence[Case], read: Reader) -> dict[str, float]:
+def errors(rows: Sequence[Case], read: Reader, price: type[Price] = Price) -> dict[str, float]:
     """Row id -> error of the simulated step in percent."""
     built = _built(rows, read)
     return {
-        case.row.id: 100 * (case.simulate(built[case.device, case.setup.profile])[0] / case.measured_s - 1)
+        case.row.id: 100 * (case.simulate(built[case.device, case.setup.profile], price)[0] / case.measured_s - 1)
         for case in rows
     }
 
 
-def _fitted(case: Case) -> bool:
-    """Is there a constant of its device to fit?"""
-    return any(knob.document in _chain(case) for knob in KNOBS if knob.document != "generic")
+def fitted_on(rows: Sequence[Case]) -> list[Case]:
+    """Of the cases those on whose devices there is a constant to fit."""
+    own = {knob.document for knob in KNOBS if knob.document != "generic"}
+    return [case for case in rows if own & set(_chain(case))]
 
 
 def _chain(case: Case) -> list[str]:

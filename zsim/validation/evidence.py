@@ -1,21 +1,19 @@
-"""Rows of published training runs, and the setup that each describes.
+"""The setup that a row of a published training run describes.
 
 A row that states too little, or something that is not simulated, is refused with the reason (InputError, NotModeled);
-nothing about the run is guessed except what `Case.assumed` names.
+nothing about the run is guessed except what the assumptions of its setup name.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 from zsim.cluster.load import cluster_from
 from zsim.cluster.spec import Cluster
@@ -28,129 +26,11 @@ from zsim.model.spec import Compute, ModelSpec, Module, Workload
 from zsim.model.trace import parameters
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 from zsim.scenario import Setup
+from zsim.validation.rows import Row, gpu_name
 
-REQUIRED = ("id", "source", "model", "seq_len", "gpu", "n_gpus", "framework", "strategy", "precision", "micro_batch")
-
-# How sources write the devices of the catalog. What is not here is looked up under its own name.
-GPUS = {
-    "A100": "A100-SXM-80GB",
-    "A100-80GB": "A100-SXM-80GB",
-    "A100-80GB SXM": "A100-SXM-80GB",
-    "A100-40GB": "A100-SXM-40GB",
-    "A800-80GB": "A800-SXM-80GB",
-    "H100": "H100-SXM",
-    "H100-80GB": "H100-SXM",
-    "H100-80GB SXM": "H100-SXM",
-    "H100-96GB-HBM2e": "H100-SXM-96GB",
-    "H100-96GB": "H100-SXM-96GB",
-    "H100-95GiB": "H100-SXM-96GB",
-    "H200": "H200-SXM",
-    "B200": "B200-SXM",
-    "RTX PRO 6000": "RTX PRO 6000 Blackwell WS",
-}
 # Gigabits per second and node, where the source does not say: what such machines are usually sold with.
 USUAL_NETWORK = {"A100": 1600, "A800": 1600, "H100": 3200, "H200": 3200, "B200": 3200, "MI300X": 3200}
 PARALLELISM = re.compile(r"\b(uses (TP|CP|PP)|TP \d|CP \d|PP \d|sequence parallel [2-9]|tensor parallel|pipeline)")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of a CSV file with the columns of validation/published; empty cells are absent from `cells`."""
-
-    file: str
-    line: int
-    cells: Mapping[str, str]
-
-    def __getitem__(self, column: str) -> str:
-        """The cell. Raises InputError where it is empty."""
-        value = self.cells.get(column)
-        if value is None:
-            raise InputError("not stated by the source", self.file, self.line, column)
-        return value
-
-    def get(self, column: str, default: str = "") -> str:
-        return self.cells.get(column, default)
-
-    def number(self, column: str) -> float | None:
-        text = self.cells.get(column)
-        if text is None:
-            return None
-        try:
-            return float(text)
-        except ValueError:
-            raise InputError(f"{text!r} is not a number", self.file, self.line, column) from None
-
-    def count(self, column: str, default: int | None = None) -> int:
-        """A whole number of at least 1; `default` where the cell is empty."""
-        value = self.number(column)
-        if value is None and default is not None:
-            return default
-        if value is None or value < 1 or value != int(value):
-            self[column]
-            raise InputError(f"{value} is not a whole number of at least 1", self.file, self.line, column)
-        return int(value)
-
-    @property
-    def id(self) -> str:
-        return self["id"]
-
-    @property
-    def source(self) -> str:
-        """Short name of who published it: what stands before the address."""
-        return re.split(r"\s+(?:https?:|\(|docs/|benchmarking)", self["source"])[0].strip()
-
-    @property
-    def split(self) -> str:
-        """ "fit" or "test": as marked, else by the rule."""
-        return self.get("split") or split_of(self)
-
-    @property
-    def step_s(self) -> float | None:
-        """Seconds per optimizer step, printed or from tokens/s; None where the source has neither."""
-        printed, rate = self.number("step_time_s"), self.number("tokens_per_s_per_gpu")
-        if printed is not None:
-            return printed
-        if rate is None:
-            return None
-        return self.count("micro_batch") * self.count("grad_accum", 1) * self.count("seq_len") / rate
-
-
-def read_rows(path: str | Path) -> list[Row]:
-    """All rows of a CSV file. Raises InputError where it cannot be read or misses a required column."""
-    path = Path(path)
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            header = reader.fieldnames or ()
-            missing = [column for column in REQUIRED if column not in header]
-            if missing:
-                raise InputError(f"missing columns: {', '.join(missing)}", path, 1, accepted=", ".join(REQUIRED))
-            return [
-                Row(str(path), reader.line_num, {key: text.strip() for key, text in line.items() if key and text})
-                for line in reader
-            ]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from None
-
-
-def read_folder(folder: str | Path) -> list[Row]:
-    """The rows of all CSV files of a folder, in order of their names. Raises InputError where there are none."""
-    files = sorted(Path(folder).glob("*.csv"))
-    if not files:
-        raise InputError("holds no CSV files", folder)
-    return [row for file in files for row in read_rows(file)]
-
-
-def split_of(row: Row) -> str:
-    """ "fit" or "test": by a checksum of source, model, GPU and sequence length, so that runs of one setup at several
-    scales or in several versions of a table stay on one side."""
-    key = "|".join((row.source, row["model"], gpu_name(row), row.get("seq_len")))
-    return "fit" if crc32(key.encode()) % 2 else "test"
-
-
-def gpu_name(row: Row) -> str:
-    stated = re.sub(r"\s*\(.*", "", row["gpu"]).strip()
-    return GPUS.get(stated, stated)
 
 
 def setup_of(row: Row) -> Setup:

@@ -15,7 +15,8 @@ from zsim.engine.simulator import run
 from zsim.errors import InputError
 from zsim.program.lower import lower
 from zsim.result.measure import measure
-from zsim.validation.evidence import Row, gpu_name, setup_of
+from zsim.validation.evidence import setup_of
+from zsim.validation.rows import Row, gpu_name
 
 if TYPE_CHECKING:
     from zsim.scenario import Setup

@@ -77,8 +77,8 @@ def _collectives(path: Path) -> Iterator[str]:
 
 
 def _published(folder: Path) -> Iterator[str]:
-    from zsim.validation.evidence import read_rows
     from zsim.validation.published import predict, text
+    from zsim.validation.rows import read_rows
 
     predictions = [predict(row) for path in sorted(folder.glob("*.csv")) for row in read_rows(path)]
     yield "Rows marked `fit` shaped the profiles, rows marked `test` did not.\n"
