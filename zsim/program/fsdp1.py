@@ -220,11 +220,11 @@ class Fsdp1(Hooks):
         builder, plan = self.builder, self.plan
         owned = self.flat.owned(self.handles)
         if plan.grad_clip:
-            grad_norm(builder, owned, "float32")
+            grad_norm(builder, owned, "float32", self.flat.device)
             if self.flat.sharded:
                 work = Collective("all_reduce", "float32", 1, 1, self.flat.group, "SUM")
                 builder.launch(COMPUTE, "grad norm", "optimizer", work)
-            clip(builder, owned, "float32")
+            clip(builder, owned, "float32", self.flat.device)
         update(builder, plan.optimizer, owned, "float32", first=first, device=self.flat.device)
         if not plan.use_orig_params:  # zero_grad
             self._drop_gradients()

@@ -208,6 +208,8 @@ class Fsdp2(Hooks):
             if finalize:
                 self._finalize(unit)
         if finalize:
+            if self.plan.cpu_offload:
+                self.builder.host_wait(self.builder.last(D2H))  # grad_offload_event of every parameter
             self.post_forward_order.clear()
             self._recycle_scatter_input()
 
@@ -216,8 +218,6 @@ class Fsdp2(Hooks):
         if unit.reduce_event is not None:
             builder.stream_wait(COMPUTE, unit.reduce_event)
             unit.reduce_event = None
-            if self.plan.cpu_offload:
-                builder.host_wait(builder.last(D2H))  # grad_offload_event
         self.comm.drop_all_reduce_input(unit)
         if unit.gathered is not None:  # a prefetch that nobody used
             builder.stream_wait(COMPUTE, unit.gathered)
@@ -282,12 +282,12 @@ class Fsdp2(Hooks):
             if self.model.parameters[param].trainable
         ]
         if plan.grad_clip:
-            grad_norm(builder, owned, plan.storage_dtype)
+            grad_norm(builder, owned, plan.storage_dtype, comm.device)
             if comm.shards > 1:
                 # the norms of all parameters, stacked; DTensor reduces them over the shards only
                 work = Collective("all_reduce", "float32", len(owned), len(owned), comm.group(comm.shards), "SUM")
                 builder.launch(COMPUTE, "grad norm", "optimizer", work)
-            clip(builder, owned, plan.storage_dtype)
+            clip(builder, owned, plan.storage_dtype, comm.device)
         update(builder, plan.optimizer, owned, plan.storage_dtype, first=first, device=comm.device)
         for unit in self.units:  # zero_grad
             if unit.has_sharded_grad:

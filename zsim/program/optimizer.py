@@ -109,9 +109,10 @@ def update(
     if not total:
         return
     if impl == "cpu":
-        one = rule.fused or Pass(sum(p.reads for p in rule.passes), sum(p.writes for p in rule.passes))
-        nbytes = (one.reads + one.writes) * size * total
-        builder.launch(CPU, optimizer.name, "optimizer", CpuWork(optimizer.name, total, nbytes))
+        # DeepSpeedCPUAdam and torch's fused one pass once over the states; without them torch loops on the CPU
+        single = rule.fused if optimizer.impl in ("cpu", "fused") else None
+        one = single or Pass(sum(p.reads for p in rule.passes), sum(p.writes for p in rule.passes))
+        _on_cpu(builder, optimizer.name, total, (one.reads + one.writes) * size)
         return
     kernels: tuple[Memory, ...]
     if rule.fused and (impl == "fused" or not rule.passes):
@@ -140,15 +141,24 @@ def update(
     )
 
 
-def grad_norm(builder: Builder, numels: Sequence[int], dtype: str) -> None:
+def _on_cpu(builder: Builder, label: str, numel: int, bytes_each: float) -> None:
+    """Arithmetic on host tensors, which Python waits for."""
+    builder.host_wait(builder.launch(CPU, label, "optimizer", CpuWork(label, numel, numel * bytes_each)))
+
+
+def grad_norm(builder: Builder, numels: Sequence[int], dtype: str, device: str = "gpu") -> None:
     """torch.nn.utils.clip_grad.get_total_norm: a norm per tensor, then one of the stacked norms."""
-    if numels:
+    if device == "host":
+        _on_cpu(builder, "grad norm", sum(numels), DTYPE_BYTES[dtype])
+    elif numels:
         kernel = foreach("grad_norm", numels, DTYPE_BYTES[dtype], 0, 1)
         builder.launch(COMPUTE, "grad norm", "optimizer", Compute((kernel,)))
 
 
-def clip(builder: Builder, numels: Sequence[int], dtype: str) -> None:
+def clip(builder: Builder, numels: Sequence[int], dtype: str, device: str = "gpu") -> None:
     """torch.nn.utils.clip_grad.clip_grads_with_norm_: scales every gradient, without asking whether it has to."""
-    if numels:
-        size = DTYPE_BYTES[dtype]
+    size = DTYPE_BYTES[dtype]
+    if device == "host":
+        _on_cpu(builder, "clip", sum(numels), 2 * size)
+    elif numels:
         builder.launch(COMPUTE, "clip", "optimizer", Compute((foreach("grad_norm", numels, size, size, 1),)))
