@@ -47,7 +47,7 @@ def test_every_scenario_has_the_whole_contract(results: dict[str, dict], name: s
     assert 0 < result["throughput"]["mfu"] <= result["throughput"]["hfu"] < 1
     assert 0 < result["bottleneck"]["share"] <= 1
     assert result["bottleneck"]["name"]
-    assert result["model"]["trainable_params"] == result["model"]["params"]
+    assert 0 < result["model"]["trainable_params"] <= result["model"]["params"]
     assert result["memory"]["textbook"]["formula"]
     assert isinstance(result["assumptions"], list)
     assert isinstance(result["not_modeled"], list)
