@@ -77,12 +77,9 @@ def _collectives(path: Path) -> Iterator[str]:
 
 
 def _published(folder: Path) -> Iterator[str]:
-    from zsim.validation.published import predict, text
-    from zsim.validation.rows import read_rows
+    from zsim.validation.published_report import section
 
-    predictions = [predict(row) for path in sorted(folder.glob("*.csv")) for row in read_rows(path)]
-    yield "Rows marked `fit` shaped the profiles, rows marked `test` did not.\n"
-    yield f"```\n{text(predictions)}\n```"
+    yield from section(folder)
 
 
 def _cases(path: Path) -> Iterator[str]:

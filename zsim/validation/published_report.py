@@ -1,0 +1,166 @@
+"""The section of validation/REPORT.md on published runs: errors, others' errors, terms left out, rows that are far off."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from zsim.validation.evidence import setup_of
+from zsim.validation.published import Prediction, Score, baseline_seconds, predict
+from zsim.validation.rows import read_folder
+
+FAR = 20.0  # percent: rows beyond it are explained one by one
+TIE = 1.0  # percent: measurements nearer to each other than this have no order
+
+
+def section(folder: Path) -> Iterator[str]:
+    """Markdown lines. `folder` holds the CSV files, peers.yaml, explained.yaml and perhaps calibration.yaml."""
+    predictions = [predict(row) for row in read_folder(folder)]
+    known = [p for p in predictions if p.error is not None]
+    test = [p for p in known if p.split == "test"]
+    yield (
+        f"{len(known)} training runs that others measured. Rows marked `fit` shaped the profiles, rows marked `test` did "
+        "not: split by a checksum of source, model, GPU and sequence length. Errors of the step time in percent. `zsim "
+        "validate published validation/published/*.csv` prints every row.\n"
+    )
+    yield from _table("test rows of", {"all": test, **_by(test, lambda p: p.row.source), **_by(test, lambda p: p.gpu)})
+    yield ""
+    yield from _table("fit rows of", {"all": [p for p in known if p.split == "fit"]}, head=False)
+    yield from _against_peers(known, _yaml(folder / "peers.yaml"))
+    yield from _record(_yaml(folder / "calibration.yaml"))
+    yield from _order(known)
+    yield from _memory(predictions)
+    yield from _far(known, _yaml(folder / "explained.yaml"))
+    refused = [p for p in predictions if p.refused]
+    yield f"\n{len(predictions) - len(refused)} of {len(predictions)} rows are predicted; refused:\n"
+    yield from (f"- {p.row.get('id')}: {p.refused}" for p in refused)
+
+
+def _by(predictions: Sequence[Prediction], key: Any) -> dict[str, list[Prediction]]:
+    return {name: [p for p in predictions if key(p) == name] for name in sorted({key(p) for p in predictions})}
+
+
+def _table(title: str, groups: Mapping[str, Sequence[Prediction]], head: bool = True) -> Iterator[str]:
+    if head:
+        yield f"| {title} | rows | MAPE | median | worst | bias | beyond 10 % |\n|---|--:|--:|--:|--:|--:|--:|"
+    for name, members in groups.items():
+        score = Score.of(p.error for p in members)
+        if score:
+            label = name if head else f"{title} {name}"
+            yield (
+                f"| {label} | {score.rows} | {score.mape:.2f} | {score.median:.2f} | {score.worst:+.1f} | "
+                f"{score.bias:+.2f} | {score.beyond_10} |"
+            )
+
+
+def _against_peers(known: Sequence[Prediction], peers: Mapping[str, Any]) -> Iterator[str]:
+    """zsim and one line of arithmetic, computed here, beside what others' simulators do on the same tables."""
+    rows = [p for p in known if p.row["framework"].startswith("llm-foundry")]
+    if not rows:
+        return
+    yield "\n### llm-foundry, beside others\n"
+    yield "One factor per GPU is fitted for each of the others, on other rows than they are scored on; none for zsim.\n"
+    yield "| | A100 | H100 |\n|---|--:|--:|"
+    test = [p for p in rows if p.split == "test"]
+    families = {"A100": "A100-SXM", "H100": "H100-SXM"}
+    own = [Score.of(p.error for p in test if p.gpu.startswith(gpu)) for gpu in families.values()]
+    yield "| zsim, test rows | " + " | ".join(f"{s.mape:.1f}" if s else "-" for s in own) + " |"
+    line = [_baseline([p for p in rows if p.gpu.startswith(gpu)]) for gpu in families.values()]
+    yield "| (6N + attention + recomputation) / peak, test rows | " + " | ".join(f"{m:.1f}" for m in line) + " |"
+    for peer in peers.get("llm-foundry", ()):
+        yield f"| {peer['name']}, as published with it | {peer.get('a100', '-')} | {peer.get('h100', '-')} |"
+
+
+def _baseline(rows: Sequence[Prediction]) -> float:
+    """MAPE of the test rows under FLOPs over peak times the median factor of the fit rows."""
+    ratios = {p.row.id: (p.measured_s or 0.0) / baseline_seconds(setup_of(p.row)) for p in rows}
+    fitted = sorted(ratios[p.row.id] for p in rows if p.split == "fit")
+    factor = fitted[len(fitted) // 2]
+    held = [abs(factor / ratios[p.row.id] - 1) for p in rows if p.split == "test"]
+    return 100 * sum(held) / len(held)
+
+
+def _record(record: Mapping[str, Any]) -> Iterator[str]:
+    """What `zsim calibrate published --ablations` wrote down."""
+    left_out = record.get("left_out", {})
+    score = Score.of(left_out.values())
+    if score:
+        yield "\n### A device that no run was fitted on\n"
+        yield (
+            "Each family of GPUs left out of the fit in turn and predicted by the generic profile: MAPE "
+            f"{score.mape:.1f} %, median {score.median:.1f} %, bias {score.bias:+.1f} % over {score.rows} rows."
+        )
+    if record.get("ablations"):
+        yield "\n### What each term buys\n"
+        yield "MAPE without it, the other constants fitted anew (rows on the GPUs that are fitted).\n"
+        yield "| without | fit rows | test rows |\n|---|--:|--:|"
+        for line in record["ablations"]:
+            yield f"| {line['without']} | {line['fit_mape']:.2f} | {line['test_mape']:.2f} |"
+
+
+GROUPS = {
+    "ZeRO-2, ZeRO-3, checkpointing and offload, 8 A800": lambda p: p.gpu.startswith("A800"),
+    "checkpointing and compilation, 8 H100": lambda p: "PR 165" in p.row.source,
+    "1.3B, 8 to 512 H100": lambda p: p.row["model"] == "mpt-1b" and p.row["seq_len"] == "2048" and p.gpu == "H100-SXM",
+    "3B, 8 to 128 A100-40": lambda p: (
+        p.row["model"] == "mpt-3b" and p.row["seq_len"] == "2048" and p.gpu == "A100-SXM-40GB"
+    ),
+    "sequence length, 3B on 8 A100-80": lambda p: (
+        p.row["model"] == "mpt-3b" and p.row["n_gpus"] == "8" and p.gpu == "A100-SXM-80GB"
+    ),
+}  # fmt: skip
+
+
+def _order(known: Sequence[Prediction]) -> Iterator[str]:
+    yield "\n### Which of two setups is faster\n"
+    yield f"Kendall's tau of tokens per second and GPU; measurements within {TIE:g} % of each other have no order.\n"
+    yield "| group | rows | tau |\n|---|--:|--:|"
+    for name, member in GROUPS.items():
+        chosen = [p for p in known if member(p)]
+        tau = kendall([(_rate(p, p.measured_s), _rate(p, p.step.step_s if p.step else None)) for p in chosen])
+        if tau is not None:
+            yield f"| {name} | {len(chosen)} | {tau:.2f} |"
+
+
+def _rate(prediction: Prediction, seconds: float | None) -> float:
+    row = prediction.row
+    return row.count("micro_batch") * row.count("grad_accum", 1) * row.count("seq_len") / (seconds or float("inf"))
+
+
+def kendall(pairs: Iterable[tuple[float, float]]) -> float | None:
+    """Tau over all pairs whose first values differ by more than TIE percent; None without such a pair."""
+    agree = total = 0
+    for (a, x), (b, y) in itertools.combinations(pairs, 2):
+        if abs(a / b - 1) > TIE / 100:
+            total += 1
+            agree += 1 if (a - b) * (x - y) > 0 else -1
+    return agree / total if total else None
+
+
+def _memory(predictions: Sequence[Prediction]) -> Iterator[str]:
+    yield "\n### Peak memory\n"
+    yield "| kind | rows | MAPE | median | worst | bias |\n|---|--:|--:|--:|--:|--:|"
+    for kind in ("allocated", "reserved"):
+        score = Score.of(p.memory_error(kind) for p in predictions)
+        if score:
+            errors = f"{score.mape:.1f} | {score.median:.1f} | {score.worst:+.1f} | {score.bias:+.1f}"
+            yield f"| {kind} | {score.rows} | {errors} |"
+    wrong = [p.row.id for p in predictions if p.step and not p.step.fits]
+    yield f"\nCalled out of memory though they ran: {len(wrong)} of {sum(p.step is not None for p in predictions)}"
+    yield from (f"- {row}" for row in wrong)
+
+
+def _far(known: Sequence[Prediction], explained: Mapping[str, str]) -> Iterator[str]:
+    yield f"\n### Rows beyond {FAR:g} %\n"
+    for p in sorted(known, key=lambda p: -abs(p.error or 0.0)):
+        if abs(p.error or 0.0) > FAR:
+            why = explained.get(p.row.id, "not explained").strip()
+            yield f"- {p.row.id} ({p.split}): {p.error:+.1f} %. {why}"
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
