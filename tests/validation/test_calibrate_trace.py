@@ -244,3 +244,21 @@ def test_live_capture_calibration_and_cross_prediction(tmp_path: Path) -> None:
         assert len(trace.steps) == 2
         assert median(step.end_s - step.start_s for step in trace.steps) > 0
     assert predicted(runs(folder)[0], found).fits
+
+
+def test_the_command_writes_a_profile_that_a_scenario_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from zsim.cli.app import dispatch
+
+    folder = capture_of_known_constants(tmp_path / "capture")
+    assert dispatch(["calibrate", str(folder), "--out", str(tmp_path / "mine.yaml")]) == 0
+    said = capsys.readouterr().out
+    assert "gemm.efficiency" in said
+    assert "left at the base" in said
+    path = scenario(tmp_path, "ddp", 256, 4)
+    assert dispatch([str(path), "--set", "profile=mine.yaml"]) == 0
+    (tmp_path / "mine.yaml").write_text("device: H100-SXM\nvalues: {}\n")
+    with pytest.raises(InputError, match="calibrated on H100-SXM"):
+        dispatch([str(path), "--set", "profile=mine.yaml"])
+    (tmp_path / "mine.yaml").write_text("hello")
+    with pytest.raises(InputError, match="no profile"):
+        dispatch([str(path), "--set", "profile=mine.yaml"])

@@ -23,6 +23,8 @@ CONSTANTS = (
     "gemm.efficiency", "gemm.depth", "attention.flash.forward", "attention.flash.backward", "memory_efficiency.default",
     "memory_efficiency.optimizer", "launch_gap", "collective_slowdown", "host.launch",
 )  # fmt: skip
+_SCATTER = 0.25  # rms error beyond which products follow no common law: mixed libraries, sparsity, other precisions
+_MOST = 1.5  # times the catalog's peak: a clock above nominal is possible, more is a wrong device or dtype
 
 
 @dataclass
@@ -110,8 +112,11 @@ def calibrate(paths: Sequence[Path], base: str = "default", device: str | None =
     _collectives(points, found)
     _slowdown(points, found)
     if not found.determined and not found.collectives:
-        raise InputError(f"{', '.join(points.sources)}: nothing in it determines a constant", accepted="a capture, or "
-                         "traces with sizes of collectives or shapes of products")  # fmt: skip
+        raise InputError(
+            f"{', '.join(points.sources)}: nothing in it determines a constant",
+            accepted="a capture, or traces with sizes of collectives or shapes of products",
+            notes=tuple(found.notes),
+        )
     return found
 
 
@@ -125,10 +130,11 @@ def _products(points: Points, found: Calibration) -> None:
         found.notes.append(f"products: {len(measured)} shapes of {dtype} are too few, or the device has no peak for it")
         return
     tile, line = fit.gemm([shape for shape, _ in measured], [seconds for _, seconds in measured], peak)
-    if not line.slope.value:
-        found.notes.append("products: too shallow to tell an efficiency")
+    share = line.slope.inverse()
+    if line.error > _SCATTER or share.high > _MOST:
+        found.notes.append(f"products: {len(measured)} shapes of {dtype} determine nothing, rms error {line.error:.0%}")
         return
-    found.determined["gemm.efficiency"] = line.slope.inverse()
+    found.determined["gemm.efficiency"] = share
     found.determined["gemm.depth"] = line.latency.scaled(1 / line.slope.value)
     found.plain["gemm.tile"] = tile
     found.notes.append(f"products: {len(measured)} shapes of {dtype}, tile {tile}, rms error {line.error:.1%}")
