@@ -160,19 +160,22 @@ class _Search:
                 yield group
 
     def batches(self, groups: Iterable[_Group]) -> list[_Line]:
-        rows = [group.untuned(checkpointing) for group in groups for checkpointing in CHECKPOINTING]
-        found = self._map_tasks(largest, [[candidate.task(self.base) for candidate in row] for row in rows])
+        kinds = CHECKPOINTING[::-1]  # what needs least first
+        asked = [[group.untuned(checkpointing) for checkpointing in kinds] for group in groups]
+        tasks = [[[candidate.task(self.base) for candidate in row] for row in rows] for rows in asked]
         lines = []
-        for row, (count, probe) in zip(rows, found, strict=True):
-            tunings = len(row[0].strategy.tunings)
-            if probe is not None and probe.need is None:
-                self.answer.searched[REFUSED] += (len(row) - count) * tunings
-                self.answer.refusals[probe.refusal] += (len(row) - count) * tunings
-            elif probe is not None:
-                self.answer.searched[BATCH_TOO_LARGE] += (len(row) - count) * tunings
-                self._miss(probe, row[count])
-            if count:
-                lines.append(_Line(row[:count], tuning=row[0].strategy.usual))
+        for rows, found in zip(asked, self._map_tasks(largest, tasks), strict=True):
+            for row, (count, probe) in zip(rows, found, strict=True):
+                left_out = (len(row) - count) * len(row[0].strategy.tunings)
+                if probe is not None and probe.need is None:
+                    self.answer.searched[REFUSED] += left_out
+                    self.answer.refusals[probe.refusal] += left_out
+                elif left_out:
+                    self.answer.searched[BATCH_TOO_LARGE] += left_out
+                    if probe is not None:
+                        self._miss(probe, row[count])
+                if count:
+                    lines.append(_Line(row[:count], tuning=row[0].strategy.usual))
         return lines
 
     def _miss(self, probe: Probe, candidate: Candidate) -> None:
@@ -294,14 +297,23 @@ class _Search:
         return [future.result() for future in [self.executor.submit(question, task) for task in tasks]]
 
 
-def largest(tasks: Sequence[Task]) -> tuple[int, Probe | None]:
-    """How many of the tasks, in rising need, may fit, and the probe of the first that does not."""
-    low, high, refused = 0, len(tasks), None
-    while low < high:
-        middle = (low + high + 1) // 2 - 1
-        probe = probe_memory(tasks[middle])
-        if probe.excluded:
-            high, refused = middle, probe
-        else:
-            low = middle + 1
-    return low, refused
+def largest(rows: Sequence[Sequence[Task]]) -> list[tuple[int, Probe | None]]:
+    """Of each row, tasks in rising need, how many may fit, and the probe of the first that does not, if there was one.
+
+    Each row needs more than the one before, so no more of its tasks may fit.
+    """
+    found = []
+    most = max(map(len, rows))
+    for tasks in rows:
+        low, high, refused = 0, min(most, len(tasks)), None
+        while low < high:
+            middle = (low + high + 1) // 2 - 1
+            probe = probe_memory(tasks[middle])
+            if probe.excluded:
+                high, refused = middle, probe
+            else:
+                low = middle + 1
+        found.append((low, refused))
+        if refused is None or refused.need is not None:
+            most = low
+    return found
