@@ -13,15 +13,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from zsim.errors import InputError
+from zsim.errors import InputError, NotModeled
 from zsim.model.spec import Workload
 from zsim.plan.spec import Fsdp2Plan, Optimizer
 from zsim.program.lower import lower
 from zsim.program.ops import ALL_REDUCE, COMPUTE, REDUCE_SCATTER, Alloc, Collective, Free, Instruction, Launch, Program
 from zsim.validation import storage
 from zsim.validation.sequences import files, reason
+
+T = TypeVar("T")
 
 # Models that oracles name.
 SHAPES: dict[str, dict[str, Any]] = {
@@ -41,6 +43,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 COMMON = {"max_position_embeddings": 131072, "tie_word_embeddings": False}
 CHECKPOINTING = {"none": "none", "full": "full", "op": "selective"}
 IMPLEMENTATIONS = {"hf": "hf", "titan": "torchtitan"}
+
+KNOWN = {"name", "model", "impl", "world", "batch", "seq", "ac", "raf", "layers", "shape"}
 
 MOMENTS = ("start", "after_forward", "peak_forward", "after_backward", "peak")
 # Categories that need not agree to the byte: activations and temporaries; in counts of all storages the totals too,
@@ -179,20 +183,28 @@ class Line:
         return difference <= (0 if self.exact else max(TOLERANCE[self.category] * self.recorded, SMALLEST_BLOCK))
 
 
+def _one_of(known: Mapping[str, T], config: Mapping[str, Any], field: str) -> T:
+    if config.get(field) not in known:
+        raise InputError(f"{config.get(field)!r}", field=field, accepted=", ".join(known))
+    return known[config[field]]
+
+
 def predict(oracle: Mapping[str, Any]) -> Program:
     from zsim.model.huggingface import from_config
     from zsim.model.trace import trace
 
     config = oracle["config"]
-    shape = SHAPES[config["model"]] | COMMON
+    if unknown := set(config) - KNOWN:
+        raise NotModeled(", ".join(sorted(unknown)), field="config", accepted=", ".join(sorted(KNOWN)))
+    shape = {**_one_of(SHAPES, config, "model"), **COMMON, **config.get("shape", {})}
     if "layers" in config:
-        shape = shape | {"num_hidden_layers": config["layers"]}
+        shape["num_hidden_layers"] = config["layers"]
     model = from_config(shape, config["model"])
     workload = Workload(
         config["batch"],
         config["seq"],
-        checkpointing=CHECKPOINTING[config["ac"]],
-        implementation=IMPLEMENTATIONS[config["impl"]],
+        checkpointing=_one_of(CHECKPOINTING, config, "ac"),
+        implementation=_one_of(IMPLEMENTATIONS, config, "impl"),
     )
     plan = Fsdp2Plan(
         world_size=config["world"],

@@ -118,7 +118,10 @@ def plan_of(header: Mapping[str, Any]) -> AnyPlan:
     engine = header["engine"]
     if engine not in _PLANS:
         raise InputError(f"engine {engine!r}", field="engine", accepted=", ".join(_PLANS))
-    return _PLANS[engine](header["config"], int(header["world"]))
+    try:
+        return _PLANS[engine](header["config"], int(header["world"]))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"is not what the recorder writes ({error!r})", field="config") from None
 
 
 def _shared(config: Mapping[str, Any], world: int) -> dict[str, Any]:
