@@ -35,6 +35,15 @@ PARALLELISM = re.compile(r"\b(uses (TP|CP|PP)|TP \d|CP \d|PP \d|sequence paralle
 
 def setup_of(row: Row) -> Setup:
     """What the row says was run. Raises InputError or NotModeled with the reason if it cannot be simulated."""
+    try:
+        return _setup(row)
+    except InputError as error:
+        if error.file is None:  # of a part that the row describes: a GPU, a plan
+            error.file, error.line = row.file, row.line
+        raise
+
+
+def _setup(row: Row) -> Setup:
     _refuse_unmodeled(row)
     assumed: list[str] = []
     cluster = _cluster(row, assumed)

@@ -1,4 +1,4 @@
-"""The section of validation/REPORT.md on published runs: errors, others' errors, terms left out, rows that are far off."""
+"""The section of validation/REPORT.md on published runs: errors, others', terms left out, rows far off."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def section(folder: Path) -> Iterator[str]:
     known = [p for p in predictions if p.error is not None]
     test = [p for p in known if p.split == "test"]
     yield (
-        f"{len(known)} training runs that others measured. Rows marked `fit` shaped the profiles, rows marked `test` did "
+        f"{len(known)} training runs that others measured. Rows marked `fit` shaped the profiles, `test` did "
         "not: split by a checksum of source, model, GPU and sequence length. Errors of the step time in percent. `zsim "
         "validate published validation/published/*.csv` prints every row.\n"
     )

@@ -23,9 +23,6 @@ GPUS = {
     "H100": "H100-SXM",
     "H100-80GB": "H100-SXM",
     "H100-80GB SXM": "H100-SXM",
-    "H100-96GB-HBM2e": "H100-SXM-96GB",
-    "H100-96GB": "H100-SXM-96GB",
-    "H100-95GiB": "H100-SXM-96GB",
     "H200": "H200-SXM",
     "B200": "B200-SXM",
     "RTX PRO 6000": "RTX PRO 6000 Blackwell WS",
@@ -128,5 +125,9 @@ def split_of(row: Row) -> str:
 
 
 def gpu_name(row: Row) -> str:
-    stated = re.sub(r"\s*\(.*", "", row["gpu"]).strip()
+    """The catalog's name of the row's GPU; what the catalog does not know comes back as the source writes it."""
+    text = row["gpu"]
+    stated = re.sub(r"\s*\(.*", "", text).strip()
+    if stated.startswith("H100") and re.search(r"\b9[56](\.\d+)? ?Gi?B", text):
+        return "H100-SXM-96GB"
     return GPUS.get(stated, stated)
