@@ -45,11 +45,12 @@ class Line:
 
 
 def mean(values: Sequence[float]) -> Estimate:
-    """The geometric mean: rates and times err by factors."""
+    """The geometric mean: rates and times err by factors. One value alone has no interval: 0 to infinity."""
     logs = np.log(np.asarray(values, float))
-    middle, half = float(logs.mean()), 0.0
-    if len(logs) > 1:
-        half = _Z * float(logs.std(ddof=1)) / sqrt(len(logs))
+    middle = float(logs.mean())
+    if len(logs) == 1:
+        return Estimate(float(np.exp(middle)), 0.0, inf, 1)
+    half = _Z * float(logs.std(ddof=1)) / sqrt(len(logs))
     return Estimate(float(np.exp(middle)), float(np.exp(middle - half)), float(np.exp(middle + half)), len(logs))
 
 
