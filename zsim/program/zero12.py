@@ -108,6 +108,7 @@ class Zero12(Hooks):
     def grad_ready(self, param: int) -> None:
         """process_gradients"""
         self.gradients.ready(param)
+        self.builder.host_work("zero12 gradient hook", "backward")
         self._allocate_buckets()
         if self.separate:
             self._accumulate(param)

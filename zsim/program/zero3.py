@@ -146,6 +146,7 @@ class Zero3(Hooks):
         self.hook_calls += 1
         if fetch.needed or fetch.prefetched:  # one entry for the Python of the hooks since the last one
             self.builder.host_work("zero3 hook", phase, self.hook_calls, module=module)
+            self.builder.host_work("zero3 gather", phase, len(fetch.needed) + len(fetch.prefetched), module=module)
             self.hook_calls = 0
         if fetch.needed:
             self.parameters.gather(fetch.needed, module, phase)

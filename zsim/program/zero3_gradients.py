@@ -58,6 +58,7 @@ class Gradients:
     def ready(self, param: int) -> None:
         """reduce_independent_p_g_buckets_and_remove_grads, then __add_grad_to_ipg_bucket."""
         numel = self.numel[param]
+        self.builder.host_work("zero3 gradient hook", "backward")
         if self._bucket and self._elements + numel > self.plan.reduce_bucket_size:
             self.reduce()
         if self.lane != COMPUTE:
