@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -22,9 +23,11 @@ GIB = 2**30
 
 def render(store: Store, sweep: Sweep, tally: Tally, console: Console) -> None:
     count = store.count()
+    undecided = count["ok"] - count["fit"] - count["do_not_fit"]
+    open_ = f"{undecided:,} are not excluded by their allocations, " if undecided else ""
     console.print(
         f"{count['rows']:,} scenarios: {count['fit']:,} fit, {count['do_not_fit']:,} do not "
-        f"({count['decided_by_memory']:,} by their allocations alone), {count['refused']:,} refused, "
+        f"({count['decided_by_memory']:,} by their allocations alone), {open_}{count['refused']:,} refused, "
         f"{count['failed']:,} failed; {tally.computed:,} computed now, {tally.reused:,} from {store.path}"
     )
     _best(store, sweep, console)
@@ -48,7 +51,7 @@ def _best(store: Store, sweep: Sweep, console: Console) -> None:
     for inputs, tokens, per_gpu, step, mfu, headroom in store.best(columns, BEST):
         fields = dict(flat(json.loads(inputs)))
         table.add_row(
-            *(str(fields.get(name, "")) for name in sweep.varied),
+            *(_short(fields.get(name, "")) for name in sweep.varied),
             f"{tokens:,.0f}",
             f"{per_gpu:,.0f}",
             f"{step:.3f} s",
@@ -59,3 +62,11 @@ def _best(store: Store, sweep: Sweep, console: Console) -> None:
     if found:
         console.print(f"the {found} with most tokens/s:" if found > 1 else "the one that fits:")
         console.print(table)
+
+
+def _short(value: object) -> str:
+    """A value for a narrow column; of a path what tells it from others."""
+    path = Path(value) if isinstance(value, str) and "/" in value else None
+    if path is None:
+        return str(value)
+    return path.parent.name if path.name == "config.json" else path.stem
