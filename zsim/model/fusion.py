@@ -6,6 +6,9 @@ move. Norm forward 4 of 36, backward 10 of 102 (the weight's gradient reads twic
 product forward 6 of 10, backward 10 of 18; a residual sum saves the read that the next norm shares with it; sums of
 gradients and transposes disappear into what reads them, all but one of each pair. Loss and logits are outside the
 compiled blocks (torchtitan and fms-fsdp compile each block), embeddings and attention are kernels of their own.
+
+What is saved shrinks likewise: a norm keeps its input as it came, an activation what matrix products made; the rest is
+computed again in the backward kernel that reads it.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zsim.model.kernels import Kernel, Memory
+from zsim.model.spec import Saved
 
 SHARE = {
     "norm": 0.1,
@@ -36,3 +40,15 @@ def _fused(kernel: Memory) -> Memory:
     if share is None:
         return kernel
     return Memory(kernel.label, share * kernel.read_bytes, share * kernel.write_bytes, 1, kernel.flops)
+
+
+def kept(label: str, saved: Sequence[Saved], dtype: str) -> tuple[Saved, ...]:
+    """What autograd keeps of the tensors that a piece of eager work saves; `dtype` is the activations'."""
+    if label.startswith("norm"):
+        whole = [tensor for tensor in saved if tensor.shape[-1] > 1]
+        rest = tuple(tensor for tensor in saved if tensor.shape[-1] <= 1)
+        return (Saved(whole[0].name, whole[0].shape, dtype), *rest) if whole else rest
+    if label.startswith("activation"):
+        # Products write [tokens, width]; what pointwise kernels make has the model's shape [batch, sequence, width].
+        return tuple(tensor for tensor in saved if len(tensor.shape) == 2)
+    return tuple(saved)

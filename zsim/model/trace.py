@@ -10,7 +10,7 @@ from zsim.errors import InputError
 from zsim.model import families
 from zsim.model.architecture import Architecture
 from zsim.model.families.torchtitan import transformers_name
-from zsim.model.fusion import fused
+from zsim.model.fusion import fused, kept
 from zsim.model.graph import Call, Segment, Storage, Tensor, row_major
 from zsim.model.kernels import Kernel, Memory
 from zsim.model.layers import Blocks, Net
@@ -90,7 +90,7 @@ class _Tracer:
         tape.finish_forward()
         tape.backward(loss)
         _number_labels(root, Counter())
-        computes = {id(segment): _compute(segment, workload.compile) for segment in tape.segments}
+        computes = {id(segment): _compute(segment, workload) for segment in tape.segments}
         return self._plan(cast(Call, root.body[0]), 0, computes).module("", 0)
 
     def _plan(self, call: Call, cut: int, computes: dict[int, Compute]) -> _Plan:
@@ -198,17 +198,19 @@ def _number_labels(call: Call, seen: Counter[tuple[int, str]]) -> None:
             item.label = f"{item.label}.{seen[key]}"
 
 
-def _compute(segment: Segment, compiled: bool) -> Compute:
+def _compute(segment: Segment, workload: Workload) -> Compute:
     forward, backward, recompute = (_merged(k) for k in (segment.forward, segment.backward, segment.recompute))
-    if compiled and not segment.logits:
+    saved, resaved = tuple(segment.saved), tuple(segment.resaved)
+    if workload.compile and not segment.logits:
         forward, backward, recompute = fused(forward), fused(backward), fused(recompute)
+        saved, resaved = (kept(segment.label, tensors, workload.dtype) for tensors in (saved, resaved))
     return Compute(
         segment.label,
         forward,
         backward,
         recompute,
-        tuple(segment.saved),
-        tuple(segment.resaved),
+        saved,
+        resaved,
         tuple(segment.grads),
         segment.forward_peak,
         segment.forward_live,

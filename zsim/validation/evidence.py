@@ -120,7 +120,7 @@ def _workload(row: Row, assumed: list[str]) -> Workload:
     foundry = row["framework"].startswith("llm-foundry")
     fused = "foak" in row["framework"]
     if fused:
-        assumed.append("fused norms, rotary embedding and activations as torch.compile would make them")
+        assumed.append("fused norms and activations as Liger has them")
     return Workload(
         micro_batch=row.count("micro_batch"),
         seq_len=row.count("seq_len"),
@@ -128,7 +128,9 @@ def _workload(row: Row, assumed: list[str]) -> Workload:
         attention="triton" if foundry and "PURE" in row["precision"] else "flash",
         checkpointing=checkpointing,
         implementation="torchtitan" if titan else "llm-foundry" if foundry else "hf",
-        compile=row.get("compile") == "yes" or fused,
+        loss="fused" if "liger" in row["framework"] else "hf",
+        kernels="liger" if fused else "torch",
+        compile=row.get("compile") == "yes",
     )
 
 
