@@ -26,7 +26,7 @@ LORA = {"r": 8, "targets": ["q_proj", "v_proj", "down_proj"]}
 
 
 def configurations() -> list[Config]:
-    return [*_ddp(), *_fsdp2(), *_fsdp1(), *_deepspeed()]
+    return [*_ddp(), *_fsdp2(), *_fsdp1(), *_deepspeed(), *_deepspeed_corners()]
 
 
 def _make(engine: str, tag: str, world: int = 2, ga: int = 1, model: str = "llama", **settings: Any) -> Config:
@@ -45,7 +45,6 @@ def _ddp() -> list[Config]:
         _make("ddp", "cap1_unused_nosync", ga=2, ddp=cap | {"find_unused_parameters": True}, no_sync=True),
         _make("ddp", "cap1_view", ddp=cap | {"gradient_as_bucket_view": True}),
         _make("ddp", "cap1_nosync", ga=2, ddp=cap, no_sync=True),
-        _make("ddp", "cap1_static_nosync", ga=2, ddp=cap | {"static_graph": True}, no_sync=True),
         _make("ddp", "cap1_sync", ga=2, ddp=cap),
         _make("ddp", "cap1_bf16", ddp=cap, dtype="bfloat16"),
         _make("ddp", "cap1_ckpt", ddp=cap, ckpt=True),
@@ -174,4 +173,40 @@ def _deepspeed() -> list[Config]:
         _zero("hpz2_regather", 3, 4, zero=REGATHER | {"zero_hpz_partition_size": 2}),
         _zero("leaf", 3, zero=SMALL_ZERO, leaf=True),
         _zero("mixtral", 3, model="mixtral", zero=SMALL_ZERO),
+    ]
+
+
+def _deepspeed_corners() -> list[Config]:
+    """Where two rules of DeepSpeed meet, or one is at its limit."""
+    tiny = SMALL_ZERO | {"reduce_bucket_size": 40000}  # smaller than most parameters
+    owners = {"use_multi_rank_bucket_allreduce": False}
+    fp32_sum = {"data_types": {"grad_accum_dtype": "fp32"}}
+    tight = SMALL_ZERO | {
+        "stage3_max_live_parameters": 300000, "stage3_max_reuse_distance": 300000, "stage3_prefetch_bucket_size": 50000,
+    }  # fmt: skip
+    leaf_reuse = SMALL_ZERO | {"stage3_max_reuse_distance": 10**6}
+    sequential = REGATHER | {"allgather_sequential": True}
+    hpz = REGATHER | {"zero_hpz_partition_size": 2}
+    low_rank = ["embed", "k_proj", "v_proj", "o_proj", "mlp", "norm", "lm_head"]
+    return [
+        *[_zero("alone", stage, 1, zero=SMALL_ZERO) for stage in (2, 3)],
+        _zero("tiny", 2, 4, zero=tiny),
+        _zero("tiny_owners", 1, 3, zero=tiny | owners),
+        _zero("owners_noncontiguous", 2, zero=SMALL_ZERO | owners | {"contiguous_gradients": False}),
+        _zero(
+            "overlap_noncontiguous", 1, ga=2, zero=SMALL_ZERO | {"overlap_comm": True, "contiguous_gradients": False}
+        ),
+        _zero("noncontiguous_accfp32", 2, ga=2, zero=SMALL_ZERO | {"contiguous_gradients": False}, extra=fp32_sum),
+        _zero("ckpt", 2, ga=2, model="mixtral", zero=SMALL_ZERO, ckpt=True),
+        _zero("tiny_allreduce", 3, zero=SMALL_ZERO | {"reduce_bucket_size": 100000, "reduce_scatter": False}),
+        _zero("sequential_ckpt", 3, zero=sequential, ckpt=True),
+        _zero("fetch_allreduce_hpz", 3, 4, zero=hpz | {"use_all_reduce_for_fetch_params": True}),
+        _zero("hpz_ckpt", 3, 4, zero=hpz, ckpt=True),
+        _zero("leaf_reuse", 3, zero=leaf_reuse, leaf=True),
+        _zero("leaf", 3, model="qwen2", zero=REGATHER, leaf=True),
+        _zero("tight", 3, model="qwen2", zero=tight),
+        _zero("regather_ckpt", 3, ga=2, model="gpt2", zero=REGATHER, ckpt=True),
+        _zero("regather_ckpt", 3, ga=2, model="mixtral", zero=REGATHER, ckpt=True),
+        _zero("low_rank", 3, zero=REGATHER, freeze=low_rank),
+        _zero("frozen_ckpt", 3, ga=2, zero=REGATHER, freeze=["mlp", "norm"], ckpt=True),
     ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from zsim.errors import InputError
 from zsim.model.kernels import DTYPE_BYTES, Memory
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import DdpPlan
@@ -272,7 +273,14 @@ class Ddp(Hooks):
 
 
 def lower_ddp(model: ModelSpec, tree: Module, plan: DdpPlan, workload: Workload, steps: int) -> Program:
-    """Step 1 has one bucket; buckets are rebuilt before the second forward that follows a reduction."""
+    """Step 1 has one bucket; buckets are rebuilt before the second forward that follows a reduction.
+
+    Raises InputError for what torch itself fails on.
+    """
+    if plan.static_graph and plan.no_sync and plan.grad_accum > 1:
+        # reducer.cpp 1732 (torch 2.13): "expect_autograd_hooks_ INTERNAL ASSERT FAILED" in the first backward
+        raise InputError("static_graph: torch fails on a first backward under no_sync", field="static_graph",
+                         accepted="static_graph without no_sync")  # fmt: skip
     rank = Ddp(model, tree, plan)
     rank.allocate()
     init = rank.builder.finish()
