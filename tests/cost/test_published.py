@@ -228,3 +228,28 @@ def test_expected_error_is_the_nearest_evidence():
 def test_unknown_stack_is_refused():
     with pytest.raises(InputError, match="unknown software stack 'tensorflow'"):
         load_profile("A100-SXM-80GB", "tensorflow")
+
+
+TINY = {"micro_batch": "1", "seq_len": "64", "d_model": "256", "n_heads": "4", "d_ff": "1024", "vocab": "1000"}
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "group", "word"),
+    [
+        # 64 tokens on one GPU through 12 layers of width 256: kernels of microseconds, issued in more
+        ("lf-a10040gb-125m-s2048-n8-214", {**TINY, "n_gpus": "1", "precision": "pure bf16"}, "host", "host"),
+        ("lf-a10040gb-125m-s2048-n8-214", {"micro_batch": "1", "seq_len": "131072"}, "compute", "attention"),
+        (
+            "fms-2024-02-7b-a100",
+            {"inter_node_network": "10 Gbps", "strategy": "fsdp-full", "micro_batch": "1"},
+            "communication",
+            "",
+        ),
+    ],
+)
+def test_edges_name_the_right_bottleneck(rows, name, cells, group, word):
+    from zsim.api import simulate
+
+    found = simulate(setup_of(changed(rows[name], **cells))).bottleneck
+    assert group in found.group.lower(), found
+    assert word in f"{found.group} {found.name}".lower(), found
