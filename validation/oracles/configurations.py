@@ -179,6 +179,7 @@ def _deepspeed() -> list[Config]:
 def _deepspeed_corners() -> list[Config]:
     """Where two rules of DeepSpeed meet, or one is at its limit."""
     tiny = SMALL_ZERO | {"reduce_bucket_size": 40000}  # smaller than most parameters
+    apart = SMALL_ZERO | {"contiguous_gradients": False}
     owners = {"use_multi_rank_bucket_allreduce": False}
     fp32_sum = {"data_types": {"grad_accum_dtype": "fp32"}}
     tight = SMALL_ZERO | {
@@ -192,7 +193,7 @@ def _deepspeed_corners() -> list[Config]:
         *[_zero("alone", stage, 1, zero=SMALL_ZERO) for stage in (2, 3)],
         _zero("tiny", 2, 4, zero=tiny),
         _zero("tiny_owners", 1, 3, zero=tiny | owners),
-        _zero("owners_noncontiguous", 2, zero=SMALL_ZERO | owners | {"contiguous_gradients": False}),
+        _zero("owners_noncontiguous", 2, zero=apart | owners),
         _zero(
             "overlap_noncontiguous", 1, ga=2, zero=SMALL_ZERO | {"overlap_comm": True, "contiguous_gradients": False}
         ),
