@@ -39,8 +39,9 @@ def test_shipped_scenarios_resolve(path: Path) -> None:
 
 
 def test_deepspeed_defaults_are_its_own(write) -> None:
-    plan = plan_of(write("zero: {stage: 3}\n"))
-    assert plan == DeepSpeedPlan(world_size=8, stage=3)
+    """All but zero.Init, which the Trainer and accelerate put around a stage 3 model."""
+    assert plan_of(write("zero: {stage: 3}\n")) == DeepSpeedPlan(world_size=8, stage=3, zero_init=True)
+    assert plan_of(write("zero: {stage: 3, zero_init: false}\n")) == DeepSpeedPlan(world_size=8, stage=3)
 
 
 def test_every_deepspeed_field_arrives(write) -> None:

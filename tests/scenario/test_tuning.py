@@ -41,7 +41,7 @@ def test_states_of_adapters_only(framework: str) -> None:
 
 def test_no_room_in_host_memory_is_not_fitting() -> None:
     """Every rank of eight reads 65 GB: 524 GB, then nothing is left of it."""
-    overrides = ["cluster=../topologies/hgx_h100_8.yaml", "load=every_rank"]
+    overrides = ["zero.zero_init=false", "load=every_rank"]
     result = zsim.simulate(SCENARIOS / "qwen32b_8xh100.yaml", overrides)
     assert result.host.by_category.get("checkpoint") == 8 * 2 * result.params
     assert result.host.peak_at == "initialization"
@@ -53,12 +53,13 @@ def test_killed_at_step_0(tmp_path: Path) -> None:
     """Exit code 3, although the GPUs have room; reading on one rank only cures it."""
     from zsim.cli.app import main
 
+    whole = "zero.zero_init=false"
     topology = tmp_path / "small_host.yaml"
     topology.write_text("{gpu: H100-SXM, gpus: 8, nvlink: switch, cpu: {sockets: 2, cores: 64, dram_gib: 64}}")
     with pytest.raises(SystemExit) as ended:
-        main([str(SCENARIOS / "qwen7b_8xh100.yaml"), "--quiet", "--set", f"cluster={topology}"])
+        main([str(SCENARIOS / "qwen7b_8xh100.yaml"), "--quiet", "--set", f"cluster={topology}", "--set", whole])
     assert ended.value.code == 3
-    result = zsim.simulate(SCENARIOS / "qwen7b_8xh100.yaml", [f"cluster={topology}"])
+    result = zsim.simulate(SCENARIOS / "qwen7b_8xh100.yaml", [f"cluster={topology}", whole])
     assert "killed by the OOM killer at step 0" in verdict(result)
     assert remedies(result)[0].name == "load = rank0"
 

@@ -8,6 +8,7 @@ from zsim.cluster.nics import nic_affinity
 from zsim.cluster.rings import Rings, rings
 from zsim.cluster.routes import gpu_to_gpu
 from zsim.cluster.spec import Cluster, Link, Node
+from zsim.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -167,8 +168,12 @@ def draw(cluster: Cluster, path: str) -> None:
     axes.legend(loc="lower right", fontsize=8)
     axes.set_title(f"{cluster.name}: one of {cluster.nodes} node{'s' if cluster.nodes > 1 else ''}")
     axes.axis("off")
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    pyplot.close(figure)
+    try:
+        figure.savefig(path, dpi=120, bbox_inches="tight")
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot be drawn: {error}", file=path, accepted="a .png, .svg or .pdf to write") from None
+    finally:
+        pyplot.close(figure)
 
 
 def _chain(node: Node, name: str) -> list[str]:

@@ -60,6 +60,9 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
     document = read_yaml(path, "scenario")
     for override in overrides:
         apply(document, override)
+    renamed = any(override.partition("=")[0].strip() == "name" for override in overrides)
+    if overrides and not renamed:  # the file's own name may no longer be true
+        document.data["name"] = f"{document.data.get('name') or path.stem}, with {', '.join(overrides)}"
     return check(document, path.parent)
 
 
@@ -100,8 +103,10 @@ def apply(document: Document, text: str) -> None:
     where = f"{_OVERRIDE}{text}"
     dotted_path, equals, value = text.partition("=")
     path = tuple(dotted_path.strip().split("."))
-    if not equals or not all(path):
-        raise InputError("is not field=value", where, accepted="for example --set zero.stage=2")
+    if not equals or not all(path) or not value.strip():
+        raise InputError(
+            "is not field=value", where, accepted="for example --set zero.stage=2; --set zero=null leaves a field out"
+        )
     try:
         parsed = parse_yaml(f"value: {value}", where).data["value"]
     except InputError as error:

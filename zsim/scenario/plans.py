@@ -89,6 +89,14 @@ def _deepspeed(
     ranks, hpz = common["world_size"], given.get("zero_hpz_partition_size", 1)
     if ranks % hpz:
         raise scenario.error(("zero", "zero_hpz_partition_size"), f"{hpz} does not divide the {ranks} ranks")
+    if hpz > 1 and stage < 3:
+        notes.append("zero.zero_hpz_partition_size has no effect below stage 3")
+    if stage == 3 and "zero_init" not in given:
+        given["zero_init"] = True
+        notes.append(
+            "the model is built under deepspeed.zero.Init, as the Trainer and accelerate do (zero.zero_init: false "
+            "puts all of it on every GPU first)"
+        )
     if (0, 17) <= version < (0, 19) and stage < 3 and scenario.fields.precision == "bf16":
         given.setdefault("check_grad_overflow", False)  # precision_config.py of 0.17 and 0.18
     return DeepSpeedPlan(**common, dtype=TORCH_DTYPE[scenario.fields.precision], **given), notes, not_modeled

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zsim.errors import InputError
+
 if TYPE_CHECKING:
     from zsim.result.sensitivity import Change
     from zsim.result.spec import Result
@@ -48,8 +50,12 @@ def write_explanation(result: Result, changes: Sequence[Change], directory: Path
 
 
 def _folder(directory: Path | str) -> Path:
+    """The output directory, made if need be. Raises InputError where that is not possible."""
     folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot be made: {error.strerror}", file=folder, accepted="a directory to write to") from None
     return folder
 
 
