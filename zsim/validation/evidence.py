@@ -284,7 +284,12 @@ def _plan(row: Row, cluster: Cluster) -> AnyPlan:
         raise NotModeled(f"{offload} under {framework}", row.file, row.line, "offload")
     if cluster.world_size == 1 or strategy == "ddp":
         pure = "pure bf16" in precision or "bf16-true" in precision
-        return DdpPlan(**common, dtype="bfloat16" if pure else "float32", autocast=None if pure else "bfloat16")
+        return DdpPlan(
+            **common,
+            dtype="bfloat16" if pure else "float32",
+            autocast=None if pure else "bfloat16",
+            gradient_as_bucket_view=cluster.world_size == 1,  # a lone GPU runs without DDP and its buckets
+        )
     if strategy not in ("fsdp-full", "fsdp-grad-op", "hsdp"):
         raise NotModeled(f"strategy {strategy!r}", row.file, row.line, "strategy")
     mesh = (cluster.nodes, cluster.gpus_per_node) if strategy == "hsdp" else None
