@@ -10,7 +10,10 @@ MACHINES = ("a100_1_pcie4", "h100_1_pcie5", "gh200", "gb300_4", "mac_studio_m3_u
 
 
 def rows() -> Iterator[str]:
-    yield "| machine | step, states on the GPU | optimizer offloaded | penalty | of it CPU Adam | copies | penalty at 16 micro-steps |"
+    yield (
+        "| machine | step, states on the GPU | optimizer offloaded | penalty | of it CPU Adam | copies "
+        "| penalty at 16 micro-steps |"
+    )
     yield "|---|---:|---:|---:|---:|---:|---:|"
     for machine in MACHINES:
         plain, moved = _step(machine, "none", 1), _step(machine, "cpu", 1)
@@ -20,13 +23,18 @@ def rows() -> Iterator[str]:
         copies = sum(seconds for name, seconds in idle.items() if name.startswith(("h2d", "d2h")))
         before, after = plain.time.step_s, moved.time.step_s
         yield (
-            f"| {moved.headline.cluster} | {before:.3f} s | {after:.3f} s | {after - before:.3f} s, {after / before - 1:.0%} | "
-            f"{adam:.3f} s | {copies:.3f} s | {moved_16 / plain_16 - 1:.1%} |"
+            f"| {moved.headline.cluster} | {before:.3f} s | {after:.3f} s "
+            f"| {after - before:.3f} s, {after / before - 1:.0%} | {adam:.3f} s | {copies:.3f} s | {moved_16 / plain_16 - 1:.1%} |"
         )
 
 
 def _step(machine: str, place: str, micro_steps: int) -> zsim.Result:
-    overrides = [f"cluster=../topologies/{machine}.yaml", f"zero.offload_optimizer={place}", f"grad_accum={micro_steps}"]
+    settings = {
+        "cluster": f"../topologies/{machine}.yaml",
+        "zero.offload_optimizer": place,
+        "grad_accum": micro_steps,
+    }
+    overrides = [f"{field}={value}" for field, value in settings.items()]
     return zsim.simulate(HERE / "optimizer_offload.yaml", overrides)
 
 

@@ -174,8 +174,8 @@ def test_kendall():
 
 
 def test_unreadable_files(tmp_path):
-    with pytest.raises(InputError, match="missing columns: .*strategy"):
-        (tmp_path / "a.csv").write_text("id,source,model\n1,2,3\n")
+    (tmp_path / "a.csv").write_text("id,source,model\n1,2,3\n")
+    with pytest.raises(InputError, match=r"missing columns: .*strategy"):
         read_rows(tmp_path / "a.csv")
     with pytest.raises(InputError, match="cannot be read"):
         read_rows(tmp_path / "none.csv")
@@ -190,7 +190,10 @@ def test_fit_finds_the_constants_that_made_the_times(rows):
     names = ["lf-a10040gb-125m-s2048-n8-214", "lf-a10040gb-760m-s4096-n8-187", "lf-a10040gb-350m-s8192-n8-203"]
     known = cases([rows[name] for name in names if name in rows])
     assert len(known) >= 2
-    knobs = [Knob("a100-sxm-80gb", "gemm.efficiency", 0.5, 0.87), Knob("generic", "memory_efficiency.default", 0.5, 0.95)]
+    knobs = [
+        Knob("a100-sxm-80gb", "gemm.efficiency", 0.5, 0.87),
+        Knob("generic", "memory_efficiency.default", 0.5, 0.95),
+    ]
     truth = dict(zip(knobs, (0.71, 0.62), strict=True))
     made = with_values(unfitted, truth)
     real = [dataclasses.replace(case, measured_s=case.simulate(case.profile(made))[0]) for case in known]
