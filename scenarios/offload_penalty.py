@@ -22,10 +22,16 @@ def rows() -> Iterator[str]:
         adam = sum(seconds for name, seconds in idle.items() if name.startswith("cpu"))
         copies = sum(seconds for name, seconds in idle.items() if name.startswith(("h2d", "d2h")))
         before, after = plain.time.step_s, moved.time.step_s
-        yield (
-            f"| {moved.headline.cluster} | {before:.3f} s | {after:.3f} s "
-            f"| {after - before:.3f} s, {after / before - 1:.0%} | {adam:.3f} s | {copies:.3f} s | {moved_16 / plain_16 - 1:.1%} |"
+        cells = (
+            moved.headline.cluster,
+            f"{before:.3f} s",
+            f"{after:.3f} s",
+            f"{after - before:.3f} s, {after / before - 1:.0%}",
+            f"{adam:.3f} s",
+            f"{copies:.3f} s",
+            f"{moved_16 / plain_16 - 1:.1%}",
         )
+        yield f"| {' | '.join(cells)} |"
 
 
 def _step(machine: str, place: str, micro_steps: int) -> zsim.Result:
