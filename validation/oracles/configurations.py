@@ -16,6 +16,7 @@ SMALL_ZERO = {
     "stage3_param_persistence_threshold": 1000, "stage3_max_live_parameters": 10**9,
     "stage3_max_reuse_distance": 10**9,
 }  # fmt: skip
+OVERSIZE = SMALL_ZERO | {"reduce_bucket_size": 50000}  # parameters larger than a bucket
 REGATHER = SMALL_ZERO | {"stage3_max_live_parameters": 500000, "stage3_max_reuse_distance": 0}
 ODD_SIZES = {
     "hidden_size": 240, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 642,
@@ -172,6 +173,12 @@ def _deepspeed() -> list[Config]:
         _zero("persist0", 3, 4, zero=SMALL_ZERO | {"stage3_param_persistence_threshold": 0}),
         _zero("hpz2_regather", 3, 4, zero=REGATHER | {"zero_hpz_partition_size": 2}),
         _zero("leaf", 3, zero=SMALL_ZERO, leaf=True),
+        _zero("zeroinit", 3, zero=SMALL_ZERO, zero_init=True),
+        _zero("zeroinit_tied", 3, zero=SMALL_ZERO, zero_init=True, over=TIED),
+        _zero("commfp32_oversize", 3, zero=OVERSIZE, extra={"communication_data_type": "fp32"}),
+        _zero(
+            "commfp32_oversize_zeroinit", 3, zero=OVERSIZE, extra={"communication_data_type": "fp32"}, zero_init=True
+        ),
         _zero("mixtral", 3, model="mixtral", zero=SMALL_ZERO),
     ]
 

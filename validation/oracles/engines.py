@@ -221,4 +221,5 @@ def run_deepspeed(config: Config, rank: int, world: int, recorder: Watcher) -> R
                 engine.step()
         recorder.at("end")
         recorder.enabled = False
-    return recorder.rows, header | {"ds_optimizer": type(engine.optimizer).__name__}
+    extra = {"ds_optimizer": type(engine.optimizer).__name__, "skipped_steps": engine.skipped_steps}
+    return recorder.rows, header | extra

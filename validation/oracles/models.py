@@ -83,7 +83,9 @@ def build(
     config = transformers.AutoConfig.for_model(kind, **settings)
     config.use_cache = False
     config._attn_implementation = attention
-    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    if dtype is not torch.float32:  # a cast to what it is would change the dtype that zero.Init has given
+        model = model.to(dtype)
     return model.train(), settings
 
 

@@ -19,6 +19,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,21 @@ from validation.oracles.recorder import Recorder
 SECONDS = 300  # for one configuration
 
 
+# What every rank would import. zero.Init replaces tensor constructors, which torch._dynamo compares with the originals
+# when it is loaded: it has to be loaded before.
+MODULES = (
+    "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "transformers.masking_utils",
+    "transformers.models.llama.modeling_llama",
+)  # fmt: skip
+
+
 def _warm_up(config: dict[str, Any]) -> None:
-    """Import before the fork what every rank would import."""
-    import transformers
-
-    transformers.logging.set_verbosity_error()
+    """Import once, before the fork."""
+    for name in MODULES:
+        import_module(name)
+    import_module("transformers").logging.set_verbosity_error()
     if config["engine"] == "ds":
-        import deepspeed
-
+        deepspeed = import_module("deepspeed")
         for name in list(deepspeed.ops.__compatible_ops__):
             if "shm" in name:
                 deepspeed.ops.__compatible_ops__[name] = False  # no just-in-time build of what training does not use

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
-from zsim.program.deepspeed import broadcast_model, check, collective, in_backward, whole_world
+from zsim.program.deepspeed import broadcast_model, check, collective, dtype_bytes, in_backward, whole_world
 from zsim.program.execute import Execution, Hooks
 from zsim.program.ops import COMPUTE, Instruction, Program
+from zsim.program.walk import modules_in_order
 from zsim.program.zero3_coordinator import Coordinator, Params
 from zsim.program.zero3_gradients import Gradients
 from zsim.program.zero3_parameters import Parameters
@@ -86,6 +87,8 @@ class Zero3(Hooks):
             broadcast_model(builder, self.model, plan.dtype)
             builder.free("whole model")
         broadcast_model(builder, self.model, plan.dtype)  # partition_parameters.py _zero_init_param
+        if plan.zero_init:
+            self._broadcast_untied_head()
         self.parameters.allocate()
         self.gradients.allocate()
         for _ in range(3):  # stage3.py: before the flat partitions, before and after the optimizer's states
@@ -95,6 +98,19 @@ class Zero3(Hooks):
             collective(
                 builder, COMPUTE, "all_gather", plan.dtype, shard, shard * plan.world_size, "init", "gather for hooks"
             )
+
+    def _broadcast_untied_head(self) -> None:
+        """Under zero.Init a head exists, and is broadcast and cut, before the model ties it to the embedding."""
+        for module in modules_in_order(self.tree):
+            if module.role == "head":
+                for param in module.params:
+                    parameter = self.model.parameters[param]
+                    if not parameter.name.startswith(f"{module.name}."):
+                        nbytes = parameter.numel * dtype_bytes(self.plan.dtype)
+                        collective(
+                            self.builder, COMPUTE, "broadcast", "uint8", nbytes, nbytes, "init", "broadcast head",
+                            root=0,
+                        )  # fmt: skip
 
     def step(self, first: bool) -> tuple[Instructions, Instructions]:
         """The comparison of the trace that precedes the first forward (if any), and the rest."""

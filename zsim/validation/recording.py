@@ -118,6 +118,8 @@ def plan_of(header: Mapping[str, Any]) -> AnyPlan:
     engine = header["engine"]
     if engine not in _PLANS:
         raise InputError(f"engine {engine!r}", field="engine", accepted=", ".join(_PLANS))
+    if header.get("skipped_steps"):
+        raise NotModeled("optimizer steps that the run skipped, as its gradients overflowed", field="skipped_steps")
     try:
         return _PLANS[engine](header["config"], int(header["world"]))
     except (KeyError, TypeError, AttributeError) as error:
