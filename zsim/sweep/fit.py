@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from zsim.cluster.spec import Cluster, Device
-from zsim.program.ops import Alloc, Compute, Free, Instruction, Launch, Program
+from zsim.program.ops import RANK_0, Alloc, Compute, Free, Instruction, Launch, Program
+from zsim.program.startup import CHECKPOINT
 from zsim.result.memory import framework_bytes
 
 
@@ -43,23 +44,23 @@ class Need:
 
 def need(program: Program, cluster: Cluster) -> Need:
     """What every rank of `program` needs at least on the device of `cluster` that offers least."""
+    ranks = min(cluster.gpus_per_node, cluster.world_size)
     tops = {"gpu": 0, "host": 0, "nvme": 0}
-    for where, total in _totals(program):
+    for where, total in _totals(program, ranks, cluster):
         if total > tops[where]:
             tops[where] = total
     offers = [(framework_bytes(device, program), device) for device in _kinds(cluster)]
     outside, device = min(offers, key=lambda offer: offer[1].usable_bytes - offer[0])
-    ranks = min(cluster.gpus_per_node, cluster.world_size)
     host = tops["host"]
     if host and device.unified:  # one memory for both
-        host += tops["gpu"] + outside
+        host += (tops["gpu"] + outside) * ranks
     return Need(
         peak_allocated=tops["gpu"],
         framework=outside,
         usable=device.usable_bytes,
-        host=host * ranks,
+        host=host,
         host_capacity=cluster.host.dram_bytes,
-        nvme=tops["nvme"] * ranks,
+        nvme=tops["nvme"],
         nvme_capacity=cluster.host.nvme_bytes,
     )
 
@@ -68,8 +69,13 @@ def _kinds(cluster: Cluster) -> Iterable[Device]:
     return {id(device): device for device in cluster.devices}.values()
 
 
-def _totals(program: Program) -> Iterator[tuple[str, int]]:
-    """Bytes allocated on a device after each instruction that allocates on it."""
+def _totals(program: Program, ranks: int, cluster: Cluster) -> Iterator[tuple[str, int]]:
+    """Bytes allocated on a GPU, or on a node's host and NVMe by its `ranks`, after each instruction that allocates.
+
+    As in `result.memory.measure_host`: what only rank 0 holds counts once, and where CPU and GPU share their memory,
+    the checkpoint has been read before the GPU holds anything.
+    """
+    unified = any(device.unified for device in _kinds(cluster))
     held = {"gpu": 0, "host": 0, "nvme": 0}
     sizes: dict[str, tuple[str, int]] = {}
     temporary = 0
@@ -80,8 +86,12 @@ def _totals(program: Program) -> Iterator[tuple[str, int]]:
                     yield "gpu", held["gpu"] + item.op.temp_peak
                     temporary = item.op.temp_live
             elif isinstance(item, Alloc):
-                sizes[item.key] = item.device, item.nbytes
-                held[item.device] += item.nbytes
+                nbytes = item.nbytes
+                if item.device != "gpu":
+                    starting = item.category in (CHECKPOINT, RANK_0)
+                    nbytes = 0 if unified and starting else nbytes * (1 if item.category == RANK_0 else ranks)
+                sizes[item.key] = item.device, nbytes
+                held[item.device] += nbytes
                 yield item.device, held[item.device] + (temporary if item.device == "gpu" else 0)
             elif isinstance(item, Free):
                 device, nbytes = sizes.pop(item.key)
