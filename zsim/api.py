@@ -8,13 +8,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zsim.cluster.classes import rank_classes
-from zsim.cost.price import Price
-from zsim.cost.profile import load_profile
-from zsim.engine.simulator import run
 from zsim.errors import InputError
 from zsim.program.lower import lower
-from zsim.result.measure import measure
+from zsim.result.measure import own_profile, timed
 from zsim.scenario import Scenario, Setup, load
 
 if TYPE_CHECKING:
@@ -49,7 +45,4 @@ def simulate(
         if error.file is None and setup.sources:
             error.file = setup.sources[0]
         raise
-    profile = load_profile(setup.cluster.devices[0].name, setup.profile)
-    cluster = setup.cluster if fold else setup.cluster.unfolded()
-    timeline = run(program, rank_classes(cluster), Price(cluster, profile), fold=fold)
-    return measure(setup=setup, program=program, timeline=timeline, profile=profile, begun=begun)
+    return timed(setup, program, own_profile(setup), fold=fold, begun=begun)

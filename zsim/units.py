@@ -63,16 +63,6 @@ def parse_size(value: object) -> int:
     return round(parse(value, "size"))
 
 
-def parse_bandwidth(value: object) -> float:
-    """Bytes per second."""
-    return parse(value, "bandwidth")
-
-
-def parse_time(value: object) -> float:
-    """Seconds."""
-    return parse(value, "time")
-
-
 def parse_count(value: object) -> int:
     """A whole number of things: 5e8, "500M", "8B". Raises InputError where it is not whole."""
     number = parse(value, "count")
@@ -97,11 +87,6 @@ def format_time(seconds: float) -> str:
         if abs(seconds) >= scale:
             return f"{_digits(seconds / scale)} {unit}"
     return f"{_digits(seconds / 1e-9)} ns" if seconds else "0 s"
-
-
-def format_bandwidth(rate: float) -> str:
-    """Bytes per second in GB/s (1e9): "450 GB/s"."""
-    return f"{_digits(rate / 1e9)} GB/s"
 
 
 def format_count(number: float) -> str:

@@ -42,8 +42,6 @@ class Architecture:
     attention_bias: bool = False  # of q, k and v
     output_bias: bool = False  # of the projection after attention
     mlp_bias: bool = False
-    norm_bias: bool = True  # of LayerNorms
-    head_bias: bool = False
     qk_norm: str = ""  # "head": each head of q and k, "width": all heads together
     parallel: bool = False  # attention and MLP add to the same residual
     rotary_dim: int = 0  # rotated entries of a head; 0: all

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from zsim.program.ops import (
     COMPUTE,
     HOST,
@@ -124,3 +126,12 @@ class Builder:
 def pinned_bytes(nbytes: int) -> int:
     """What torch's pinned allocator takes: the next power of two (torch 2.13 ATen/core/CachingHostAllocator.h:305)."""
     return 1 << (nbytes - 1).bit_length() if nbytes else 0
+
+
+def repeated(builder: Builder, step: Callable[[bool], None], steps: int) -> tuple[tuple[Instruction, ...], ...]:
+    """`steps` step programs of which only the first differs: `step(first)` issues one; the others are one object."""
+    built = []
+    for index in range(min(steps, 2)):
+        step(index == 0)
+        built.append(builder.finish())
+    return tuple(built + built[-1:] * (steps - len(built)))

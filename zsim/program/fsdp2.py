@@ -11,7 +11,7 @@ from zsim.errors import NotModeled
 from zsim.model.kernels import Memory
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import Fsdp2Plan
-from zsim.program.builder import Builder
+from zsim.program.builder import Builder, repeated
 from zsim.program.execute import Execution, Hooks
 from zsim.program.fsdp2_collectives import Collectives, Training, Unit
 from zsim.program.ops import ALL_GATHER, COMPUTE, COPY_IN, D2H, Collective, Compute, Program
@@ -302,14 +302,11 @@ def lower_fsdp2(model: ModelSpec, tree: Module, plan: Fsdp2Plan, workload: Workl
     rank = Fsdp2(model, tree, plan, workload)
     rank.allocate()
     init = rank.builder.finish()
-    built = []
-    for index in range(min(steps, 2)):
-        rank.step(first=index == 0)
-        built.append(rank.builder.finish())
+    built = repeated(rank.builder, lambda first: rank.step(first=first), steps)
     world, shards = plan.world_size, rank.comm.shards
     groups: dict[str, tuple[tuple[int, ...], ...]] = {"world": (tuple(range(world)),)}
     if rank.comm.hsdp:
         groups |= {"shard": consecutive(world, shards), "replicate": strided(world, shards)}
     if type(plan.reshard_after_forward) is int:
         groups["post_forward"] = consecutive(world, plan.reshard_after_forward)
-    return Program(world, groups, init, tuple(built + built[-1:] * (steps - len(built))))
+    return Program(world, groups, init, built)

@@ -12,7 +12,7 @@ from math import ceil
 
 from zsim.model.spec import ModelSpec, Module
 from zsim.plan.spec import DeepSpeedPlan
-from zsim.program.builder import Builder
+from zsim.program.builder import Builder, repeated
 from zsim.program.deepspeed import (
     MIXED,
     Gradients,
@@ -37,12 +37,8 @@ def lower_zero0(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, steps: int)
     rank = (Bf16Optimizer if plan.stage == 1 else Stage0)(builder, model, plan)
     rank.allocate()
     init = builder.finish()
-    built = []
-    for index in range(min(steps, 2)):
-        rank.step(tree, first=index == 0)
-        built.append(builder.finish())
-    built += built[-1:] * (steps - len(built))
-    return Program(plan.world_size, whole_world(plan), init, tuple(built))
+    built = repeated(builder, lambda first: rank.step(tree, first=first), steps)
+    return Program(plan.world_size, whole_world(plan), init, built)
 
 
 class Unsharded(Hooks):

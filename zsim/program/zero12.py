@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import DeepSpeedPlan
-from zsim.program.builder import Builder
+from zsim.program.builder import Builder, repeated
 from zsim.program.deepspeed import (
     Gradients,
     accum_dtype,
@@ -45,12 +45,8 @@ def lower_zero12(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: 
     rank = Zero12(builder, model, plan)
     rank.allocate()
     init = builder.finish()
-    built = []
-    for index in range(min(steps, 2)):
-        rank.step(tree, first=index == 0)
-        built.append(builder.finish())
-    built += built[-1:] * (steps - len(built))
-    return Program(plan.world_size, whole_world(plan), init, tuple(built))
+    built = repeated(builder, lambda first: rank.step(tree, first=first), steps)
+    return Program(plan.world_size, whole_world(plan), init, built)
 
 
 class Zero12(Hooks):

@@ -8,7 +8,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from zsim import __version__
-from zsim.cost.profile import Profile
+from zsim.cluster.classes import rank_classes
+from zsim.cost.price import Price
+from zsim.cost.profile import Profile, load_profile
+from zsim.engine.simulator import run
 from zsim.engine.timeline import Timeline
 from zsim.model.kernels import DTYPE_BYTES
 from zsim.plan.spec import DeepSpeedPlan
@@ -20,6 +23,22 @@ from zsim.result.spec import Accuracy, Headline, Meta, Result, Throughput
 
 if TYPE_CHECKING:
     from zsim.scenario import Setup
+
+
+def timed(setup: Setup, program: Program, profile: Profile, *, fold: bool = True, begun: float | None = None) -> Result:
+    """Run `program`, what `setup` lowers to, under the constants of `profile`, and measure it.
+
+    `fold=False` simulates every rank. `begun`: the `time.perf_counter()` of the request, now if not given.
+    """
+    begun = clock.perf_counter() if begun is None else begun
+    cluster = setup.cluster if fold else setup.cluster.unfolded()
+    timeline = run(program, rank_classes(cluster), Price(cluster, profile), fold=fold)
+    return measure(setup=setup, program=program, timeline=timeline, profile=profile, begun=begun)
+
+
+def own_profile(setup: Setup) -> Profile:
+    """The profile of the setup's device and software stack."""
+    return load_profile(setup.cluster.devices[0].name, setup.profile)
 
 
 def measure(*, setup: Setup, program: Program, timeline: Timeline, profile: Profile, begun: float) -> Result:

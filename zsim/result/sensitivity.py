@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zsim.cluster.classes import rank_classes
 from zsim.cluster.spec import Cluster, Device, Link
-from zsim.cost.price import Price
 from zsim.cost.profile import Profile
-from zsim.engine.simulator import run
 from zsim.errors import InputError
 from zsim.plan.spec import DeepSpeedPlan, Fsdp2Plan
 from zsim.program.lower import lower
-from zsim.result.measure import measure
+from zsim.result.measure import timed
 from zsim.result.spec import Result
 from zsim.result.tables import link_rows
 
@@ -72,12 +68,11 @@ def changes(result: Result, variants: list[Variant]) -> Iterator[Change]:
 
 def again(result: Result, variant: Variant) -> Result:
     """The run of `result` with a variant's setup and profile."""
-    begun, setup = time.perf_counter(), variant.setup
+    setup = variant.setup
     program = result.program
     if not variant.same_program:
         program = lower(setup.model, setup.tree, setup.plan, setup.workload)
-    timeline = run(program, rank_classes(setup.cluster), Price(setup.cluster, variant.profile))
-    return measure(setup=setup, program=program, timeline=timeline, profile=variant.profile, begun=begun)
+    return timed(setup, program, variant.profile)
 
 
 def hardware(result: Result) -> Iterator[Variant]:

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
     from zsim.scenario import Setup
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:

@@ -93,15 +93,9 @@ def _simulate(task: Task) -> Outcome:
             "host_peak_bytes": least.host,
         }
 
-    from zsim.cluster.classes import rank_classes
-    from zsim.cost.price import Price
-    from zsim.cost.profile import load_profile
-    from zsim.engine.simulator import run
-    from zsim.result.measure import measure
+    from zsim.result.measure import own_profile, timed
 
-    profile = load_profile(setup.cluster.devices[0].name, setup.profile)
-    timeline = run(program, rank_classes(setup.cluster), Price(setup.cluster, profile))
-    result = measure(setup=setup, program=program, timeline=timeline, profile=profile, begun=time.perf_counter())
+    result = timed(setup, program, own_profile(setup))
     gpu, host, step, throughput = result.gpu, result.host, result.time, result.throughput
     short_of = None if result.fits else ("GPU memory" if not gpu.fits else "host memory or NVMe space")
     return outcome | {

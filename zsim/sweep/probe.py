@@ -7,13 +7,13 @@ from pathlib import Path
 
 from zsim.cluster.classes import rank_classes
 from zsim.cost.price import Price
-from zsim.cost.profile import load_profile
 from zsim.engine.simulator import Simulation
 from zsim.errors import InputError
 from zsim.model.spec import Module
 from zsim.plan.document import Document
 from zsim.program.lower import lower
 from zsim.program.ops import Compute, Program
+from zsim.result.measure import own_profile
 from zsim.scenario import Setup
 from zsim.scenario.load import check
 from zsim.sweep.evaluate import Task
@@ -65,7 +65,7 @@ def least_seconds(task: Task) -> Least:
         program = lower(setup.model, setup.tree, plan, setup.workload)
     except InputError:
         return Least(0.0, 0.0)
-    price = Price(setup.cluster, load_profile(setup.cluster.devices[0].name, setup.profile))
+    price = Price(setup.cluster, own_profile(setup))
     one_of_each = {device.name: rank for rank, device in enumerate(setup.cluster.devices)}.values()
     kernels = min(_kernels(setup.tree, price, rank) for rank in one_of_each)
     step = step_seconds(program, setup, price) + (setup.plan.grad_accum - 1) * kernels

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 from zsim.errors import InputError
 
@@ -27,10 +26,6 @@ class Run:
     def best_s(self) -> float:
         """Disturbances only add: the fastest round is the least disturbed one."""
         return min(self.rounds)
-
-    @property
-    def median_s(self) -> float:
-        return median(self.rounds)
 
     @property
     def spread(self) -> float:

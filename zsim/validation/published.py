@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from zsim.cluster.classes import rank_classes
-from zsim.cost.price import Price, peak_flops
-from zsim.cost.profile import Profile, load_profile
-from zsim.engine.simulator import run
+from zsim.cost.price import peak_flops
+from zsim.cost.profile import Profile
 from zsim.errors import InputError
 from zsim.program.lower import lower
-from zsim.result.measure import measure
+from zsim.result.measure import own_profile, timed
 from zsim.validation.evidence import setup_of
 from zsim.validation.rows import Row, gpu_name
 
@@ -66,10 +63,6 @@ class Prediction:
         return 100 * (getattr(self.step, kind) / (measured * GIB) - 1)
 
 
-def own_profile(setup: Setup) -> Profile:
-    return load_profile(setup.cluster.devices[0].name, setup.profile)
-
-
 def micro_steps(setup: Setup) -> list[Setup]:
     """The setups whose steps tell how long `setup`'s takes: itself, or the same with 2 and with 3 micro-steps.
 
@@ -93,10 +86,8 @@ def simulate_step(setup: Setup, profile: Profile) -> Step:
     """The path of `zsim.api.simulate`, under any profile."""
     results = []
     for part in micro_steps(setup):
-        begun = time.perf_counter()
         program = lower(part.model, part.tree, part.plan, part.workload)
-        timeline = run(program, rank_classes(part.cluster), Price(part.cluster, profile))
-        results.append(measure(setup=part, program=program, timeline=timeline, profile=profile, begun=begun))
+        results.append(timed(part, program, profile))
     last = results[-1]
     names = {
         "step_s": "step_s",

@@ -128,13 +128,6 @@ class Trace:
     def collectives(self) -> list[Slice]:
         return [piece for piece in self.slices if piece.call is not None]
 
-    def seconds_by_class(self) -> dict[str, float]:
-        """Sum of durations, overlapping or not."""
-        found: dict[str, float] = {}
-        for piece in self.slices:
-            found[piece.kind] = found.get(piece.kind, 0.0) + piece.seconds
-        return found
-
     def within(self, start_s: float, end_s: float) -> list[Slice]:
         """Slices that were launched (or, where the launch is unknown, began) in [start_s, end_s)."""
         begins = [(p.start_s if p.launched_s is None else p.launched_s, p) for p in self.slices]
