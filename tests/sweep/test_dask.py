@@ -3,6 +3,7 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,3 +48,22 @@ def test_a_killed_worker_costs_nothing(scenario: Path, tmp_path: Path) -> None:
 def test_nobody_there() -> None:
     with pytest.raises(InputError, match="no Dask scheduler"), executors.dask("nonsense"):
         pass
+
+
+def test_no_profiler_holds_frames() -> None:
+    """Also not on a worker that joins later; a frame held keeps tensors of the symbolic tape alive."""
+    from distributed import Client, LocalCluster
+
+    def callbacks(dask_worker: Any) -> set[str]:
+        return set(dask_worker.periodic_callbacks)
+
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, host="127.0.0.1", dashboard_address=None) as cluster,
+        executors.dask(cluster.scheduler_address),
+        Client(cluster) as client,
+    ):
+        cluster.scale(2)
+        client.wait_for_workers(2)
+        found = client.run(callbacks)
+    assert len(found) == 2
+    assert all("heartbeat" in names and "profile" not in names for names in found.values())

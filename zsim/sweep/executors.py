@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing.connection import wait
+from typing import Any
 
 from zsim.errors import InputError
 
@@ -63,8 +64,28 @@ def dask(address: str, workers: int | None = None) -> Iterator[Crew]:
 
 
 def _crew_of(client: object) -> Crew:
+    # Workers that join later get it too.
+    client.register_plugin(_no_profiler(), name="zsim-no-profiler")  # type: ignore[attr-defined]
     cores = sum(client.ncores().values())  # type: ignore[attr-defined]
     return Crew(client.get_executor(pure=False), 4 * max(cores, 1))  # type: ignore[attr-defined]
+
+
+def _no_profiler() -> object:
+    """Stops Dask's statistical profiler on a worker, for as long as the worker lives.
+
+    `zsim.model.tape` frees tensors by reference counting. The profiler holds the frames it samples, and their local
+    variables with them, so that a tensor may outlive its last use and a peak of memory come out too high.
+    """
+    from distributed import WorkerPlugin
+
+    class NoProfiler(WorkerPlugin):
+        def setup(self, worker: Any) -> None:
+            for name in ("profile", "profile-cycle"):  # distributed/worker.py, Worker.__init__
+                callback = worker.periodic_callbacks.pop(name, None)
+                if callback is not None:
+                    callback.stop()
+
+    return NoProfiler()
 
 
 def usable_cores() -> int:
