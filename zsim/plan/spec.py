@@ -110,6 +110,7 @@ class Fsdp1Plan(Plan):
     sharding_strategy: str = "FULL_SHARD"  # SHARD_GRAD_OP | NO_SHARD | HYBRID_SHARD | _HYBRID_SHARD_ZERO2
     param_dtype: str = "bfloat16"
     reduce_dtype: str = "bfloat16"
+    storage_dtype: str = "float32"  # of the model that was wrapped: shards, their gradients, optimizer states
     backward_prefetch: str | None = "BACKWARD_PRE"  # BACKWARD_POST | None
     forward_prefetch: bool = False
     limit_all_gathers: bool = True

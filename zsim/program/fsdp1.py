@@ -12,7 +12,7 @@ from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import Fsdp1Plan
 from zsim.program.builder import Builder
 from zsim.program.execute import Execution, Hooks
-from zsim.program.fsdp1_flat import MASTER, FlatParameters, Handle
+from zsim.program.fsdp1_flat import FlatParameters, Handle
 from zsim.program.ops import ALL_GATHER, ALL_REDUCE, COMPUTE, COPY_IN, D2H, REDUCE_SCATTER, Collective, Program
 from zsim.program.optimizer import clip, grad_norm, update
 from zsim.program.units import consecutive, groups_of, strided
@@ -40,7 +40,9 @@ class Fsdp1(Hooks):
 
     def allocate(self) -> None:
         for handle in self.handles:
-            self.builder.alloc(f"shard:{handle.name}", "parameters", MASTER * handle.shard, self.flat.device)
+            self.builder.alloc(
+                f"shard:{handle.name}", "parameters", self.flat.master_size * handle.shard, self.flat.device
+            )
         if self.model.buffers_bytes:
             self.builder.alloc("buffers", "parameters", self.model.buffers_bytes)
 
@@ -220,12 +222,12 @@ class Fsdp1(Hooks):
         builder, plan = self.builder, self.plan
         owned = self.flat.owned(self.handles)
         if plan.grad_clip:
-            grad_norm(builder, owned, "float32", self.flat.device)
+            grad_norm(builder, owned, plan.storage_dtype, self.flat.device)
             if self.flat.sharded:
                 work = Collective("all_reduce", "float32", 1, 1, self.flat.group, "SUM")
                 builder.launch(COMPUTE, "grad norm", "optimizer", work)
-            clip(builder, owned, "float32", self.flat.device)
-        update(builder, plan.optimizer, owned, "float32", first=first, device=self.flat.device)
+            clip(builder, owned, plan.storage_dtype, self.flat.device)
+        update(builder, plan.optimizer, owned, plan.storage_dtype, first=first, device=self.flat.device)
         if not plan.use_orig_params:  # zero_grad
             self._drop_gradients()
 

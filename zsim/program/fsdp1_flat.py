@@ -30,7 +30,6 @@ from zsim.program.units import Group, divide_factors, mesh_of
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 ALIGNMENT = 16  # bytes, _get_aligned_numel
-MASTER = 4  # bytes: shards, their gradients and the optimizer's states are float32
 
 
 class Handle:
@@ -73,7 +72,8 @@ class FlatParameters:
         self.replicas, self.shards = mesh_of(plan.mesh if self.hybrid else None, plan.world_size)
         self.param_size = int(DTYPE_BYTES[plan.param_dtype])
         self.reduce_size = int(DTYPE_BYTES[plan.reduce_dtype])
-        self.mixed = plan.param_dtype != "float32"
+        self.master_size = int(DTYPE_BYTES[plan.storage_dtype])  # of shards, their gradients, the optimizer's states
+        self.mixed = plan.param_dtype != plan.storage_dtype
         self.device = "host" if plan.cpu_offload else "gpu"
         self.group = "shard" if self.hybrid else "world"
 
@@ -84,14 +84,14 @@ class FlatParameters:
         builder, plan = self.builder, self.plan
         on_gpu, low = f"on GPU:{handle.name}", f"low-precision shard:{handle.name}"
         if plan.cpu_offload:
-            builder.alloc(on_gpu, "all_gather_buffers", MASTER * handle.shard, lane=COPY_IN)
-            copy = Copy("h2d", MASTER * handle.shard)
+            builder.alloc(on_gpu, "all_gather_buffers", self.master_size * handle.shard, lane=COPY_IN)
+            copy = Copy("h2d", self.master_size * handle.shard)
             builder.stream_wait(
                 COPY_IN, builder.launch(H2D, "shard to GPU", phase, copy, module=handle.name, micro=micro)
             )
         if self.mixed:
             builder.alloc(low, "all_gather_buffers", handle.shard * self.param_size, lane=COPY_IN)
-            nbytes = MASTER * handle.shard, self.param_size * handle.shard
+            nbytes = self.master_size * handle.shard, self.param_size * handle.shard
             self._kernel(COPY_IN, "cast shard", phase, handle, micro, [nbytes])
             if plan.cpu_offload:
                 builder.free(on_gpu)
@@ -175,16 +175,16 @@ class FlatParameters:
             builder.free(source, builder.last(REDUCE_SCATTER))
 
     def _output_key(self, handle: Handle, otherwise: str) -> str:
-        """A float32 result is the gradient that the optimizer sees, unless it is added to one or copied away."""
-        lasting = self.reduce_size == MASTER and not handle.has_sharded_grad and not self.plan.cpu_offload
+        """A result in the shards' dtype is the gradient that the optimizer sees, if it is not added to one or copied."""
+        lasting = self.reduce_size == self.master_size and not handle.has_sharded_grad and not self.plan.cpu_offload
         return f"sharded grad:{handle.name}" if lasting else otherwise
 
     def _store_gradient(self, handle: Handle, reduced: str, lane: str, micro: int, *, divide: bool) -> None:
-        """_accumulate_sharded_grad, _offload_grad: cast to float32, added to an earlier micro-step's, to the host."""
-        builder, size, master = self.builder, handle.shard * self.reduce_size, MASTER * handle.shard
+        """_accumulate_sharded_grad, _offload_grad: cast to the shards' dtype, added to an earlier one, to the host."""
+        builder, size, master = self.builder, handle.shard * self.reduce_size, self.master_size * handle.shard
         sharded = f"sharded grad:{handle.name}"
         passes = [(size, size)] if divide else []
-        if self.reduce_size != MASTER:
+        if self.reduce_size != self.master_size:
             passes.append((size, master))
         if handle.has_sharded_grad:
             passes.append((2 * master, master))

@@ -316,11 +316,14 @@ def _fsdp1(row: Row, common: dict[str, Any], mesh: tuple[int, int] | None) -> Fs
             backward_prefetch="BACKWARD_POST",
             optimizer=Optimizer(impl="loop"),
         )
+    if precision.startswith("bf16 amp"):
+        raise NotModeled("autocast over FSDP without its mixed precision", row.file, row.line, "precision")
     reduce = "float32" if "fp32 reduce" in precision else "bfloat16"
     return Fsdp1Plan(
         **common,
         sharding_strategy=kinds[strategy],
         reduce_dtype=reduce,
+        storage_dtype="bfloat16" if "pure bf16" in precision else "float32",
         mesh=mesh,
         optimizer=Optimizer(impl="foreach"),
     )
