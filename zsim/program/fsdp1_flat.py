@@ -175,7 +175,7 @@ class FlatParameters:
             builder.free(source, builder.last(REDUCE_SCATTER))
 
     def _output_key(self, handle: Handle, otherwise: str) -> str:
-        """A result in the shards' dtype is the gradient that the optimizer sees, if it is not added to one or copied."""
+        """A result in the shards' dtype is the gradient that the optimizer sees, if not added to one or copied."""
         lasting = self.reduce_size == self.master_size and not handle.has_sharded_grad and not self.plan.cpu_offload
         return f"sharded grad:{handle.name}" if lasting else otherwise
 

@@ -47,7 +47,7 @@ def _setup(row: Row) -> Setup:
     _refuse_unmodeled(row)
     assumed: list[str] = []
     cluster = _cluster(row, assumed)
-    workload = _workload(row, assumed)
+    workload = _workload(row, cluster, assumed)
     model = _model(row)
     plan = _plan(row, cluster)
     device = cluster.devices[0]
@@ -112,7 +112,7 @@ def _network(row: Row, device: str, assumed: list[str]) -> float:
     raise InputError("not stated by the source", row.file, row.line, "inter_node_network")
 
 
-def _workload(row: Row, assumed: list[str]) -> Workload:
+def _workload(row: Row, cluster: Cluster, assumed: list[str]) -> Workload:
     checkpointing = row["activation_checkpoint"]
     titan = "torchtitan" in row["framework"]
     if checkpointing == "selective" and not (titan and not _every_second(row)):
@@ -121,6 +121,11 @@ def _workload(row: Row, assumed: list[str]) -> Workload:
     fused = "foak" in row["framework"]
     if fused:
         assumed.append("fused norms and activations as Liger has them")
+    tokens = row.count("micro_batch") * row.count("seq_len")
+    # The loss in float32 holds 10 bytes per logit (logits, log-softmax, half a gradient); this run did fit.
+    huge = 10 * tokens * row.count("vocab") > cluster.devices[0].usable_bytes
+    if huge:
+        assumed.append("Liger's loss, norms and activations: the logits alone would fill the GPU")
     return Workload(
         micro_batch=row.count("micro_batch"),
         seq_len=row.count("seq_len"),
@@ -128,8 +133,8 @@ def _workload(row: Row, assumed: list[str]) -> Workload:
         attention="triton" if foundry and "PURE" in row["precision"] else "flash",
         checkpointing=checkpointing,
         implementation="torchtitan" if titan else "llm-foundry" if foundry else "hf",
-        loss="fused" if "liger" in row["framework"] else "hf",
-        kernels="liger" if fused else "torch",
+        loss="fused" if huge or "liger" in row["framework"] else "hf",
+        kernels="liger" if fused or huge else "torch",
         compile=row.get("compile") == "yes",
     )
 
