@@ -122,8 +122,9 @@ def _workload(row: Row, cluster: Cluster, assumed: list[str]) -> Workload:
     if fused:
         assumed.append("fused norms and activations as Liger has them")
     tokens = row.count("micro_batch") * row.count("seq_len")
-    # The loss in float32 holds 10 bytes per logit (logits, log-softmax, half a gradient); this run did fit.
-    huge = 10 * tokens * row.count("vocab") > cluster.devices[0].usable_bytes
+    # The loss in float32 holds 10 bytes per logit (logits, log-softmax, half a gradient); this run did fit. Trainers of
+    # transformers' models switch Liger on by one flag; llm-foundry and torchtitan do not have it.
+    huge = not titan and not foundry and 10 * tokens * row.count("vocab") > cluster.devices[0].usable_bytes
     if huge:
         assumed.append("Liger's loss, norms and activations: the logits alone would fill the GPU")
     return Workload(
