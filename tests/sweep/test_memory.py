@@ -6,7 +6,7 @@ import pytest
 
 from zsim.api import load_scenario, simulate
 from zsim.program.lower import lower
-from zsim.sweep.fit import need
+from zsim.result.need import need
 
 CASES = [
     [],

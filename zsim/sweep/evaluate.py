@@ -69,8 +69,8 @@ def evaluate(task: Task) -> Outcome:
 
 def _simulate(task: Task) -> Outcome:
     from zsim.program.lower import lower
+    from zsim.result.need import need
     from zsim.scenario.load import check
-    from zsim.sweep.fit import need
 
     document = Document(task.file, deepcopy(dict(task.data)), dict(task.places))
     setup = check(document, Path(task.folder)).resolve()

@@ -14,10 +14,10 @@ from zsim.plan.document import Document
 from zsim.program.lower import lower
 from zsim.program.ops import Compute, Program
 from zsim.result.measure import own_profile
+from zsim.result.need import Need, need
 from zsim.scenario import Setup
 from zsim.scenario.load import check
 from zsim.sweep.evaluate import Task
-from zsim.sweep.fit import Need, need
 
 
 @dataclass(frozen=True, slots=True)
