@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from math import prod
+from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
 from zsim.model.kernels import DTYPE_BYTES, Kernel
@@ -44,6 +45,9 @@ class Storage:
     def __del__(self) -> None:
         if self.counted:
             self.tape.live -= self.nbytes
+            releasing = _getframe().f_back  # None: a thread that ends
+            if releasing is None or not releasing.f_globals["__name__"].startswith("zsim.model."):
+                self.tape.disturbed = True
 
 
 class Tensor:

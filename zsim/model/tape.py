@@ -4,6 +4,7 @@ A model is written once, as in PyTorch (`zsim.model.families`), and run forward 
 fact that zsim needs about compute follows from that one run: kernels and their shapes, what autograd saves, the
 order in which gradients become ready, and how many bytes are alive at each moment. Storages are freed by Python's
 reference counting, as PyTorch's are, so a local variable that keeps a tensor alive there keeps it alive here.
+`zsim.model.undisturbed` sees to it that nobody else does.
 
 Rules, from torch 2.13 (`torch/csrc/autograd/engine.cpp`, `input_buffer.cpp`):
 - Nodes run in descending order of creation; AccumulateGrad runs as soon as its last gradient has arrived.
@@ -34,6 +35,7 @@ class Tape:
     def __init__(self, cuda: bool = True) -> None:
         self.cuda = cuda
         self.live = self.peak = 0
+        self.disturbed = False  # a storage has died elsewhere than in the code of zsim.model
         self.base = 0  # bytes that segments hold as saved: what is alive besides is temporary
         self.phase = "forward"
         self.label = ""  # kind of the memory-bound kernels to come
@@ -158,6 +160,8 @@ class Tape:
     def save(self, *tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:
         """Keep tensors for backward; returns what gives them back there."""
         segment = self.open()
+        if not tensors:
+            return lambda: ()
         if self.frame is not None:
             return self.frame.pack(segment, tensors)
         self.keep(segment, *tensors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple, cast
 
 from zsim.errors import InputError
@@ -17,6 +18,7 @@ from zsim.model.layers import Blocks, Net
 from zsim.model.layers import Module as Layer
 from zsim.model.spec import Compute, ModelSpec, Module, Parameter, Workload
 from zsim.model.tape import Tape
+from zsim.model.undisturbed import Outcome, Watch, undisturbed
 
 
 def trace(spec: ModelSpec, workload: Workload) -> Module:
@@ -27,8 +29,17 @@ def trace(spec: ModelSpec, workload: Workload) -> Module:
     """
     key = ("trace", workload)
     if key not in spec._cache:
-        spec._cache[key] = _Tracer(spec, workload).run()
+        spec._cache[key] = undisturbed(_attempt, replace(spec, _cache={}), workload)
     return spec._cache[key]
+
+
+def _attempt(spec: ModelSpec, workload: Workload) -> Outcome:
+    tracer = _Tracer(spec, workload)
+    with Watch(tracer.tape) as watch:
+        canary = watch.canary()
+        tree = tracer.run()
+        del canary
+        return Outcome(tree, watch.disturbed)
 
 
 def parameters(model: Layer) -> tuple[Parameter, ...]:

@@ -73,8 +73,8 @@ def _crew_of(client: object) -> Crew:
 def _no_profiler() -> object:
     """Stops Dask's statistical profiler on a worker, for as long as the worker lives.
 
-    `zsim.model.tape` frees tensors by reference counting. The profiler holds the frames it samples, and their local
-    variables with them, so that a tensor may outlive its last use and a peak of memory come out too high.
+    The profiler holds the frames it samples, and their local variables with them, so that a tensor of
+    `zsim.model.tape` may outlive its last use. `zsim.model.undisturbed` then runs the model again: right, but slow.
     """
     from distributed import WorkerPlugin
 
