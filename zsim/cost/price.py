@@ -16,7 +16,7 @@ from zsim.program.ops import Collective, Compute, Copy, CpuWork, HostWork, Op
 Groups = tuple[tuple[int, ...], ...]
 
 # Implementations that a profile may not know, and which one stands for them.
-_ATTENTION_LIKE = {"sdpa": "flash", "efficient": "flash"}
+_ATTENTION_LIKE = {"sdpa": "flash"}
 
 
 class Capacities(Mapping[str, float]):

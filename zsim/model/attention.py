@@ -43,11 +43,11 @@ def positions(net: Net, s: int) -> Tensor:
 
 
 def causal_mask(net: Net, b: int, s: int) -> Tensor | None:
-    """The mask [b, 1, s, s] that eager attention adds; fused attention needs none."""
-    if net.attention != "eager":
+    """The mask [b, 1, s, s] that is added to the scores; kernels that know what is causal need none."""
+    if net.attention not in ("eager", "efficient"):
         return None
     mask = dense_mask(net, b, s, net.dtype)
-    if net.checkpointing != "none":  # an argument of every block
+    if net.checkpointing != "none" or net.attention == "efficient":  # an argument of every block, or saved in each
         net.tape.share(mask)
     return mask
 
@@ -102,12 +102,14 @@ def attend(
     """Scaled-dot-product attention of [b, h, s, d]: the result, [b, s, h * d], and the weights if there are any.
 
     Eager: keys and values repeated for grouped queries, the softmax in float32 if `upcast`, `softcap` as in Gemma 2,
-    queries and keys in float32 if `wide` (GPT-J).
+    queries and keys in float32 if `wide` (GPT-J). Efficient: see `_efficient`.
     Callers hand the weights on as transformers does, which keeps them alive to the end of the block.
     """
     b, h, s, d = q.shape
     weights = None
-    if net.attention != "eager":
+    if net.attention == "efficient":
+        out = _efficient(q, k, v, mask)
+    elif net.attention != "eager":
         out = P.flash_attention(q, k, v, net.attention, window=window)
     else:
         k, v = F.repeat_heads(k, h // k.shape[1]), F.repeat_heads(v, h // v.shape[1])
@@ -123,6 +125,19 @@ def attend(
         out = P.matmul(weights, v)
         net.tape.label = outer
     return F.reshape(F.contiguous(F.transpose(out, 1, 2)), b, s, h * d), weights
+
+
+def _efficient(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """What torch's scaled_dot_product_attention does with a mask, as transformers hands it over for padded batches, and
+    in 4.38 to 4.40 always (huggingface/transformers#30070).
+
+    Its FlashAttention takes no mask, so the memory-efficient kernel runs, over the whole square. transformers 4.39,
+    LlamaSdpaAttention: keys and values repeated, all three made contiguous. ATen/native/transformers/cuda/attention.cu:
+    the result lies in memory as [b, s, h, d].
+    """
+    repeats = q.shape[1] // k.shape[1]
+    q, k, v = (F.contiguous(x) for x in (q, F.repeat_heads(k, repeats), F.repeat_heads(v, repeats)))
+    return P.flash_attention(q, k, v, "efficient", mask=mask)
 
 
 def _scores(q: Tensor, k: Tensor, wide: bool) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zsim.errors import NotModeled
 from zsim.model.functional import layout, pointwise, reshape
 from zsim.model.graph import Tensor
 from zsim.model.kernels import Attention
@@ -133,21 +134,26 @@ def softmax(x: Tensor) -> Tensor:
 
 
 def flash_attention(
-    q: Tensor, k: Tensor, v: Tensor, impl: str, causal: bool = True, window: int | None = None
+    q: Tensor, k: Tensor, v: Tensor, impl: str, window: int | None = None, mask: Tensor | None = None
 ) -> Tensor:
     """One fused kernel. q [b, h, s, d]; k and v may have fewer heads. Saves q, k, v, the result and its log-sum-exp.
 
-    The result lies in memory as q does, the gradients as their inputs (`empty_like` in the kernels of FlashAttention).
+    Causal, or under the `mask` that the memory-efficient kernel takes, and saves. The result lies in memory as q does,
+    the gradients as their inputs (`empty_like` in the kernels of FlashAttention); that of the memory-efficient kernel
+    as [b, s, h, d].
     """
+    if impl == "efficient" and mask is None:
+        raise NotModeled("the memory-efficient kernel in this model", field="attention", accepted="flash, sdpa")
     tape = q.tape
     b, h, s, d = q.shape
     kv_heads, kv_len = k.shape[1], k.shape[2]
-    common = (b, h, kv_heads, s, kv_len, d, causal, impl, q.dtype)
+    common = (b, h, kv_heads, s, kv_len, d, mask is None, impl, q.dtype)
     grad = q.needs_grad or k.needs_grad or v.needs_grad
-    inputs = tape.save(q, k, v) if grad else None
+    inputs = tape.save(q, k, v, *([] if mask is None else [mask])) if grad else None
 
     def attend() -> tuple[Tensor, ...]:
-        out = tape.empty((b, h, s, d), q.dtype, layout(q))
+        strides = (s * h * d, d, h * d, 1) if impl == "efficient" else layout(q)
+        out = tape.empty((b, h, s, d), q.dtype, strides)
         lse = tape.empty((b, h, s), "float32")
         rng_state, unused = tape.empty((2,), "uint64"), tape.empty((), "uint64")
         tape.kernel(Attention(*common, window=window))

@@ -118,11 +118,13 @@ class Workload:
     micro_batch: int
     seq_len: int
     dtype: str = "bfloat16"  # of compute and activations
-    attention: str = "flash"  # flash | flash3 | cudnn | sdpa (= flash where it applies) | eager
+    # flash | flash3 | cudnn | sdpa (= flash where it applies) | efficient (SDPA that is given a mask) | eager
+    attention: str = "flash"
     checkpointing: str = "none"  # none | full | selective (torchtitan's per-op policy)
     implementation: str = "hf"  # hf | torchtitan | llm-foundry: whose modules (decides what is saved, fp32 logits ...)
     loss: str = "hf"  # hf: fp32 logits | fused: chunked cross-entropy that never holds all logits
-    kernels: str = "torch"  # liger: its RMSNorm and SwiGLU
+    # liger: its RMSNorm and SwiGLU | unsloth: its RMSNorm and cross-entropy, as fms-acceleration's fast kernels
+    kernels: str = "torch"
     compile: bool = False
     device: str = "cuda"  # whose kernels; "cpu" is what torch records with fake tensors (the oracles)
 

@@ -212,7 +212,9 @@ class ScenarioFields(Section):
     lora: LoraField | None = None
     quantize: QuantizeField | None = Field(None, description="of the frozen weights; needs lora")
     checkpointing: Literal["none", "full", "selective"] = "none"
-    attention: Literal["flash", "flash3", "cudnn", "sdpa", "eager"] = "flash"
+    attention: Literal["flash", "flash3", "cudnn", "sdpa", "efficient", "eager"] = Field(
+        "flash", description="efficient: SDPA that is given a mask (padded batches; transformers 4.38 to 4.40)"
+    )
     loss: Literal["hf", "fused"] = "hf"
     kernels: Literal["torch", "liger"] = Field("torch", description="liger: its fused RMSNorm and SwiGLU")
     implementation: Literal["hf", "torchtitan"] = Field("hf", description="whose modules")

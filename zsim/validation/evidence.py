@@ -131,13 +131,22 @@ def _workload(row: Row, cluster: Cluster, assumed: list[str]) -> Workload:
         micro_batch=row.count("micro_batch"),
         seq_len=row.count("seq_len"),
         dtype="float16" if row["precision"].startswith("fp16") else "bfloat16",
-        attention="triton" if foundry and "PURE" in row["precision"] else "flash",
+        attention="triton" if foundry and "PURE" in row["precision"] else _fused_attention(row, assumed),
         checkpointing=checkpointing,
         implementation="torchtitan" if titan else "llm-foundry" if foundry else "hf",
         loss="fused" if huge or "liger" in row["framework"] else "hf",
-        kernels="liger" if fused or huge else "torch",
+        kernels="liger" if fused or huge or "liger" in row.get("attention_impl") else "torch",
         compile=row.get("compile") == "yes",
     )
+
+
+def _fused_attention(row: Row, assumed: list[str]) -> str:
+    """FlashAttention, where the source does not say, too: by itself or as SDPA takes it. But in the months of DeepSpeed
+    0.14.0 to 0.14.2 (March to May 2024), of torch 2.2, transformers was 4.38 to 4.40, whose SDPA is given a mask."""
+    if row.get("attention_impl") or not re.search(r"DeepSpeed 0\.14\.[012]\b", row["framework"]):
+        return "flash"
+    assumed.append("attention not stated: SDPA with a mask, as transformers 4.38 to 4.40 of the same months have it")
+    return "efficient"
 
 
 def _every_second(row: Row) -> bool:
