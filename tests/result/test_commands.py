@@ -1,6 +1,7 @@
 """zsim compare and zsim explain from the command line, on a model small enough to be quick."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,68 @@ def test_explain_says_what_would_help(capsys, scenario, tmp_path):
     held = sum(holder["nbytes"] for holder in said["memory"])
     code, output = run(capsys, "run", scenario, "--json")
     assert held == json.loads(output.out)["memory"]["gpu"]["peak_allocated_bytes"]
+
+
+@pytest.mark.parametrize(
+    "sharding",
+    [
+        "framework: deepspeed\nzero: {stage: 3, offload_optimizer: cpu}\nmicro_batch: 1",
+        "framework: deepspeed\nzero: {stage: 1}\nmicro_batch: 2",
+        "framework: fsdp2\nmicro_batch: 1",
+        "framework: fsdp1\nmicro_batch: 1",
+    ],
+)
+def test_a_settings_name_is_what_set_takes(scenario, sharding):
+    """Each setting that `explain` and the report propose gives the promised step when a user sets it."""
+    import zsim
+    from zsim.result import sensitivity
+
+    model_and_cluster = scenario.read_text().split("framework:")[0]
+    scenario.write_text(f"{model_and_cluster}seq_len: 512\n{sharding}\n")
+    result = zsim.simulate(scenario)
+    names = []
+    for variant in sensitivity.settings(result):
+        change = sensitivity.change(result, variant)
+        if change is not None:
+            again = zsim.simulate(scenario, [change.name])
+            assert again.time.step_s == pytest.approx(change.step_s, rel=1e-12), change.name
+            assert again.gpu.nvidia_smi_bytes == change.needed_bytes, change.name
+            names.append(change.name)
+    assert len(names) >= 4
+
+
+def test_the_report_ends_with_what_would_help(capsys, scenario):
+    code, output = run(capsys, "run", scenario)
+    assert code == 0
+    report, _, help_ = output.out.partition("\nWhat would help\n")
+    assert report.startswith("FITS")
+    code, output = run(capsys, "explain", scenario, "--json")
+    gains = {change["name"]: change["gain"] for change in json.loads(output.out)["changes"]}
+    lines = re.findall(r"^  ([+-][\d.]+)% tokens/s: ([^(\n]+?)(?: \(|$)", help_, re.M)
+    assert 1 <= len(lines) <= 3
+    for gain, name in lines:
+        assert float(gain) == pytest.approx(100 * gains[name], abs=0.051)
+    assert sum(name.endswith("as fast") for _, name in lines) <= 1
+
+
+def test_machines_get_changes_only_when_they_ask(capsys, scenario):
+    _, output = run(capsys, "run", scenario, "--json")
+    assert "changes" not in json.loads(output.out)
+    _, output = run(capsys, "run", scenario, "--json", "--changes", "2")
+    assert 1 <= len(json.loads(output.out)["changes"]) <= 2
+    _, output = run(capsys, "run", scenario, "--quiet")
+    assert len(output.out.splitlines()) == 1
+
+
+def test_what_makes_it_fit_does(capsys, scenario):
+    import zsim
+
+    batch = ["micro_batch=128", "seq_len=2048"]
+    code, output = run(capsys, "run", scenario, "--json", "--changes", "2", "--set", batch[0], "--set", batch[1])
+    assert code == 3
+    said = json.loads(output.out)["changes"]
+    assert said
+    for change in said:
+        result = zsim.simulate(scenario, [*batch, *change["name"].split(", ")])
+        assert result.fits
+        assert result.gpu.headroom_bytes == change["headroom_bytes"]

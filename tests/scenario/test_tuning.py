@@ -61,7 +61,7 @@ def test_killed_at_step_0(tmp_path: Path) -> None:
     assert ended.value.code == 3
     result = zsim.simulate(SCENARIOS / "qwen7b_8xh100.yaml", [f"cluster={topology}", whole])
     assert "killed by the OOM killer at step 0" in verdict(result)
-    assert remedies(result)[0].name == "load = rank0"
+    assert remedies(result, 1)[0].name == "load=rank0"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -24,13 +25,14 @@ def explain(
     Each change is simulated again, alone.
     """
     from zsim.api import simulate
-    from zsim.cli.progress import track
+    from zsim.cli.processes import each
     from zsim.result import sensitivity
     from zsim.result.render import explanation
 
     result = simulate(scenario, set_)
     variants = [*sensitivity.settings(result), *sensitivity.hardware(result)]
-    changes = list(track(sensitivity.changes(result, variants), "simulating changes", len(variants)))
+    tried = each(partial(sensitivity.change, result), variants, "simulating changes")
+    changes = [change for change in tried if change is not None]
     if out is not None:
         from zsim.result.render import write_explanation
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from zsim.cli.options import Json, Set, new_app
+
+if TYPE_CHECKING:
+    from zsim.result.sensitivity import Change
+    from zsim.result.spec import Result
 
 app = new_app()
 
@@ -21,32 +27,54 @@ def run(
         Path | None, typer.Option(metavar="DIR", help="Write result.json, timeline.json and plots here.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the verdict only.")] = False,
+    changes: Annotated[
+        int | None,
+        typer.Option(min=0, help="How many changes that would help to look for; 3, with --quiet and --json none."),
+    ] = None,
 ) -> int:
-    """Simulate a scenario: does it fit, how fast is it, what holds it back?"""
+    """Simulate a scenario: does it fit, how fast is it, what holds it back, and what would help?"""
     from zsim.api import simulate
 
     result = simulate(scenario, set_)
-    if out is not None:
-        from zsim.result.render import write_all
-
-        write_all(result, out)
+    if changes is None:
+        changes = 0 if quiet or json else 3
     if json:
         from json import dumps
 
-        print(dumps(result.to_dict()))
-        return 0 if result.fits else 3
-
-    from zsim.result.render import terminal
-
-    if quiet:
-        print(terminal.verdict(result))
+        found = _helpful(result, changes)
+        print(dumps(result.to_dict() | ({"changes": [asdict(change) for change in found]} if changes else {})))
     else:
-        from rich.console import Console
+        from zsim.result.render import terminal
 
-        console = Console()
-        terminal.render(result, console)
-        if not result.fits:
-            from zsim.result.remedies import remedies
+        if quiet:
+            print(terminal.verdict(result))
+            found = _helpful(result, changes)
+        else:
+            from rich.console import Console
 
-            terminal.render_remedies(remedies(result), console)
+            console = Console()
+            terminal.render(result, console)
+            found = _helpful(result, changes)
+            if changes:
+                terminal.render_changes(result, found, console)
+    if out is not None:
+        from zsim.result.render import write_all
+
+        write_all(result, out, found)
     return 0 if result.fits else 3
+
+
+def _helpful(result: Result, number: int) -> list[Change]:
+    """The changes that help most: to run faster or, where it does not fit, to make it fit. Each is simulated."""
+    if not number:
+        return []
+    if not result.fits:
+        from zsim.result.remedies import remedies
+
+        return remedies(result, number)
+    from zsim.cli.processes import each
+    from zsim.result.sensitivity import change
+    from zsim.result.suggestions import best, candidates
+
+    found = each(partial(change, result, if_it_fits=True), candidates(result), "simulating changes")
+    return best(found, number)

@@ -32,7 +32,7 @@ def timed(setup: Setup, program: Program, profile: Profile, *, fold: bool = True
     """
     begun = clock.perf_counter() if begun is None else begun
     cluster = setup.cluster if fold else setup.cluster.unfolded()
-    timeline = run(program, rank_classes(cluster), Price(cluster, profile), fold=fold)
+    timeline = run(program, rank_classes(cluster), Price(cluster, profile, setup.plan.omp_num_threads), fold=fold)
     return measure(setup=setup, program=program, timeline=timeline, profile=profile, begun=begun)
 
 

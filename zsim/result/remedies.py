@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from zsim.errors import InputError
-from zsim.model.trace import trace
 from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
-from zsim.result.sensitivity import Variant, again
+from zsim.result.sensitivity import Change, Variant, change, named
 from zsim.result.spec import Result
 
 if TYPE_CHECKING:
     from zsim.scenario import Setup
 
-ENOUGH = 3  # remedies that a reader wants to see
 
-
-@dataclass(frozen=True, slots=True)
-class Remedy:
-    """Settings to change, and the run with them."""
-
-    name: str
-    result: Result
-
-
-def remedies(result: Result) -> list[Remedy]:
-    """Up to three changes that make `result` fit, mildest first; pairs of them where no single one is enough."""
+def remedies(result: Result, number: int) -> list[Change]:
+    """Up to `number` changes that make `result` fit, mildest first; pairs of them where no single one is enough."""
     candidates = _STEPS if result.host.fits else (_load_on_rank_0, *_STEPS)
     steps = [step for step in candidates if step(result.setup) is not None]
     for size in (1, 2):
@@ -38,7 +25,7 @@ def remedies(result: Result) -> list[Remedy]:
             remedy = _try(result, chosen)
             if remedy is not None:
                 found.append(remedy)
-            if len(found) == ENOUGH:
+            if len(found) == number:
                 break
         if found:
             return found
@@ -48,7 +35,7 @@ def remedies(result: Result) -> list[Remedy]:
 Step = Callable[["Setup"], "tuple[str, Setup] | None"]
 
 
-def _try(result: Result, steps: tuple[Step, ...]) -> Remedy | None:
+def _try(result: Result, steps: tuple[Step, ...]) -> Change | None:
     setup, names = result.setup, []
     for step in steps:
         changed = step(setup)
@@ -56,24 +43,17 @@ def _try(result: Result, steps: tuple[Step, ...]) -> Remedy | None:
             return None
         names.append(changed[0])
         setup = changed[1]
-    try:
-        other = again(result, Variant(", ".join(names), "setting", setup, result.profile))
-    except InputError:
-        return None  # refused by the framework, or not modeled
-    return Remedy(", ".join(names), other) if other.fits else None
+    found = change(result, Variant(", ".join(names), "setting", setup, result.profile), if_it_fits=True)
+    return found if found and found.fits else None
 
 
 def _workload(setup: Setup, **fields: Any) -> tuple[str, Setup]:
     workload = dataclasses.replace(setup.workload, **fields)
-    return _name(fields), dataclasses.replace(setup, workload=workload, tree=trace(setup.model, workload))
+    return named(workload, **fields), dataclasses.replace(setup, workload=workload)
 
 
 def _plan(setup: Setup, **fields: Any) -> tuple[str, Setup]:
-    return _name(fields), dataclasses.replace(setup, plan=dataclasses.replace(setup.plan, **fields))
-
-
-def _name(fields: dict[str, Any]) -> str:
-    return ", ".join(f"{name} = {f'{value:,}' if type(value) is int else value}" for name, value in fields.items())
+    return named(setup.plan, **fields), dataclasses.replace(setup, plan=dataclasses.replace(setup.plan, **fields))
 
 
 def _load_on_rank_0(setup: Setup) -> tuple[str, Setup] | None:
@@ -97,8 +77,7 @@ def _fuse_loss(setup: Setup) -> tuple[str, Setup] | None:
 def _shard_more(setup: Setup) -> tuple[str, Setup] | None:
     plan = setup.plan
     if isinstance(plan, DeepSpeedPlan) and plan.stage < 3:
-        name, changed = _plan(setup, stage=plan.stage + 1)
-        return f"zero.{name}", changed
+        return _plan(setup, stage=plan.stage + 1)
     if isinstance(plan, Fsdp2Plan) and plan.reshard_after_forward is not True:
         return _plan(setup, reshard_after_forward=True)
     if isinstance(plan, Fsdp1Plan) and plan.sharding_strategy != "FULL_SHARD":
@@ -113,7 +92,7 @@ def _shard_more(setup: Setup) -> tuple[str, Setup] | None:
             param_dtype=compute,
             storage_dtype=plan.dtype,
         )
-        return "framework = fsdp2", dataclasses.replace(setup, plan=sharded)
+        return "framework=fsdp2", dataclasses.replace(setup, plan=sharded)
     return None
 
 
@@ -121,8 +100,10 @@ def _offload_optimizer(setup: Setup) -> tuple[str, Setup] | None:
     plan = setup.plan
     if not isinstance(plan, DeepSpeedPlan) or not plan.stage or plan.offload_optimizer is not None:
         return None
-    _, changed = _plan(setup, offload_optimizer="cpu", optimizer=dataclasses.replace(plan.optimizer, impl="cpu"))
-    return "zero.offload_optimizer = cpu", changed
+    offloaded = dataclasses.replace(
+        plan, offload_optimizer="cpu", optimizer=dataclasses.replace(plan.optimizer, impl="cpu")
+    )
+    return named(plan, offload_optimizer="cpu"), dataclasses.replace(setup, plan=offloaded)
 
 
 def _halve_sequence(setup: Setup) -> tuple[str, Setup] | None:

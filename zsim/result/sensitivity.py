@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zsim.cluster.spec import Cluster, Device, Link
-from zsim.cost.profile import Profile
+from zsim.cost.profile import CpuCost, Profile
 from zsim.errors import InputError
-from zsim.plan.spec import DeepSpeedPlan, Fsdp2Plan
+from zsim.model.spec import Workload
+from zsim.model.trace import trace
+from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer, Plan
+from zsim.program.deepspeed import overlaps
 from zsim.program.lower import lower
+from zsim.program.ops import CPU, Program
 from zsim.result.measure import timed
+from zsim.result.need import need
 from zsim.result.spec import Result
 from zsim.result.tables import link_rows
 
@@ -22,12 +27,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One thing changed. `kind`: "hardware" (what if it were twice as fast) or "setting" (what a user can set)."""
+    """One thing changed. `kind`: "hardware" (what if it were twice as fast) or "setting" (what a user can set).
+
+    A setting's name is what `--set` takes. `saves`: which part of the step (`suggestions.stakes`); "": memory alone.
+    """
 
     name: str
     kind: str
     setup: Setup
     profile: Profile
+    saves: str = ""
     same_program: bool = False
 
 
@@ -43,49 +52,56 @@ class Change:
     needed_bytes: int
     headroom_bytes: int
     fits: bool
+    tokens_per_step: int  # of all GPUs: what else it changes
 
 
-def changes(result: Result, variants: list[Variant]) -> Iterator[Change]:
-    """Simulates every variant; those that a framework refuses or zsim does not model are left out."""
-    base = result.throughput.tokens_per_s_per_gpu
-    for variant in variants:
-        try:
-            other = again(result, variant)
-        except InputError:
-            continue
-        speed = other.throughput.tokens_per_s_per_gpu
-        yield Change(
-            variant.name,
-            variant.kind,
-            speed / base - 1,
-            other.time.step_s,
-            speed,
-            other.gpu.nvidia_smi_bytes,
-            other.gpu.headroom_bytes,
-            other.fits,
-        )
+def change(result: Result, variant: Variant, *, if_it_fits: bool = False) -> Change | None:
+    """Simulates a variant; None where a framework refuses it or zsim does not model it.
+
+    `if_it_fits`: also None, and no clock runs, where its allocations alone are more than there is.
+    """
+    try:
+        program = program_of(result, variant)
+    except InputError:
+        return None
+    if if_it_fits and not variant.same_program and need(program, variant.setup.cluster).excluded:
+        return None
+    other = timed(variant.setup, program, variant.profile)
+    speed = other.throughput.tokens_per_s_per_gpu
+    return Change(
+        name=variant.name,
+        kind=variant.kind,
+        gain=speed / result.throughput.tokens_per_s_per_gpu - 1,
+        step_s=other.time.step_s,
+        tokens_per_s_per_gpu=speed,
+        needed_bytes=other.gpu.nvidia_smi_bytes,
+        headroom_bytes=other.gpu.headroom_bytes,
+        fits=other.fits,
+        tokens_per_step=other.headline.tokens_per_step,
+    )
 
 
-def again(result: Result, variant: Variant) -> Result:
-    """The run of `result` with a variant's setup and profile."""
+def program_of(result: Result, variant: Variant) -> Program:
+    """What the run of `result` issues with a variant's setup. Raises InputError, NotModeled."""
     setup = variant.setup
-    program = result.program
-    if not variant.same_program:
-        program = lower(setup.model, setup.tree, setup.plan, setup.workload)
-    return timed(setup, program, variant.profile)
+    if variant.same_program:
+        return result.program
+    tree = setup.tree if setup.workload == result.setup.workload else trace(setup.model, setup.workload)
+    return lower(setup.model, tree, setup.plan, setup.workload)
 
 
 def hardware(result: Result) -> Iterator[Variant]:
     """Each part of the machine twice as fast, alone."""
     setup, profile = result.setup, result.profile
 
-    def variant(name: str, cluster: Cluster = setup.cluster, profile: Profile = profile) -> Variant:
-        return Variant(name, "hardware", dataclasses.replace(setup, cluster=cluster), profile, same_program=True)
+    def variant(name: str, saves: str, cluster: Cluster = setup.cluster, profile: Profile = profile) -> Variant:
+        changed = dataclasses.replace(setup, cluster=cluster)
+        return Variant(name, "hardware", changed, profile, saves, same_program=True)
 
     for kind in sorted({row["kind"] for row in link_rows(result) if row["kind"]}):
-        yield variant(f"{kind} links twice as fast", _links(setup.cluster, kind, 2.0))
-    yield variant("matrix units twice as fast", _devices(setup.cluster, _twice_the_flops))
-    yield variant("GPU memory twice as fast", _devices(setup.cluster, _twice_the_bandwidth))
+        yield variant(f"{kind} links twice as fast", kind, _links(setup.cluster, kind, 2.0))
+    yield variant("matrix units twice as fast", "matrix units", _devices(setup.cluster, _twice_the_flops))
+    yield variant("GPU memory twice as fast", "GPU memory", _devices(setup.cluster, _twice_the_bandwidth))
     host = profile.host
     faster = dataclasses.replace(
         host,
@@ -96,75 +112,104 @@ def hardware(result: Result) -> Iterator[Variant]:
         hooks={name: seconds / 2 for name, seconds in host.hooks.items()},
         default_hook=host.default_hook / 2,
     )
-    yield variant("host twice as fast", profile=dataclasses.replace(profile, host=faster))
+    yield variant("host twice as fast", "host", profile=dataclasses.replace(profile, host=faster))
+    if any(record.op.lane == CPU for record in result.timeline.ops):
+        cpu = profile.cpu
+        double = CpuCost(dram_efficiency=2 * cpu.dram_efficiency, params_per_core=2 * cpu.params_per_core)
+        yield variant("CPU optimizer twice as fast", "cpu", profile=dataclasses.replace(profile, cpu=double))
 
 
 def settings(result: Result) -> Iterator[Variant]:
     """What a user can change without buying anything, one at a time."""
     setup = result.setup
-    for name, plan in _plan_changes(setup):
-        yield Variant(name, "setting", dataclasses.replace(setup, plan=plan), result.profile)
-    for name, workload in _workload_changes(setup):
-        from zsim.model.trace import trace
-
-        tree = trace(setup.model, workload)
-        yield Variant(name, "setting", dataclasses.replace(setup, workload=workload, tree=tree), result.profile)
+    for saves, name, plan in _plan_changes(setup):
+        yield Variant(name, "setting", dataclasses.replace(setup, plan=plan), result.profile, saves)
+    for saves, name, workload in _workload_changes(setup.workload):
+        yield Variant(name, "setting", dataclasses.replace(setup, workload=workload), result.profile, saves)
 
 
-def _plan_changes(setup: Setup) -> Iterator[tuple[str, Any]]:
+def _plan_changes(setup: Setup) -> Iterator[tuple[str, str, AnyPlan]]:
     plan = setup.plan
 
-    def change(**fields: Any) -> tuple[str, Any]:
-        name = ", ".join(f"{field} = {_shown(value)}" for field, value in fields.items())
-        return name, dataclasses.replace(plan, **fields)
+    def change(saves: str, **fields: Any) -> tuple[str, str, AnyPlan]:
+        return saves, named(plan, **fields), dataclasses.replace(plan, **fields)
 
-    yield change(grad_accum=plan.grad_accum * 2)
+    yield change("batch", grad_accum=plan.grad_accum * 2)
     if isinstance(plan, DeepSpeedPlan):
-        overlap = plan.stage == 3 if plan.overlap_comm is None else plan.overlap_comm
-        if plan.stage:
-            yield change(overlap_comm=not overlap)
-            yield change(reduce_bucket_size=plan.reduce_bucket_size * 4)
-            yield change(reduce_bucket_size=max(plan.reduce_bucket_size // 4, 1))
-        for stage in (plan.stage - 1, plan.stage + 1):
-            if 1 <= stage <= 3 and not plan.offload_param:
-                yield change(stage=stage)
-        if plan.stage == 3:
-            yield change(stage3_prefetch_bucket_size=plan.stage3_prefetch_bucket_size * 4)
-            yield change(stage3_param_persistence_threshold=plan.stage3_param_persistence_threshold * 10)
-            if setup.cluster.nodes > 1 and plan.zero_hpz_partition_size == 1:
-                yield change(zero_hpz_partition_size=setup.cluster.gpus_per_node)
-        if plan.stage and plan.offload_optimizer is None:
-            offload = dataclasses.replace(plan.optimizer, impl="cpu")
-            name, changed = change(offload_optimizer="cpu")
-            yield name, dataclasses.replace(changed, optimizer=offload)
+        yield from _deepspeed_changes(setup, plan, change)
     elif isinstance(plan, Fsdp2Plan):
-        yield change(reshard_after_forward=plan.reshard_after_forward is False)
-        yield change(prefetch=plan.prefetch + 1)
+        yield change("communication", reshard_after_forward=plan.reshard_after_forward is False)
+        yield change("communication", prefetch=plan.prefetch + 1)
         if plan.reduce_dtype != plan.param_dtype:
-            yield change(reduce_dtype=plan.param_dtype)
+            yield change("communication", reduce_dtype=plan.param_dtype)
         if setup.cluster.nodes > 1 and plan.mesh is None:
-            yield change(mesh=(setup.cluster.nodes, setup.cluster.gpus_per_node))
+            yield change("communication", mesh=(setup.cluster.nodes, setup.cluster.gpus_per_node))
+    elif isinstance(plan, Fsdp1Plan):
+        yield change("communication", forward_prefetch=not plan.forward_prefetch)
+        if plan.sharding_strategy == "FULL_SHARD":
+            yield change("communication", sharding_strategy="SHARD_GRAD_OP")
+    if isinstance(plan, Fsdp1Plan | Fsdp2Plan) and plan.cpu_offload:
+        yield change("offload", cpu_offload=False)
 
 
-def _workload_changes(setup: Setup) -> Iterator[tuple[str, Any]]:
-    workload = setup.workload
+def _deepspeed_changes(setup: Setup, plan: DeepSpeedPlan, change: Callable[..., Any]) -> Iterator[Any]:
+    if not plan.stage:
+        return
+    yield change("" if overlaps(plan) else "communication", overlap_comm=not overlaps(plan))
+    for stage in (plan.stage - 1, plan.stage + 1):
+        if 1 <= stage <= 3 and not plan.offload_param:
+            yield change("communication", stage=stage)
+    if plan.stage == 3:
+        if setup.cluster.nodes > 1 and plan.zero_hpz_partition_size == 1:
+            yield change("communication", zero_hpz_partition_size=setup.cluster.gpus_per_node)
+        yield change("communication", stage3_prefetch_bucket_size=plan.stage3_prefetch_bucket_size * 4)
+        yield change("communication", stage3_param_persistence_threshold=plan.stage3_param_persistence_threshold * 10)
+    yield change("communication", reduce_bucket_size=plan.reduce_bucket_size * 4)
+    yield change("communication", reduce_bucket_size=max(plan.reduce_bucket_size // 4, 1))
+    if plan.offload_param:
+        yield change("offload", offload_param=None)
+    moved = {None: "cpu", "cpu": None, "nvme": "cpu"}[plan.offload_optimizer]
+    if moved or not plan.offload_param:
+        saves, name, changed = change("offload" if plan.offload_optimizer else "", offload_optimizer=moved)
+        optimizer = dataclasses.replace(plan.optimizer, impl=moved or Optimizer().impl)
+        yield saves, name, dataclasses.replace(changed, optimizer=optimizer)
 
-    def change(**fields: Any) -> tuple[str, Any]:
-        name = ", ".join(f"{field} = {_shown(value)}" for field, value in fields.items())
-        return name, dataclasses.replace(workload, **fields)
 
-    yield change(micro_batch=workload.micro_batch * 2)
+def _workload_changes(workload: Workload) -> Iterator[tuple[str, str, Workload]]:
+    def change(saves: str, **fields: Any) -> tuple[str, str, Workload]:
+        return saves, named(workload, **fields), dataclasses.replace(workload, **fields)
+
+    yield change("batch", micro_batch=workload.micro_batch * 2)
     if workload.micro_batch > 1:
-        yield change(micro_batch=workload.micro_batch // 2)
+        yield change("", micro_batch=workload.micro_batch // 2)
     for checkpointing in ("none", "selective", "full"):
         if checkpointing != workload.checkpointing:
-            yield change(checkpointing=checkpointing)
+            yield change("recompute" if checkpointing != "full" else "", checkpointing=checkpointing)
     if workload.loss != "fused":
-        yield change(loss="fused")
+        yield change("", loss="fused")
+
+
+_COMMON = {field.name for field in dataclasses.fields(Plan)}
+_SECTIONS = {DeepSpeedPlan: "zero.", Fsdp2Plan: "fsdp.", Fsdp1Plan: "fsdp.", DdpPlan: "ddp."}
+
+
+def named(changed: AnyPlan | Workload, **fields: Any) -> str:
+    """Fields of a plan or workload as `--set` takes them: "zero.reduce_bucket_size=2e9"."""
+    section = _SECTIONS.get(type(changed), "")
+    return ", ".join(f"{'' if f in _COMMON else section}{f}={_shown(value)}" for f, value in fields.items())
 
 
 def _shown(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value).lower()
+    if value is None:
+        return "none"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{','.join(map(str, value))}]"
+    short = f"{value:g}".replace("e+0", "e").replace("e+", "e")
+    return short if float(short) == value else str(value)
 
 
 def _links(cluster: Cluster, kind: str, factor: float) -> Cluster:

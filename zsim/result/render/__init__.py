@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from zsim.result.spec import Result
 
 
-def write_all(result: Result, directory: Path | str) -> list[Path]:
+def write_all(result: Result, directory: Path | str, changes: Sequence[Change] = ()) -> list[Path]:
     """Writes result.json, timeline.json, memory.pickle, report.html and the plots to `directory` (created).
 
-    Returns what was written.
+    The report shows `changes` as what would help. Returns what was written.
     """
     from zsim.result.render import chrome_trace, html, memory_snapshot, plots
 
     folder = _folder(directory)
     snapshot, report = folder / "memory.pickle", folder / "report.html"
     memory_snapshot.write(result, snapshot)
-    html.write(result, report)
+    html.write(result, report, changes=changes)
     said = _json(result.to_dict(), folder / "result.json")
     return [said, report, snapshot, *chrome_trace.write(result, folder / "timeline.json"), *plots.write(result, folder)]
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from zsim.result.render.style import CATEGORY_LABELS, cause_label
 from zsim.result.spec import Headline, Result
+from zsim.result.suggestions import GAINS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from zsim.result.remedies import Remedy
+    from zsim.result.sensitivity import Change
 
 GB, GIB = 1e9, 2**30
 WIDEST = 100
@@ -40,7 +41,6 @@ def render(result: Result, console: Console) -> None:
         ("Expected error", _accuracy(result)),
         ("Assumed", _bullets(result.assumptions)),
         ("Not modeled", _bullets(result.not_modeled)),
-        ("What would help", _next(result)),
     ):
         said = list(lines)
         if said:
@@ -50,19 +50,34 @@ def render(result: Result, console: Console) -> None:
                 say(line, indent=2)
 
 
-def render_remedies(remedies: Sequence[Remedy], console: Console) -> None:
-    """Prints what would make a run fit; each line was simulated."""
+def render_changes(result: Result, changes: Sequence[Change], console: Console) -> None:
+    """Prints what would help, or make a run fit; each line was simulated."""
     width = min(console.width, WIDEST)
-    console.print("\nWhat would make it fit", style="bold", highlight=False)
-    lines = [f"{remedy.name}: {_outcome(remedy.result)}" for remedy in remedies]
-    for line in lines or ["none of the settings tried, nor two of them together: zsim plan searches further"]:
-        for part in wrap(line, width - 2):
-            console.print("  " + part, highlight=False, markup=False, soft_wrap=True)
+
+    def say(text: str, style: str = "", indent: int = 2) -> None:
+        for line in wrap(text, width - indent):
+            console.print(" " * indent + line, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    console.print()
+    say("What would help" if result.fits else "What would make it fit", "bold", 0)
+    for change in changes:
+        gain = f"{change.gain:+.1%} tokens/s" if result.fits else f"{change.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"
+        say(f"{gain}: {change.name}" + _beside(result, change))
+    if not changes and result.fits:
+        say(f"nothing that was tried gains {GAINS:.1%}")
+    elif not changes:
+        say("none of the settings tried, nor two of them together: zsim plan searches further")
+    if result.fits and result.setup.sources:
+        say(f"Each was simulated. All settings and parts: zsim explain {result.setup.sources[0]}")
 
 
-def _outcome(result: Result) -> str:
-    free = result.gpu.headroom_bytes / GIB
-    return f"{free:.1f} GiB free, {result.throughput.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"
+def _beside(result: Result, change: Change) -> str:
+    """What else a change does: to the batch of a step, to the memory that is left."""
+    if change.kind == "hardware":
+        return ""
+    more = change.tokens_per_step / result.headline.tokens_per_step
+    batch = "" if more == 1 else f", {more:g} times the tokens per step"
+    return f" ({change.headroom_bytes / GIB:.1f} GiB free{batch})"
 
 
 def verdict(result: Result) -> str:
@@ -204,12 +219,6 @@ def _accuracy(result: Result) -> Iterator[str]:
         yield f"unknown: {accuracy.evidence}"
     else:
         yield f"step time {accuracy.step_time_error:.0%} on average ({accuracy.evidence})"
-
-
-def _next(result: Result) -> Iterator[str]:
-    """Each change is simulated again, which this report has no time for."""
-    if result.setup.sources:
-        yield f"zsim explain {result.setup.sources[0]}"
 
 
 def bar(share: float, room: int, blocks: bool, mark: float | None = None) -> str:
