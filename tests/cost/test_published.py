@@ -140,7 +140,7 @@ def test_micro_steps_repeat_exactly(rows):
     timeline = run(
         lower(setup.model, setup.tree, setup.plan, setup.workload),
         rank_classes(setup.cluster),
-        Price(setup.cluster, profile),
+        Price(setup.cluster, profile, setup.plan.omp_num_threads),
     )
     steady = timeline.steps[timeline.steady_step]
     assert told == pytest.approx(steady.end_s - steady.start_s, rel=1e-6)

@@ -47,6 +47,7 @@ FILES = {
             "zero.stage": 3,
             "zero.zero_init": True,
             "zero.offload_optimizer.device": "cpu",
+            "omp_num_threads": 1,
             "grad_accum": 4,
             "grad_clip": 1.0,
             "precision": "bf16",
@@ -248,7 +249,7 @@ def test_refused(kind: str, data: dict[str, Any], error: type, says: str) -> Non
 
 TITAN = [
     ("[parallelism]\ntensor_parallel_degree = 2\n", NotModeled, "tensor parallelism"),
-    ("[activation_checkpoint]\nmode = 'selective'\n", NotModeled, "every block in 2"),  # the default option
+    ("[activation_checkpoint]\nselective_ac_option = 'all'\n", InputError, "'all' is not known"),
     ("[training]\nlocal_batch_size = 0\n", InputError, "0 is not greater than 0"),
     ("[model]\nconverters = ['float8']\n", NotModeled, "float8"),
     ("[optimizer]\nimplementation = 'quick'\n", InputError, "'quick' is not known"),
@@ -263,7 +264,15 @@ def test_torchtitan_refused(tmp_path: Path, text: str, error: type, says: str) -
     with pytest.raises(error, match=says) as refused:
         detect.read(parse_toml(path), "torchtitan")
     assert refused.value.file == path
-    assert refused.value.line == (1 if "TOML" in says or "every block" in says else 2)
+    assert refused.value.line == (1 if "TOML" in says else 2)
+
+
+def test_torchtitan_checkpoints_every_second_block_unless_told(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text("[activation_checkpoint]\nmode = 'selective'\n")
+    assert said(detect.read(parse_toml(path), "torchtitan"))["checkpointing.every"] == 2
+    path.write_text("[activation_checkpoint]\nselective_ac_option = 'op'\n")
+    assert said(detect.read(parse_toml(path), "torchtitan"))["checkpointing"] == "selective"
 
 
 def test_torchtitan_ddp(tmp_path: Path) -> None:

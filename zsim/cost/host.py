@@ -6,8 +6,6 @@ from zsim.cluster.spec import Host
 from zsim.cost.profile import CpuCost, HostCost
 from zsim.program.ops import Collective, Compute, Copy, CpuWork, HostWork, Op
 
-ADAM_BYTES = 28  # per parameter: reads weight, gradient and both moments, writes all but the gradient
-
 
 def issue_seconds(op: Op, cost: HostCost) -> float:
     """Time of the issuing thread from entering the call to having launched `op`."""
@@ -28,11 +26,13 @@ def host_seconds(work: HostWork, cost: HostCost) -> float:
     return work.count * cost.hooks.get(work.label, cost.default_hook)
 
 
-def cpu_seconds(work: CpuWork, cost: CpuCost, host: Host, ranks_on_node: int) -> float:
-    """All ranks of a node update at once: they share its cores and its DRAM bandwidth.
+def cpu_seconds(work: CpuWork, cost: CpuCost, host: Host, ranks_on_node: int, threads: int | None) -> float:
+    """All ranks of a node work at once: they share its DRAM bandwidth, and `threads` of each share its cores.
 
-    Either bounds what is done to a byte, so that scaling and casting cost their share of an Adam step.
+    `threads` None: OpenMP's default, in every process as many as the node has cores.
     """
-    bandwidth = host.dram_bandwidth * cost.dram_efficiency / ranks_on_node
-    cores = max(1.0, host.cores / ranks_on_node)
-    return work.nbytes / min(bandwidth, cores * cost.params_per_core * ADAM_BYTES)
+    threads = threads or host.cores
+    crowded = threads * ranks_on_node > host.cores
+    share = (cost.crowded_efficiency if crowded else cost.dram_efficiency) / ranks_on_node
+    own = cost.thread_bandwidth.get(host.vendor, cost.thread_bandwidth["default"]) * min(threads, host.cores)
+    return work.nbytes / min(host.dram_bandwidth * share, own)

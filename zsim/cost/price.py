@@ -36,10 +36,13 @@ class Capacities(Mapping[str, float]):
 
 
 class Price:
-    """Seconds of kernels, host work and transfers on `cluster` under the constants of `profile`."""
+    """Seconds of kernels, host work and transfers on `cluster` under the constants of `profile`.
 
-    def __init__(self, cluster: Cluster, profile: Profile) -> None:
-        self.cluster, self.profile = cluster, profile
+    `omp_num_threads`: as `Plan` has it.
+    """
+
+    def __init__(self, cluster: Cluster, profile: Profile, omp_num_threads: int | None = None) -> None:
+        self.cluster, self.profile, self.omp_num_threads = cluster, profile, omp_num_threads
         self.link_capacity: Mapping[str, float] = Capacities(cluster)
         self._devices = cluster.devices
         self._kernels: dict[tuple[str, Kernel], float] = {}
@@ -76,7 +79,7 @@ class Price:
     def cpu_seconds(self, rank: int, work: CpuWork) -> float:
         """Optimizer arithmetic on the CPU, all ranks of the node at once."""
         node = self.cluster.template(self.cluster.places[rank][0])
-        return host.cpu_seconds(work, self.profile.cpu, node.host, len(node.devices))
+        return host.cpu_seconds(work, self.profile.cpu, node.host, len(node.devices), self.omp_num_threads)
 
     def transfer(self, work: Collective | Copy, groups: tuple[tuple[int, ...], ...]) -> Transfer:
         """All `groups` running this collective at once; for a copy each group is one rank."""

@@ -63,10 +63,13 @@ class HostCost:
 
 @dataclass(frozen=True, slots=True)
 class CpuCost:
-    """Optimizer on the CPU: share of nominal DRAM bandwidth, and parameters/s of one core."""
+    """Arithmetic on host tensors, which only moves bytes: the share of nominal DRAM bandwidth that the processes of a
+    node reach together, with as many threads as cores (`dram_efficiency`) or more (`crowded_efficiency`), and bytes/s
+    of one thread by the CPU's vendor."""
 
     dram_efficiency: float
-    params_per_core: float
+    crowded_efficiency: float
+    thread_bandwidth: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from zsim.errors import NotModeled
@@ -13,10 +12,10 @@ from zsim.model.layers import Embedding, Linear, Module, Net
 from zsim.model.loss import cross_entropy, linear_cross_entropy
 
 
-def run_block(net: Net, block: Callable[..., Any], *tensors: Tensor | None) -> Any:
+def run_block(net: Net, block: Module, *tensors: Tensor | None) -> Any:
     """Call a block on the tensors that are there, checkpointed if the workload says so."""
     present = [tensor for tensor in tensors if tensor is not None]
-    if net.checkpointing == "none":
+    if not block.checkpointed:
         return block(*present)
     return checkpoint(block, present, net.checkpointing)
 
@@ -73,6 +72,14 @@ def causal_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 def shifted(labels: Tensor) -> tuple[Tensor, Tensor]:
     """The labels padded by one column, and the targets in it, flat: token n predicts token n + 1."""
+def unsloth_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """fms-acceleration's `FastCrossEntropyLoss` in transformers 4.45, whose models cast their logits to float32 before
+    they copy all tokens but the last."""
+    short = F.contiguous(F.narrow(logits, 1, logits.shape[1] - 1))
+    target = F.reshape(F.contiguous(F.narrow(labels, 1, labels.shape[1] - 1)), -1)
+    return cross_entropy_in_place(F.reshape(short, -1, short.shape[-1]), target)
+
+
     b, s = labels.shape
     padded = labels.tape.empty((b, s + 1), labels.dtype)
     labels.tape.memory(labels.nbytes, padded.nbytes)

@@ -23,10 +23,14 @@ class Net:
     dtype: str = "bfloat16"
     attention: str = "flash"
     checkpointing: str = "none"
+    checkpointed: tuple[int, ...] | None = None  # the blocks it applies to; None: all
     loss: str = "hf"
     implementation: str = "hf"
     kernels: str = "torch"
     layer_keys: tuple[Hashable, ...] = ()  # per layer: blocks are traced once per key (which parameters are frozen)
+
+    def checkpoints(self, block: int) -> bool:
+        return self.checkpointing != "none" and (self.checkpointed is None or block in self.checkpointed)
 
 
 class Weight(Tensor):
@@ -51,6 +55,7 @@ class Module:
     role = ""
     logits = False
     listed_in: Blocks | None = None  # the list that this module is a template of
+    checkpointed = False
 
     def __init__(self, net: Net) -> None:
         self.net = net
@@ -110,12 +115,13 @@ class Blocks(Module):
     def __init__(self, net: Net, kinds: tuple[Hashable, ...], make: Callable[[int], Module]) -> None:
         super().__init__(net)
         keys = net.layer_keys or (None,) * len(kinds)
-        self.kinds = tuple(zip(kinds, keys, strict=True))
+        checkpointed = map(net.checkpoints, range(len(kinds)))
+        self.kinds = tuple(zip(kinds, keys, checkpointed, strict=True))
         self.templates: dict[Hashable, tuple[int, Module]] = {}
         for index, kind in enumerate(self.kinds):
             if kind not in self.templates:
                 block = make(index)
-                block.role, block.listed_in = "block", self
+                block.role, block.listed_in, block.checkpointed = "block", self, net.checkpoints(index)
                 self.templates[kind] = (index, block)
 
     def __iter__(self) -> Iterator[Module]:

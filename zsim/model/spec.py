@@ -121,6 +121,7 @@ class Workload:
     # flash | flash3 | cudnn | sdpa (= flash where it applies) | efficient (SDPA that is given a mask) | eager
     attention: str = "flash"
     checkpointing: str = "none"  # none | full | selective (torchtitan's per-op policy)
+    checkpointed: tuple[int, ...] | None = None  # the blocks it applies to; None: all
     implementation: str = "hf"  # hf | torchtitan | llm-foundry: whose modules (decides what is saved, fp32 logits ...)
     loss: str = "hf"  # hf: fp32 logits | fused: chunked cross-entropy that never holds all logits
     # liger: its RMSNorm and SwiGLU | unsloth: its RMSNorm and cross-entropy, as fms-acceleration's fast kernels
@@ -134,6 +135,14 @@ class Workload:
 
 
 @dataclass(frozen=True)
+def every_nth(blocks: int, n: int) -> tuple[int, ...]:
+    """`Workload.checkpointed` of torchtitan's `selective_ac_option = n`: the n-th block, the 2n-th and so on.
+
+    Source: torchtitan distributed/activation_checkpoint.py `_apply_layer_sac`.
+    """
+    return tuple(range(n - 1, blocks, n))
+
+
 class ModelSpec:
     """A model as its checkpoint defines it. Build the executed tree with `trace(workload)` in `model.trace`."""
 

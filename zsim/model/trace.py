@@ -63,6 +63,7 @@ class _Tracer:
             workload.dtype,
             workload.attention,
             workload.checkpointing,
+            workload.checkpointed,
             workload.loss,
             workload.implementation,
             workload.kernels,
@@ -125,7 +126,7 @@ class _Tracer:
             layer.role,
             tuple(weight.param.index for weight in layer.weights.values()),
             body,
-            layer.role == "block" and self.workload.checkpointing != "none",
+            layer.checkpointed,
             any(weight.expert for weight in layer.weights.values()),
         )
 

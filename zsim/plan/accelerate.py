@@ -53,6 +53,7 @@ def read_accelerate(document: Document, ranks: int | None = None) -> Reading:
         accepted = "DEEPSPEED, FSDP, MULTI_GPU, NO"
         raise document.error(("distributed_type",), f"distributed_type {kind}", accepted, kind=NotModeled)
     _precision(recipe)
+    recipe.threads("accelerate launch")
     for field in ("model", "cluster", "seq_len", "micro_batch"):
         reading.lacks(field)
     return reading

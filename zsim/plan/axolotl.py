@@ -64,6 +64,7 @@ def read_axolotl(document: Document, ranks: int | None = None) -> Reading:
         reading.not_modeled.append(f"{', '.join(others)}: fused kernels other than the loss")
     _adapters(recipe)
     _shard(recipe)
+    recipe.threads("accelerate launch")
     name_model(recipe, "base_model")
     reading.lacks("cluster")
     recipe.rest(_HARMLESS)

@@ -43,6 +43,7 @@ def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
         recipe.set("loss", "fused", "enable_liger_kernel")
         recipe.set("kernels", "liger", "enable_liger_kernel")
     training(recipe)
+    recipe.threads("torchrun")
     name_model(recipe, "model_name_or_path")
     recipe.rest(HARMLESS)
     return reading

@@ -61,6 +61,15 @@ class Recipe:
         if self.document.data.get(name) is None:
             self.reading.defaults.add(to)
 
+    def threads(self, launcher: str) -> None:
+        """accelerate (commands/launch.py) and torchrun (torch/distributed/run.py) set OMP_NUM_THREADS=1 where it is not
+        set, which slows what runs on the CPU."""
+        fields = self.reading.fields
+        offload = fields.get(("zero", "offload_optimizer", "device"), fields.get(("zero", "offload_optimizer")))
+        if offload not in (None, "none") or fields.get(("fsdp", "cpu_offload")):
+            fields[("omp_num_threads",)] = 1
+            self.reading.notes.append(f"omp_num_threads: 1, as {launcher} sets OMP_NUM_THREADS unless it is exported")
+
     def refuse(self, name: str, harmless: Iterable[Any], why: str) -> None:
         """NotModeled unless the key is absent or has a harmless value."""
         value = self.get(name)

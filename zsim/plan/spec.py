@@ -23,6 +23,7 @@ class Plan:
     grad_clip: float | None = 1.0
     optimizer: Optimizer = Optimizer()
     load: str = "every_rank"  # who reads the checkpoint into host memory: every_rank | rank0 | meta (nobody)
+    omp_num_threads: int | None = None  # of each process's work on host tensors; None: one per core of the node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

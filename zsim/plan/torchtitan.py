@@ -159,7 +159,13 @@ def _checkpointing(reading: Reading, section: dict[str, Any]) -> None:
         raise reading.document.error(path, f"mode {mode!r}", "none, full, selective", kind=NotModeled)
     if mode == "selective" and option != "op":
         path = ("activation_checkpoint", "selective_ac_option")
-        raise reading.document.error(path, f"checkpointing of every block in {option}", "op", kind=NotModeled)
+        if not option.isdigit():
+            raise reading.document.error(path, f"{option!r} is not known", "op, or a number of blocks")
+        if option == "0":  # every block, as mode full
+            reading.set(("checkpointing",), "full", path)
+        else:
+            reading.set(("checkpointing", "every"), int(option), path)
+        return
     reading.set(("checkpointing",), mode, ("activation_checkpoint", "mode"))
 
 

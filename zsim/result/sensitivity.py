@@ -115,7 +115,11 @@ def hardware(result: Result) -> Iterator[Variant]:
     yield variant("host twice as fast", "host", profile=dataclasses.replace(profile, host=faster))
     if any(record.op.lane == CPU for record in result.timeline.ops):
         cpu = profile.cpu
-        double = CpuCost(dram_efficiency=2 * cpu.dram_efficiency, params_per_core=2 * cpu.params_per_core)
+        double = CpuCost(
+            dram_efficiency=2 * cpu.dram_efficiency,
+            crowded_efficiency=2 * cpu.crowded_efficiency,
+            thread_bandwidth={vendor: 2 * rate for vendor, rate in cpu.thread_bandwidth.items()},
+        )
         yield variant("CPU optimizer twice as fast", "cpu", profile=dataclasses.replace(profile, cpu=double))
 
 
@@ -150,6 +154,11 @@ def _plan_changes(setup: Setup) -> Iterator[tuple[str, str, AnyPlan]]:
             yield change("communication", sharding_strategy="SHARD_GRAD_OP")
     if isinstance(plan, Fsdp1Plan | Fsdp2Plan) and plan.cpu_offload:
         yield change("offload", cpu_offload=False)
+    if plan.optimizer.impl == "cpu" or (isinstance(plan, Fsdp1Plan | Fsdp2Plan) and plan.cpu_offload):
+        node = setup.cluster.templates[0]
+        threads = node.host.cores // len(node.devices)
+        if threads > 1 and plan.omp_num_threads != threads:
+            yield change("offload", omp_num_threads=threads)
 
 
 def _deepspeed_changes(setup: Setup, plan: DeepSpeedPlan, change: Callable[..., Any]) -> Iterator[Any]:

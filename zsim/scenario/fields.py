@@ -211,9 +211,18 @@ class ScenarioFields(Section):
     optimizer: OptimizerField = OptimizerField()
     lora: LoraField | None = None
     quantize: QuantizeField | None = Field(None, description="of the frozen weights; needs lora")
-    checkpointing: Literal["none", "full", "selective"] = "none"
+    checkpointing: CheckpointingField = CheckpointingField(policy="none")
     attention: Literal["flash", "flash3", "cudnn", "sdpa", "efficient", "eager"] = Field(
         "flash", description="efficient: SDPA that is given a mask (padded batches; transformers 4.38 to 4.40)"
+class CheckpointingField(Section):
+    """Activation checkpointing, of every block unless `every` or `blocks` chooses."""
+
+    shorthand = "policy"
+    policy: Literal["none", "full", "selective"] = "full"
+    every: Positive | None = Field(None, description="of every n-th block: 2 is the second, the fourth ...")
+    blocks: list[Whole] | None = Field(None, description="of these blocks, the first being 0")
+
+
     )
     loss: Literal["hf", "fused"] = "hf"
     kernels: Literal["torch", "liger"] = Field("torch", description="liger: its fused RMSNorm and SwiGLU")
@@ -222,5 +231,10 @@ class ScenarioFields(Section):
     compile: bool = False
     load: Literal["every_rank", "rank0", "meta"] | None = Field(
         None, description="who reads the checkpoint into host memory: every_rank, but meta for torchtitan"
+    )
+    omp_num_threads: Positive | None = Field(
+        None,
+        description="CPU threads of each process, of Adam on the host: for deepspeed all cores unless given, else 1, "
+        "as torchrun sets it",
     )
     profile: str = Field("default", description="software stack of the cost profile, or a file of zsim calibrate")

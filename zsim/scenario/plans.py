@@ -24,11 +24,13 @@ def build_plan(
     Raises InputError, NotModeled.
     """
     fields = scenario.fields
+    threads, launched = _threads(scenario, ranks)
     common: dict[str, Any] = {
         "world_size": ranks,
         "grad_accum": grad_accum,
         "grad_clip": fields.grad_clip or None,
         "optimizer": _optimizer(scenario),
+        "omp_num_threads": threads,
         "load": fields.load or ("meta" if fields.implementation == "torchtitan" else "every_rank"),
     }
     name, version = fields.framework.name, fields.framework.version
@@ -44,8 +46,20 @@ def build_plan(
             not_modeled.append(f"{name} {version}: its defaults, but the operations of {recorded}")
     if name == "deepspeed":
         plan, notes, more = _deepspeed(scenario, model, common)
-        return plan, notes, not_modeled + more
-    return (_ddp if name == "ddp" else _fsdp)(scenario, common), [], not_modeled
+        return plan, [*notes, *launched], not_modeled + more
+    return (_ddp if name == "ddp" else _fsdp)(scenario, common), launched, not_modeled
+
+
+def _threads(scenario: Scenario, ranks: int) -> tuple[int | None, list[str]]:
+    """OMP_NUM_THREADS where the CPU computes, and a note where the launcher sets it: torch/distributed/run.py to 1 for
+    several processes per node; deepspeed/launcher/launch.py not at all without --bind_cores_to_rank."""
+    fields = scenario.fields
+    computes = _offloads(scenario) or (fields.fsdp is not None and fields.fsdp.cpu_offload)
+    if fields.omp_num_threads or ranks == 1 or not computes:
+        return fields.omp_num_threads, []
+    if fields.framework.name == "deepspeed":
+        return None, ["omp_num_threads: one per core of the node in every process, as the deepspeed launcher leaves it"]
+    return 1, ["omp_num_threads: 1, as torchrun sets it"]
 
 
 def _optimizer(scenario: Scenario) -> Optimizer:

@@ -6,11 +6,12 @@ import dataclasses
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from zsim.cluster.spec import Cluster
 from zsim.errors import InputError
-from zsim.model.spec import ModelSpec, Module, Workload
+from zsim.model.architecture import Architecture
+from zsim.model.spec import ModelSpec, Module, Workload, every_nth
 from zsim.plan.batch import triangle
 from zsim.plan.document import siblings
 from zsim.plan.spec import AnyPlan
@@ -54,7 +55,8 @@ def resolve(scenario: Scenario) -> Setup:
         seq_len=fields.seq_len,
         dtype=TORCH_DTYPE[fields.precision],
         attention=fields.attention,
-        checkpointing=fields.checkpointing,
+        checkpointing=fields.checkpointing.policy,
+        checkpointed=_checkpointed(scenario, model),
         implementation=fields.implementation,
         loss=fields.loss,
         kernels=fields.kernels,
@@ -76,6 +78,22 @@ def resolve(scenario: Scenario) -> Setup:
 
 
 def _file(scenario: Scenario, field: str, name: str) -> Path:
+def _checkpointed(scenario: Scenario, model: ModelSpec) -> tuple[int, ...] | None:
+    """The blocks that checkpointing applies to; None: all."""
+    field = scenario.fields.checkpointing
+    if field.every is None and field.blocks is None:
+        return None
+    name = "every" if field.every is not None else "blocks"
+    if field.policy == "none" or (field.every is not None and field.blocks is not None):
+        taken = "policy: none" if field.policy == "none" else "every"
+        raise scenario.error(("checkpointing", "blocks" if taken == "every" else name), f"does not go with {taken}")
+    layers = len(cast(Architecture, model.arch).kinds)
+    chosen = every_nth(layers, field.every) if field.every else tuple(sorted(set(field.blocks or ())))
+    if not chosen or chosen[-1] >= layers:
+        raise scenario.error(("checkpointing", name), f"chooses none, or more, of the {layers} blocks of {model.name}")
+    return None if len(chosen) == layers else chosen
+
+
     """The file that a field names; refused at the field where it is not there."""
     path = scenario.folder / name
     if not path.exists():

@@ -65,7 +65,7 @@ def least_seconds(task: Task) -> Least:
         program = lower(setup.model, setup.tree, plan, setup.workload)
     except InputError:
         return Least(0.0, 0.0)
-    price = Price(setup.cluster, own_profile(setup))
+    price = Price(setup.cluster, own_profile(setup), setup.plan.omp_num_threads)
     one_of_each = {device.name: rank for rank, device in enumerate(setup.cluster.devices)}.values()
     kernels = min(_kernels(setup.tree, price, rank) for rank in one_of_each)
     step = step_seconds(program, setup, price) + (setup.plan.grad_accum - 1) * kernels

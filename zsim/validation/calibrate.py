@@ -86,7 +86,9 @@ class Case:
         """Seconds of the steady step, and those of them by which interference stretches kernels."""
         times, stretches = [], []
         for setup, program in self.runs:
-            timeline = run(program, rank_classes(setup.cluster), price(setup.cluster, profile))
+            timeline = run(
+                program, rank_classes(setup.cluster), price(setup.cluster, profile, setup.plan.omp_num_threads)
+            )
             steady = timeline.steps[timeline.steady_step]
             times.append(steady.end_s - steady.start_s)
             kernels = (op for op in timeline.ops if op.op.lane == COMPUTE and op.step == steady.step)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -115,8 +114,9 @@ def _network(row: Row, device: str, assumed: list[str]) -> float:
 def _workload(row: Row, cluster: Cluster, assumed: list[str]) -> Workload:
     checkpointing = row["activation_checkpoint"]
     titan = "torchtitan" in row["framework"]
+    chosen = None
     if checkpointing == "selective" and not (titan and not _every_second(row)):
-        checkpointing = "none"  # some whole blocks: see _tree
+        checkpointing, chosen = "full", _checkpointed(row)
     foundry = row["framework"].startswith("llm-foundry")
     fused = "foak" in row["framework"]
     if fused:
@@ -133,6 +133,7 @@ def _workload(row: Row, cluster: Cluster, assumed: list[str]) -> Workload:
         dtype="float16" if row["precision"].startswith("fp16") else "bfloat16",
         attention="triton" if foundry and "PURE" in row["precision"] else _fused_attention(row, assumed),
         checkpointing=checkpointing,
+        checkpointed=chosen,
         implementation="torchtitan" if titan else "llm-foundry" if foundry else "hf",
         loss="fused" if huge or "liger" in row["framework"] else "hf",
         kernels="liger" if fused or huge or "liger" in row.get("attention_impl") else "torch",
@@ -153,6 +154,13 @@ def _every_second(row: Row) -> bool:
     return "every second layer" in row.get("notes")
 
 
+def _checkpointed(row: Row) -> tuple[int, ...]:
+    """The blocks that are checkpointed, spread evenly."""
+    blocks = row.count("n_layers")
+    wanted = round(_recomputed_share(row) * blocks)
+    return tuple((2 * i + 1) * blocks // (2 * wanted) for i in range(wanted))
+
+
 def _recomputed_share(row: Row) -> float:
     """Share of blocks that are checkpointed whole, for policies that choose blocks; from HFU / MFU where printed."""
     if _every_second(row):
@@ -163,19 +171,11 @@ def _recomputed_share(row: Row) -> float:
     return min(1.0, 3 * (100 * float(hfu[1]) / mfu - 1))
 
 
-def _tree(row: Row, model: ModelSpec, workload: Workload, plan: AnyPlan) -> Module:
+def _tree(model: ModelSpec, workload: Workload, plan: AnyPlan) -> Module:
     from zsim.model.trace import trace
 
     tree = trace(model, workload)
-    if isinstance(plan, Fsdp1Plan) and plan.version < "2.1":
-        return _recompute_to_the_end(tree)
-    if row["activation_checkpoint"] != "selective" or workload.checkpointing == "selective":
-        return tree
-    full = trace(model, replace(workload, checkpointing="full"))
-    blocks = [name for name, module in _walk(tree) if module.role == "block"]
-    wanted = round(_recomputed_share(row) * len(blocks))
-    chosen = {blocks[(2 * i + 1) * len(blocks) // (2 * wanted)] for i in range(wanted)} if wanted else set()
-    return _swap(tree, {name: module for name, module in _walk(full) if name in chosen})
+    return _recompute_to_the_end(tree) if isinstance(plan, Fsdp1Plan) and plan.version < "2.1" else tree
 
 
 def _recompute_to_the_end(module: Module) -> Module:
@@ -211,18 +211,6 @@ def _with_recompute(module: Module, work: Compute, kernels: tuple[Kernel, ...]) 
         else item
         for item in module.body
     )
-    return replace(module, body=body)
-
-
-def _walk(module: Module) -> list[tuple[str, Module]]:
-    inner = [pair for item in module.body if isinstance(item, Module) for pair in _walk(item)]
-    return [(module.name, module), *inner]
-
-
-def _swap(module: Module, others: Mapping[str, Module]) -> Module:
-    if module.name in others:
-        return others[module.name]
-    body = tuple(_swap(item, others) if isinstance(item, Module) else item for item in module.body)
     return replace(module, body=body)
 
 
@@ -294,6 +282,8 @@ def _plan(row: Row, cluster: Cluster) -> AnyPlan:
             offload_optimizer="cpu" if "optimizer-cpu" in offload else None,
             offload_param="cpu" if "param-cpu" in offload else None,
             optimizer=Optimizer(impl="cpu" if "optimizer-cpu" in offload else "fused"),
+            # llamafactory-cli starts several processes by torchrun
+            omp_num_threads=1 if "LLaMA-Factory" in framework and cluster.world_size > 1 else None,
         )
     if offload not in ("none", ""):
         raise NotModeled(f"{offload} under {framework}", row.file, row.line, "offload")
@@ -316,6 +306,12 @@ def _plan(row: Row, cluster: Cluster) -> AnyPlan:
             grouping="titan" if "torchtitan" in framework else "hf",
         )
     return _fsdp1(row, common, mesh)
+
+
+def _loaded_in_bf16(row: Row) -> bool:
+    """fms-acceleration's scenarios load all models with torch_dtype bfloat16; only accelerate's FSDP widens what it
+    wraps under mixed precision (`FullyShardedDataParallelPlugin`, from 0.26: "upcast"), and one process wraps nothing."""
+    return row["framework"].startswith("HF Trainer + accelerate FSDP")
 
 
 def _fsdp1(row: Row, common: dict[str, Any], mesh: tuple[int, int] | None) -> Fsdp1Plan:

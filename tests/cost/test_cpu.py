@@ -1,0 +1,85 @@
+"""Adam on the host: threads, cores and DRAM that the processes of a node share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import zsim
+from zsim.cluster.spec import Host
+from zsim.cost.host import cpu_seconds
+from zsim.cost.profile import load_profile
+from zsim.program.ops import CpuWork
+from zsim.result import sensitivity
+
+CPU = load_profile("A100-SXM-80GB").cpu
+INTEL = Host(sockets=2, cores=96, dram_bytes=10**12, dram_bandwidth=409.6e9, vendor="intel")
+
+
+def rate(ranks: int, threads: int | None, host: Host = INTEL) -> float:
+    """Parameters/s that all ranks of a node update, at the 28 bytes of Adam."""
+    numel = 10**9
+    return ranks * numel / cpu_seconds(CpuWork("adam", numel, 28.0 * numel), CPU, host, ranks, threads)
+
+
+def test_one_process_takes_the_share_of_bandwidth_that_was_measured() -> None:
+    """arXiv 2101.06840: 10e9 parameters in 2.57 s on two Xeon 8168 (256 GB/s)."""
+    xeon = Host(sockets=2, cores=48, dram_bytes=10**12, dram_bandwidth=256e9, vendor="intel")
+    assert rate(1, None, xeon) == pytest.approx(10e9 / 2.57, rel=0.1)
+
+
+def test_threads_of_eight_processes() -> None:
+    """torchrun's one thread each is half of what a twelfth of the cores does (torchtune PR 993: the step becomes twice
+    as fast); as many threads as cores in every process are no better than one."""
+    one, shared, crowded = rate(8, 1), rate(8, 12), rate(8, None)
+    assert shared / one == pytest.approx(2, rel=0.1)
+    assert crowded < shared / 2
+    assert rate(8, 13) == crowded  # 104 threads on 96 cores
+
+
+def test_several_unbound_processes_are_as_slow_as_reported() -> None:
+    """DeepSpeed PR 735: 11.6e9 parameters, scaled, updated and cast (42 bytes), in 8.2 s on a DGX-2."""
+    dgx2 = Host(sockets=2, cores=48, dram_bytes=10**12, dram_bandwidth=256e9, vendor="intel")
+    seconds = 42 * 11.6e9 / (28 * rate(16, None, dgx2))
+    assert seconds == pytest.approx(8.2, rel=0.25)
+
+
+SCENARIO = """
+model: {params: 7e9}
+cluster: TOPOLOGY
+framework: FRAMEWORK
+seq_len: 2048
+micro_batch: 1
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path, request):
+    topology = Path(request.config.rootpath) / "topologies" / "aws_p4d_24xlarge.yaml"
+
+    def write(framework: str, more: str):
+        path = tmp_path / "scenario.yaml"
+        path.write_text(SCENARIO.replace("TOPOLOGY", str(topology)).replace("FRAMEWORK", framework) + more)
+        return path
+
+    return write
+
+
+def test_what_the_launcher_sets_is_said_and_what_is_better_is_found(scenario) -> None:
+    result = zsim.simulate(scenario("deepspeed", "zero: {stage: 3, offload_optimizer: cpu}\n"))
+    assert any("omp_num_threads" in text and "deepspeed launcher" in text for text in result.assumptions)
+    assert result.setup.plan.omp_num_threads is None
+    (found,) = [variant for variant in sensitivity.settings(result) if variant.name == "omp_num_threads=6"]
+    changed = sensitivity.change(result, found)
+    assert changed is not None
+    assert changed.gain > 0.05
+
+
+def test_torchrun_sets_one(scenario) -> None:
+    setup = zsim.load_scenario(scenario("fsdp2", "fsdp: {cpu_offload: true}\n")).resolve()
+    assert setup.plan.omp_num_threads == 1
+    assert "omp_num_threads: 1, as torchrun sets it" in setup.assumptions
+    assert zsim.load_scenario(scenario("fsdp2", "")).resolve().plan.omp_num_threads is None
+    given = "fsdp: {cpu_offload: true}\nomp_num_threads: 6\n"
+    assert zsim.load_scenario(scenario("fsdp2", given)).resolve().plan.omp_num_threads == 6
