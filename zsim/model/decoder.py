@@ -72,14 +72,6 @@ def causal_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 def shifted(labels: Tensor) -> tuple[Tensor, Tensor]:
     """The labels padded by one column, and the targets in it, flat: token n predicts token n + 1."""
-def unsloth_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """fms-acceleration's `FastCrossEntropyLoss` in transformers 4.45, whose models cast their logits to float32 before
-    they copy all tokens but the last."""
-    short = F.contiguous(F.narrow(logits, 1, logits.shape[1] - 1))
-    target = F.reshape(F.contiguous(F.narrow(labels, 1, labels.shape[1] - 1)), -1)
-    return cross_entropy_in_place(F.reshape(short, -1, short.shape[-1]), target)
-
-
     b, s = labels.shape
     padded = labels.tape.empty((b, s + 1), labels.dtype)
     labels.tape.memory(labels.nbytes, padded.nbytes)

@@ -134,7 +134,6 @@ class Workload:
         return self.micro_batch * self.seq_len
 
 
-@dataclass(frozen=True)
 def every_nth(blocks: int, n: int) -> tuple[int, ...]:
     """`Workload.checkpointed` of torchtitan's `selective_ac_option = n`: the n-th block, the 2n-th and so on.
 
@@ -143,6 +142,7 @@ def every_nth(blocks: int, n: int) -> tuple[int, ...]:
     return tuple(range(n - 1, blocks, n))
 
 
+@dataclass(frozen=True)
 class ModelSpec:
     """A model as its checkpoint defines it. Build the executed tree with `trace(workload)` in `model.trace`."""
 

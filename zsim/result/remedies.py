@@ -62,7 +62,11 @@ def _load_on_rank_0(setup: Setup) -> tuple[str, Setup] | None:
 
 
 def _checkpoint(setup: Setup) -> tuple[str, Setup] | None:
-    return None if setup.workload.checkpointing == "full" else _workload(setup, checkpointing="full")
+    workload = setup.workload
+    if workload.checkpointing == "full" and workload.checkpointed is None:
+        return None
+    everywhere = dataclasses.replace(workload, checkpointing="full", checkpointed=None)
+    return "checkpointing=full", dataclasses.replace(setup, workload=everywhere)
 
 
 def _halve_micro_batch(setup: Setup) -> tuple[str, Setup] | None:

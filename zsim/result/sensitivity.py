@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 from zsim.cluster.spec import Cluster, Device, Link
 from zsim.cost.profile import CpuCost, Profile
 from zsim.errors import InputError
-from zsim.model.spec import Workload
+from zsim.model.architecture import Architecture
+from zsim.model.spec import Workload, every_nth
 from zsim.model.trace import trace
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer, Plan
 from zsim.program.deepspeed import overlaps
 from zsim.program.lower import lower
-from zsim.program.ops import CPU, Program
+from zsim.program.ops import CPU
 from zsim.result.measure import timed
 from zsim.result.need import need
 from zsim.result.spec import Result
@@ -60,13 +61,17 @@ def change(result: Result, variant: Variant, *, if_it_fits: bool = False) -> Cha
 
     `if_it_fits`: also None, and no clock runs, where its allocations alone are more than there is.
     """
+    setup = variant.setup
     try:
-        program = program_of(result, variant)
+        if setup.workload != result.setup.workload:
+            setup = replace(setup, tree=trace(setup.model, setup.workload))
+        same = variant.same_program
+        program = result.program if same else lower(setup.model, setup.tree, setup.plan, setup.workload)
     except InputError:
         return None
-    if if_it_fits and not variant.same_program and need(program, variant.setup.cluster).excluded:
+    if if_it_fits and not same and need(program, setup.cluster).excluded:
         return None
-    other = timed(variant.setup, program, variant.profile)
+    other = timed(setup, program, variant.profile)
     speed = other.throughput.tokens_per_s_per_gpu
     return Change(
         name=variant.name,
@@ -81,21 +86,12 @@ def change(result: Result, variant: Variant, *, if_it_fits: bool = False) -> Cha
     )
 
 
-def program_of(result: Result, variant: Variant) -> Program:
-    """What the run of `result` issues with a variant's setup. Raises InputError, NotModeled."""
-    setup = variant.setup
-    if variant.same_program:
-        return result.program
-    tree = setup.tree if setup.workload == result.setup.workload else trace(setup.model, setup.workload)
-    return lower(setup.model, tree, setup.plan, setup.workload)
-
-
 def hardware(result: Result) -> Iterator[Variant]:
     """Each part of the machine twice as fast, alone."""
     setup, profile = result.setup, result.profile
 
     def variant(name: str, saves: str, cluster: Cluster = setup.cluster, profile: Profile = profile) -> Variant:
-        changed = dataclasses.replace(setup, cluster=cluster)
+        changed = replace(setup, cluster=cluster)
         return Variant(name, "hardware", changed, profile, saves, same_program=True)
 
     for kind in sorted({row["kind"] for row in link_rows(result) if row["kind"]}):
@@ -103,7 +99,7 @@ def hardware(result: Result) -> Iterator[Variant]:
     yield variant("matrix units twice as fast", "matrix units", _devices(setup.cluster, _twice_the_flops))
     yield variant("GPU memory twice as fast", "GPU memory", _devices(setup.cluster, _twice_the_bandwidth))
     host = profile.host
-    faster = dataclasses.replace(
+    faster = replace(
         host,
         launch=host.launch / 2,
         backward_launch=host.backward_launch / 2,
@@ -112,7 +108,7 @@ def hardware(result: Result) -> Iterator[Variant]:
         hooks={name: seconds / 2 for name, seconds in host.hooks.items()},
         default_hook=host.default_hook / 2,
     )
-    yield variant("host twice as fast", "host", profile=dataclasses.replace(profile, host=faster))
+    yield variant("host twice as fast", "host", profile=replace(profile, host=faster))
     if any(record.op.lane == CPU for record in result.timeline.ops):
         cpu = profile.cpu
         double = CpuCost(
@@ -120,23 +116,24 @@ def hardware(result: Result) -> Iterator[Variant]:
             crowded_efficiency=2 * cpu.crowded_efficiency,
             thread_bandwidth={vendor: 2 * rate for vendor, rate in cpu.thread_bandwidth.items()},
         )
-        yield variant("CPU optimizer twice as fast", "cpu", profile=dataclasses.replace(profile, cpu=double))
+        yield variant("CPU optimizer twice as fast", "cpu", profile=replace(profile, cpu=double))
 
 
 def settings(result: Result) -> Iterator[Variant]:
     """What a user can change without buying anything, one at a time."""
     setup = result.setup
     for saves, name, plan in _plan_changes(setup):
-        yield Variant(name, "setting", dataclasses.replace(setup, plan=plan), result.profile, saves)
-    for saves, name, workload in _workload_changes(setup.workload):
-        yield Variant(name, "setting", dataclasses.replace(setup, workload=workload), result.profile, saves)
+        yield Variant(name, "setting", replace(setup, plan=plan), result.profile, saves)
+    blocks = len(cast(Architecture, setup.model.arch).kinds)
+    for saves, name, workload in _workload_changes(setup.workload, blocks):
+        yield Variant(name, "setting", replace(setup, workload=workload), result.profile, saves)
 
 
 def _plan_changes(setup: Setup) -> Iterator[tuple[str, str, AnyPlan]]:
     plan = setup.plan
 
     def change(saves: str, **fields: Any) -> tuple[str, str, AnyPlan]:
-        return saves, named(plan, **fields), dataclasses.replace(plan, **fields)
+        return saves, named(plan, **fields), replace(plan, **fields)
 
     yield change("batch", grad_accum=plan.grad_accum * 2)
     if isinstance(plan, DeepSpeedPlan):
@@ -180,20 +177,27 @@ def _deepspeed_changes(setup: Setup, plan: DeepSpeedPlan, change: Callable[..., 
     moved = {None: "cpu", "cpu": None, "nvme": "cpu"}[plan.offload_optimizer]
     if moved or not plan.offload_param:
         saves, name, changed = change("offload" if plan.offload_optimizer else "", offload_optimizer=moved)
-        optimizer = dataclasses.replace(plan.optimizer, impl=moved or Optimizer().impl)
-        yield saves, name, dataclasses.replace(changed, optimizer=optimizer)
+        optimizer = replace(plan.optimizer, impl=moved or Optimizer().impl)
+        yield saves, name, replace(changed, optimizer=optimizer)
 
 
-def _workload_changes(workload: Workload) -> Iterator[tuple[str, str, Workload]]:
+def _workload_changes(workload: Workload, blocks: int) -> Iterator[tuple[str, str, Workload]]:
     def change(saves: str, **fields: Any) -> tuple[str, str, Workload]:
-        return saves, named(workload, **fields), dataclasses.replace(workload, **fields)
+        return saves, named(workload, **fields), replace(workload, **fields)
 
     yield change("batch", micro_batch=workload.micro_batch * 2)
     if workload.micro_batch > 1:
         yield change("", micro_batch=workload.micro_batch // 2)
-    for checkpointing in ("none", "selective", "full"):
-        if checkpointing != workload.checkpointing:
-            yield change("recompute" if checkpointing != "full" else "", checkpointing=checkpointing)
+    now = workload.checkpointing if workload.checkpointed is None else "some"
+    if now != "none":
+        yield "recompute", "checkpointing=none", replace(workload, checkpointing="none", checkpointed=None)
+    if now in ("none", "full") and blocks > 1:
+        every_second = replace(workload, checkpointing="full", checkpointed=every_nth(blocks, 2))
+        yield "recompute", "checkpointing={every: 2}", every_second
+    for policy in ("selective", "full"):
+        if policy != now:
+            saves = "recompute" if policy == "selective" else ""
+            yield saves, f"checkpointing={policy}", replace(workload, checkpointing=policy, checkpointed=None)
     if workload.loss != "fused":
         yield change("", loss="fused")
 
@@ -223,30 +227,29 @@ def _shown(value: Any) -> str:
 
 def _links(cluster: Cluster, kind: str, factor: float) -> Cluster:
     def scaled(link: Link) -> Link:
-        return dataclasses.replace(link, bandwidth=link.bandwidth * factor, raw=link.raw * factor)
+        return replace(link, bandwidth=link.bandwidth * factor, raw=link.raw * factor)
 
     templates = tuple(
-        dataclasses.replace(
+        replace(
             node,
             links={name: scaled(link) if link.kind == kind else link for name, link in node.links.items()},
             _cache={},
         )
         for node in cluster.templates
     )
-    return dataclasses.replace(cluster, templates=templates, _cache={})
+    return replace(cluster, templates=templates, _cache={})
 
 
 def _devices(cluster: Cluster, change: Callable[[Device], Device]) -> Cluster:
     templates = tuple(
-        dataclasses.replace(node, devices=tuple(change(device) for device in node.devices), _cache={})
-        for node in cluster.templates
+        replace(node, devices=tuple(change(device) for device in node.devices), _cache={}) for node in cluster.templates
     )
-    return dataclasses.replace(cluster, templates=templates, _cache={})
+    return replace(cluster, templates=templates, _cache={})
 
 
 def _twice_the_flops(device: Device) -> Device:
-    return dataclasses.replace(device, peak_flops={dtype: 2 * peak for dtype, peak in device.peak_flops.items()})
+    return replace(device, peak_flops={dtype: 2 * peak for dtype, peak in device.peak_flops.items()})
 
 
 def _twice_the_bandwidth(device: Device) -> Device:
-    return dataclasses.replace(device, memory_bandwidth=2 * device.memory_bandwidth)
+    return replace(device, memory_bandwidth=2 * device.memory_bandwidth)

@@ -190,6 +190,15 @@ class FsdpField(Section):
     flat: bool | None = Field(None, description="fsdp1: no auto-wrap policy, one unit")
 
 
+class CheckpointingField(Section):
+    """Activation checkpointing, of every block unless `every` or `blocks` chooses."""
+
+    shorthand = "policy"
+    policy: Literal["none", "full", "selective"] = "full"
+    every: Positive | None = Field(None, description="of every n-th block: 2 is the second, the fourth ...")
+    blocks: list[Whole] | None = Field(None, description="of these blocks, the first being 0")
+
+
 class ScenarioFields(Section):
     """One scenario: what is trained, on what, and how it is sharded. Paths are relative to the file."""
 
@@ -214,15 +223,6 @@ class ScenarioFields(Section):
     checkpointing: CheckpointingField = CheckpointingField(policy="none")
     attention: Literal["flash", "flash3", "cudnn", "sdpa", "efficient", "eager"] = Field(
         "flash", description="efficient: SDPA that is given a mask (padded batches; transformers 4.38 to 4.40)"
-class CheckpointingField(Section):
-    """Activation checkpointing, of every block unless `every` or `blocks` chooses."""
-
-    shorthand = "policy"
-    policy: Literal["none", "full", "selective"] = "full"
-    every: Positive | None = Field(None, description="of every n-th block: 2 is the second, the fourth ...")
-    blocks: list[Whole] | None = Field(None, description="of these blocks, the first being 0")
-
-
     )
     loss: Literal["hf", "fused"] = "hf"
     kernels: Literal["torch", "liger"] = Field("torch", description="liger: its fused RMSNorm and SwiGLU")

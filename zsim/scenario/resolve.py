@@ -77,7 +77,6 @@ def resolve(scenario: Scenario) -> Setup:
     )
 
 
-def _file(scenario: Scenario, field: str, name: str) -> Path:
 def _checkpointed(scenario: Scenario, model: ModelSpec) -> tuple[int, ...] | None:
     """The blocks that checkpointing applies to; None: all."""
     field = scenario.fields.checkpointing
@@ -94,6 +93,7 @@ def _checkpointed(scenario: Scenario, model: ModelSpec) -> tuple[int, ...] | Non
     return None if len(chosen) == layers else chosen
 
 
+def _file(scenario: Scenario, field: str, name: str) -> Path:
     """The file that a field names; refused at the field where it is not there."""
     path = scenario.folder / name
     if not path.exists():

@@ -52,7 +52,7 @@ def _setup(row: Row) -> Setup:
     device = cluster.devices[0]
     if isinstance(plan, DdpPlan) and plan.dtype == "float32" and 16 * model.numel > device.memory_bytes:
         raise InputError(f"16 bytes per parameter are more than a {device.name} has", row.file, row.line, "precision")
-    tree = _tree(row, model, workload, plan)
+    tree = _tree(model, workload, plan)
     return Setup(row.id, model, tree, workload, plan, cluster, _stack(row), tuple(assumed))
 
 

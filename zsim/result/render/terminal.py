@@ -112,6 +112,7 @@ def headline(of: Headline) -> str:
         f"micro-batch {work['micro_batch']} x {work['seq_len']:,} tokens"
         + (f" x {accumulation} accumulation steps" if accumulation > 1 else "")
         + f"; checkpointing {work['checkpointing']}"
+        + (f" in {len(work['checkpointed'])} blocks" if work["checkpointed"] else "")
     )
 
 
