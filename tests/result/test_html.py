@@ -2,11 +2,10 @@
 
 import json
 import re
-import shutil
 
 import pytest
 
-from tests.result import made
+from tests.result import browser, made
 from zsim.result.render import html
 
 
@@ -56,20 +55,8 @@ def test_text_of_users_cannot_end_the_script(result):
 
 @pytest.fixture(scope="module")
 def page(report):
-    playwright = pytest.importorskip("playwright.sync_api")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        pytest.skip("no chromium")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.complaints = []
-        page.on("console", lambda message: page.complaints.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: page.complaints.append(str(error)))
-        page.goto(report.as_uri())
-        page.wait_for_selector("html[data-ready=true]")
+    with browser.opened(report) as page:
         yield page
-        browser.close()
 
 
 def test_renders_without_errors(page):

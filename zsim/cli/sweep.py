@@ -30,7 +30,7 @@ def sweep(
     store: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The store; FILE of the sweep with .db unless given.")
     ] = None,
-    out: Annotated[list[Path], typer.Option(metavar="FILE", help="Also write a .csv, .parquet or .png.")] = [],  # noqa: B006
+    out: Annotated[list[Path], typer.Option(metavar="FILE", help="Also write .html, .png, .csv or .parquet.")] = [],  # noqa: B006
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one per core unless given.")] = None,
     dask: Annotated[str | None, typer.Option(metavar="ADDRESS", help="tcp://... of a scheduler, or local.")] = None,
     shard: Annotated[str, typer.Option(metavar="K/N", help="Only the K-th of N parts, as in a job array.")] = "1/1",
@@ -42,7 +42,7 @@ def sweep(
     Exit code 3 if none fits.
     """
     from zsim.sweep import executors
-    from zsim.sweep.export import export
+    from zsim.sweep.export import export, records
     from zsim.sweep.grid import from_options, is_sweep, read_sweep
     from zsim.sweep.runner import run, sweep_id
     from zsim.sweep.store import Store
@@ -60,7 +60,11 @@ def sweep(
             hire = (lambda: executors.dask(dask, workers)) if dask else (lambda: executors.local(workers))
             tally = run(wanted, opened, hire, shard=part, memory_only=fit_only, report=report)
         for target in out:
-            if target.suffix == ".png":
+            if target.suffix == ".html":
+                from zsim.result.render.sweep_html import write
+
+                write(list(records(opened)), wanted.varied, f"Sweep of {file.stem}", target)
+            elif target.suffix == ".png":
                 from zsim.sweep.plots import draw
 
                 draw(opened, wanted.varied, target)

@@ -41,15 +41,21 @@ def write(result: Result, path: Path, others: Sequence[Result] = (), changes: Se
 
 def document(result: Result, others: Sequence[Result] = (), changes: Sequence[Change] = ()) -> str:
     """The HTML text."""
+    return page("report", result.name, _data(result, others, changes))
+
+
+def page(kind: str, title: str, data: object) -> str:
+    """The page `kind`.html with its script, the charting library and `data` inside."""
     parts = {
-        "title": escape(result.name),
+        "title": escape(title),
         "css": _asset("report.css"),
-        "js": _asset("report.js"),
+        "common": _asset("common.js"),
+        "js": _asset(f"{kind}.js"),
         "plotly": _asset("plotly-basic-4.1.1.min.js"),
         # "</script>" inside a string would end the element.
-        "data": json.dumps(_data(result, others, changes), separators=(",", ":")).replace("</", "<\\/"),
+        "data": json.dumps(data, separators=(",", ":")).replace("</", "<\\/"),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("report.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset(f"{kind}.html"))
 
 
 def _asset(name: str) -> str:
