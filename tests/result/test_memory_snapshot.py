@@ -1,5 +1,6 @@
 """memory.pickle read by torch's own viewer, and against the ledger."""
 
+import dataclasses
 import pickle
 
 import pytest
@@ -43,6 +44,39 @@ def test_no_two_live_tensors_overlap(snapshot):
             live[entry["addr"]] = start, end
         elif entry["action"] == "free_completed":
             del live[entry["addr"]]
+
+
+def _reserved(snapshot):
+    """What the segments of a snapshot's trace add up to, at most and in the end."""
+    reserved = peak = 0
+    for entry in snapshot["device_traces"][0]:
+        reserved += {"segment_alloc": entry["size"], "segment_free": -entry["size"]}.get(entry["action"], 0)
+        peak = max(peak, reserved)
+    return peak, reserved
+
+
+def test_segments_go_back_where_the_run_is_tight():
+    """The flagship gets through only because cached segments go back to the driver."""
+    import zsim
+
+    result = zsim.simulate(made.TOPOLOGIES.parent / "scenarios" / "qwen32b_8xh100.yaml")
+    assert result.gpu.allocator_retries > 0
+    snapshot = memory_snapshot.snapshot(result)
+    peak, in_the_end = _reserved(snapshot)
+    assert peak == result.gpu.peak_reserved_bytes
+    assert in_the_end == sum(segment["total_size"] for segment in snapshot["segments"])
+    viewer = pytest.importorskip("torch.cuda._memory_viz")
+    assert "total_allocated" in viewer.segsum(snapshot)
+
+
+def test_without_a_limit_where_it_does_not_fit():
+    device = dataclasses.replace(made.DEVICE, usable_bytes=2**30)
+    result = made.result(device)
+    assert not result.fits
+    held = [
+        entry["size"] for entry in memory_snapshot.snapshot(result)["device_traces"][0] if entry["action"] == "alloc"
+    ]
+    assert len(held) == sum(1 for event in result.timeline.memory if event.device == "gpu" and event.nbytes > 0)
 
 
 def test_torch_reads_it(snapshot):

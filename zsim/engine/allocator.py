@@ -124,9 +124,13 @@ class CachingAllocator:
                 while blocks:
                     self.free(blocks.pop())
         for pool in self._pools.values():
-            whole = [entry[2] for entry in pool if entry[2].before is None and entry[2].behind is None]
-            self.reserved -= sum(block.size for block in whole)
+            for entry in pool:
+                if entry[2].before is None and entry[2].behind is None:
+                    self._give_back(entry[2])
             pool[:] = [entry for entry in pool if entry[2].before or entry[2].behind]
+
+    def _give_back(self, segment: Block) -> None:
+        self.reserved -= segment.size
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
 """memory.pickle: what `torch.cuda.memory._snapshot()` would return, for torch.cuda._memory_viz and its web page.
 
-Everything from initialization to the end of the steady step, as the caching allocator of a device without a limit
-would serve it. Where a real snapshot has Python stacks, these have the category, the tensor and the op it is for.
+Everything from initialization to the end of the steady step, as the caching allocator serves it: with the memory that
+the device has, so that cached segments go back to the driver where the run needs that, and as if there were no limit
+where the run does not fit. Where a real snapshot has Python stacks, these have the category, the tensor and the op it
+is for.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def write(result: Result, path: Path) -> None:
 def snapshot(result: Result) -> dict[str, Any]:
     """The snapshot of the fullest GPU, as device 0."""
     view = RankView(result.program, result.timeline, result.gpu.peak_rank)
-    recorder = _Recorder(ops=_ops(result.program))
+    gpu = result.gpu
+    limit = gpu.capacity_bytes - gpu.framework_bytes if gpu.fits else None
+    recorder = _Recorder(limit, ops=_ops(result.program))
     replay((event for event in view.ledgers["gpu"] if event.step <= view.steady.step), allocator=recorder)
     return {
         "segments": [_segment(recorder, address) for address in sorted(recorder.segments)],
@@ -86,6 +90,11 @@ class _Recorder(CachingAllocator):
         self.segments[address] = block.size, self._stream, small
         self._log("segment_alloc", address, block.size, self._stream, [])
         return block
+
+    def _give_back(self, segment: Block) -> None:
+        super()._give_back(segment)
+        size, stream, _ = self.segments.pop(BASE_ADDRESS + segment.address)
+        self._log("segment_free", BASE_ADDRESS + segment.address, size, stream, [])
 
     def _freed(self, action: str, entry: Entry) -> None:
         self._log(action, entry["address"], entry["requested_size"], "", entry["frames"])
