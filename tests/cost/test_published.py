@@ -86,7 +86,7 @@ def test_setups_say_what_the_rows_say(rows):
     assert setup_of(rows["lf-a10080gb-7b-s2048-n8-96"]).model.numel == 6_658_859_008  # the source's own count
     titan = setup_of(rows["tt-h100-202412-8b-n128-compile"])
     assert isinstance(titan.plan, Fsdp2Plan)
-    assert (titan.plan.grouping, titan.workload.compile, titan.cluster.world_size) == ("titan", True, 128)
+    assert (titan.plan.grouping, titan.workload.compile, titan.cluster.world_size) == ("titan2024", True, 128)
     zero = setup_of(rows["gist-a800-8"])
     assert isinstance(zero.plan, DeepSpeedPlan)
     assert (zero.plan.stage, zero.plan.offload_param, zero.plan.grad_accum) == (3, "cpu", 2)

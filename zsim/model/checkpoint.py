@@ -9,9 +9,10 @@ product, and the second run takes them from there instead of computing them agai
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from zsim.model.graph import Node, Segment, Tensor
+from zsim.model.spec import Saved
 from zsim.model.tape import Tape
 
 
@@ -34,6 +35,14 @@ class Holder:
         return tensors
 
 
+class Kept(NamedTuple):
+    """Results of an operation that selective checkpointing keeps, and what `segment` counts as saved for them."""
+
+    results: tuple[Tensor, ...]
+    segment: Segment
+    saved: list[Saved]
+
+
 class Frame:
     """One checkpointed region: a call of `run` on tensors. `policy` is "full" or "selective"."""
 
@@ -43,7 +52,7 @@ class Frame:
         self._run, self._policy = run, policy
         self._arguments = [tensor.detach() for tensor in tensors]
         self._differentiable = [tensor.needs_grad for tensor in tensors]
-        self._cache: list[tuple[Tensor, ...]] = []  # kept results, oldest first
+        self._cache: list[Kept] = []  # results, oldest first
         self._holders: list[Holder] = []
         self._filled = self._next = self._products = 0
 
@@ -55,6 +64,8 @@ class Frame:
         tape.frame = None
         for segment in self.segments[self._next :]:
             segment.recompute_peak = segment.recompute_live = tape.live - tape.base
+        for kept in self._cache:
+            kept.segment.idle += kept.saved
         self._holders, self._arguments, self._cache = [], [], []
 
     def next_segment(self) -> Segment:
@@ -88,10 +99,10 @@ class Frame:
         if self._policy != "selective" or (kind == "mm" and self._products % 2 == 0):
             return make()
         if self.recomputed:
-            return self._cache.pop(0)
-        results = make()
-        self._cache.append(tuple(tensor.detach() for tensor in results))
+            return self._cache.pop(0).results
+        results, before = make(), len(segment.saved)
         results[0].tape.keep(segment, *results)
+        self._cache.append(Kept(tuple(tensor.detach() for tensor in results), segment, segment.saved[before:]))
         return results
 
     def _leaves(self) -> list[Tensor]:

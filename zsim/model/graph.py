@@ -127,8 +127,8 @@ class Segment:
 
     __slots__ = (
         "backward", "backward_live", "backward_peak", "forward", "forward_live", "forward_peak", "frame", "grads",
-        "handed", "held", "label", "largest", "logits", "order", "recompute", "recompute_live", "recompute_peak",
-        "resaved", "saved", "saved_bytes",
+        "handed", "held", "idle", "label", "largest", "logits", "order", "recompute", "recompute_live",
+        "recompute_peak", "resaved", "saved", "saved_bytes",
     )  # fmt: skip
 
     def __init__(self, order: int, label: str, logits: bool, frame: Frame | None) -> None:
@@ -138,6 +138,7 @@ class Segment:
         self.recompute: list[Kernel] = []
         self.saved: list[Saved] = []
         self.resaved: list[Saved] = []
+        self.idle: list[Saved] = []  # of `saved`: kept by selective checkpointing, and needed by no backward
         self.saved_bytes = 0  # of both
         self.handed = 0  # bytes of saved tensors that become gradients of parameters as they are
         self.held: list[Tensor] = []  # tensors that all blocks share

@@ -7,7 +7,10 @@ from zsim.model.graph import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """ops/rms_norm.py: saves its input and 1/rms per row; backward writes the gradient over the incoming one."""
+    """ops/rms_norm.py: saves its input and 1/rms per row; backward writes the gradient over the incoming one.
+
+    Unsloth's kernels/rms_layernorm.py does the same.
+    """
     tape = x.tape
     needs_grad = x.needs_grad or weight.needs_grad
     saved = tape.save(x) if needs_grad else None

@@ -38,6 +38,46 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     return loss
 
 
+def cross_entropy_compiled(logits: Tensor, target: Tensor) -> Tensor:
+    """`F.cross_entropy(logits.float(), target)` under torch.compile: a kernel each way over the 16-bit logits.
+
+    Inductor fuses the casts into them: what is saved are the logits as they came, and maximum and log-sum per token.
+    """
+    tape = logits.tape
+    maxima, sums, loss = (tape.empty(shape, "float32") for shape in (logits.shape[:-1], logits.shape[:-1], ()))
+    tape.memory(2 * logits.nbytes + target.nbytes, maxima.nbytes + sums.nbytes + loss.nbytes)
+    if logits.needs_grad:
+        saved = tape.save(logits, maxima, sums, target)
+
+        def backward(g: Tensor) -> tuple[Tensor]:
+            logits, maxima, sums, target = saved()
+            grad = tape.empty(logits.shape, logits.dtype)
+            tape.memory(logits.nbytes + maxima.nbytes + sums.nbytes + target.nbytes, grad.nbytes)
+            return (grad,)
+
+        tape.link((logits,), backward, loss)
+    return loss
+
+
+def cross_entropy_in_place(logits: Tensor, target: Tensor) -> Tensor:
+    """Unsloth's `Fast_CrossEntropyLoss`: saves the logits; backward writes their gradient over them."""
+    tape, needs_grad = logits.tape, logits.needs_grad
+    losses, sums = (tape.empty(logits.shape[:-1], "float32") for _ in range(2))
+    tape.memory(logits.nbytes + target.nbytes, losses.nbytes + sums.nbytes)
+    loss = tape.empty((), "float32")
+    tape.memory(losses.nbytes, loss.nbytes)
+    if needs_grad:
+        saved = tape.save(logits, sums, target)
+
+        def backward(g: Tensor) -> tuple[Tensor]:
+            logits, sums, target = saved()
+            tape.memory(logits.nbytes + sums.nbytes + target.nbytes, logits.nbytes)
+            return (logits,)
+
+        tape.link((logits,), backward, loss)
+    return loss
+
+
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     """Head and loss in one, in chunks of tokens, so that logits exist for one chunk only.
 

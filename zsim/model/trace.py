@@ -215,6 +215,7 @@ def _compute(segment: Segment, workload: Workload) -> Compute:
     saved, resaved = tuple(segment.saved), tuple(segment.resaved)
     if workload.compile and not segment.logits:
         forward, backward, recompute = fused(forward), fused(backward), fused(recompute)
+        saved = tuple(tensor for tensor in saved if not any(tensor is idle for idle in segment.idle))  # dead code
         saved, resaved = (kept(segment.label, tensors, workload.dtype) for tensors in (saved, resaved))
     return Compute(
         segment.label,

@@ -99,7 +99,9 @@ class Fsdp2Plan(Plan):
     all_reduce_only_last: bool = False
     reshard_backward_only_last: bool = False  # set_reshard_after_backward(False) until the last micro-step
     last_backward_only_last: bool = False  # set_is_last_backward(False) until the last micro-step
-    grouping: str = "hf"  # hf: the root holds everything outside blocks | titan: embedding, blocks, norm+head
+    # hf: the root holds everything outside blocks | titan: embedding, blocks, norm+head | titan2024: as hf, and the
+    # last block keeps its parameters (torchtitan before July 2025, pull request 1094)
+    grouping: str = "hf"
     cpu_offload: bool = False
 
 

@@ -60,7 +60,10 @@ class Ddp(Hooks):
         self.buffers = self.numels[-1]
         self.limits = self._limits()
         self.builder = Builder()
-        if plan.find_unused_parameters and not plan.static_graph:
+        self.alone = plan.world_size == 1  # trainers wrap nothing then: no Reducer, no buckets
+        if self.alone:
+            self.buckets = []
+        elif plan.find_unused_parameters and not plan.static_graph:
             self.buckets = self._assign(self.params)[::-1]  # last parameters first
         else:
             self.buckets = [list(self.params)]
@@ -71,7 +74,7 @@ class Ddp(Hooks):
         self.grads: dict[int, str] = {}  # parameters with a gradient: "own", or "view" of a bucket
         self.cast: set[int] = set()  # weights of which a cast exists
         self.iterations = 0
-        self.broadcast_buffers = True
+        self.broadcast_buffers = not self.alone
 
     def _limits(self) -> tuple[int, int]:
         if self.plan.bucket_cap_mb is None:
@@ -86,13 +89,16 @@ class Ddp(Hooks):
 
     def allocate(self) -> None:
         builder, world = self.builder, self.plan.world_size
-        shapes = [self.model.parameters[param].shape for param in self.params]
-        # _verify_param_shape_across_processes: the number of parameters, then sizes and strides
-        self._collective("all_gather", "int64", 1, "init", out=world)
-        self._collective("broadcast", "int64", sum(2 * len(shape) for shape in shapes), "init")
+        if not self.alone:
+            shapes = [self.model.parameters[param].shape for param in self.params]
+            # _verify_param_shape_across_processes: the number of parameters, then sizes and strides
+            self._collective("all_gather", "int64", 1, "init", out=world)
+            self._collective("broadcast", "int64", sum(2 * len(shape) for shape in shapes), "init")
         builder.alloc("parameters", "parameters", sum(self.sizes[:-1]))
         if self.buffers:
             builder.alloc("buffers", "parameters", self.sizes[-1])
+        if self.alone:
+            return
         # _sync_module_states: parameters and buffers from rank 0, coalesced
         everything = range(len(self.sizes) if self.buffers else len(self.sizes) - 1)
         for bucket in sorted(assign(everything, self.sizes, self.dtypes, [BROADCAST_BYTES])):
@@ -120,7 +126,8 @@ class Ddp(Hooks):
 
     def step(self, first: bool) -> None:
         for micro in range(self.plan.grad_accum):
-            self.micro, self.sync = micro, not self.plan.no_sync or micro == self.plan.grad_accum - 1
+            last = not self.plan.no_sync or micro == self.plan.grad_accum - 1
+            self.micro, self.sync = micro, last and not self.alone
             execution = Execution(self.builder, self, micro)
             self._before_forward()
             execution.forward(self.tree)

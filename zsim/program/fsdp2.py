@@ -46,6 +46,8 @@ class Fsdp2(Hooks):
                 reshard = False  # torchtitan parallelize_llama: the last unit is needed again at once
             units.append(Unit(group, self.model, self.comm.shards, reshard))
         blocks = [unit for unit in units if unit.role == "block"]
+        if plan.grouping == "titan2024":
+            blocks[-1].reshard = False  # its backward comes first
         for index, unit in enumerate(blocks):
             unit.forward_prefetch = blocks[index + 1 : index + 1 + plan.prefetch]
             unit.backward_prefetch = blocks[max(0, index - plan.prefetch) : index][::-1]

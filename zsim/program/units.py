@@ -27,8 +27,9 @@ class Group:
 
 
 def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf") -> list[Group]:
-    """In `named_modules()` order. `hf`: blocks and the root; `titan`: embedding, blocks, norm with head (torchtitan's
-    parallelize_llama); `flat`: the root alone. Raises InputError for tied weights in two groups, as fully_shard does.
+    """In `named_modules()` order. `hf`, `titan2024`: blocks and the root; `titan`: embedding, blocks, norm with head
+    (torchtitan's parallelize_llama); `flat`: the root alone. Raises InputError for tied weights in two groups, as
+    fully_shard does.
     """
     modules = modules_in_order(tree)
     of_role = {role: [m for m in modules if m.role == role] for role in ("embedding", "block", "norm", "head")}

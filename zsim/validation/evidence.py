@@ -25,6 +25,7 @@ from zsim.model.spec import Compute, ModelSpec, Module, Workload
 from zsim.model.trace import parameters
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 from zsim.scenario import Setup
+from zsim.validation import titan_history
 from zsim.validation.rows import Row, gpu_name
 
 # Gigabits per second and node, where the source does not say: what such machines are usually sold with.
@@ -120,7 +121,7 @@ def _workload(row: Row, cluster: Cluster, assumed: list[str]) -> Workload:
     foundry = row["framework"].startswith("llm-foundry")
     fused = "foak" in row["framework"]
     if fused:
-        assumed.append("fused norms and activations as Liger has them")
+        assumed.append("rotary embeddings as torch does them, not in place")
     tokens = row.count("micro_batch") * row.count("seq_len")
     # The loss in float32 holds 10 bytes per logit (logits, log-softmax, half a gradient); this run did fit. Trainers of
     # transformers' models switch Liger on by one flag; llm-foundry and torchtitan do not have it.
@@ -135,8 +136,8 @@ def _workload(row: Row, cluster: Cluster, assumed: list[str]) -> Workload:
         checkpointing=checkpointing,
         checkpointed=chosen,
         implementation="torchtitan" if titan else "llm-foundry" if foundry else "hf",
-        loss="fused" if huge or "liger" in row["framework"] else "hf",
-        kernels="liger" if fused or huge or "liger" in row.get("attention_impl") else "torch",
+        loss="fused" if huge or "liger" in row["framework"] else titan_history.loss(row) if titan else "hf",
+        kernels="unsloth" if fused else "liger" if huge or "liger" in row.get("attention_impl") else "torch",
         compile=row.get("compile") == "yes",
     )
 
@@ -288,12 +289,12 @@ def _plan(row: Row, cluster: Cluster) -> AnyPlan:
     if offload not in ("none", ""):
         raise NotModeled(f"{offload} under {framework}", row.file, row.line, "offload")
     if cluster.world_size == 1 or strategy == "ddp":
-        pure = "pure bf16" in precision or "bf16-true" in precision
+        pure = "pure bf16" in precision or "bf16-true" in precision or _loaded_in_bf16(row)
         return DdpPlan(
             **common,
             dtype="bfloat16" if pure else "float32",
             autocast=None if pure else "bfloat16",
-            gradient_as_bucket_view=cluster.world_size == 1,  # a lone GPU runs without DDP and its buckets
+            optimizer=Optimizer(impl="foreach" if "HF Trainer" in framework else "fused"),  # adamw_torch
         )
     if strategy not in ("fsdp-full", "fsdp-grad-op", "hsdp"):
         raise NotModeled(f"strategy {strategy!r}", row.file, row.line, "strategy")
@@ -303,14 +304,15 @@ def _plan(row: Row, cluster: Cluster) -> AnyPlan:
             **common,
             reshard_after_forward=strategy == "fsdp-full",
             mesh=mesh,
-            grouping="titan" if "torchtitan" in framework else "hf",
+            grouping=titan_history.grouping(row) if "torchtitan" in framework else "hf",
+            optimizer=Optimizer(impl=titan_history.optimizer(row) if "torchtitan" in framework else "fused"),
         )
     return _fsdp1(row, common, mesh)
 
 
 def _loaded_in_bf16(row: Row) -> bool:
-    """fms-acceleration's scenarios load all models with torch_dtype bfloat16; only accelerate's FSDP widens what it
-    wraps under mixed precision (`FullyShardedDataParallelPlugin`, from 0.26: "upcast"), and one process wraps nothing."""
+    """fms-acceleration's scenarios load all models with torch_dtype bfloat16. Under mixed precision accelerate's FSDP
+    widens what it wraps to float32, but one process wraps nothing."""
     return row["framework"].startswith("HF Trainer + accelerate FSDP")
 
 

@@ -33,6 +33,7 @@ class Step:
     idle_s: float
     allocated: float
     reserved: float
+    nvidia_smi: float  # reserved, with what lies outside PyTorch's allocator
     fits: bool
 
 
@@ -60,7 +61,14 @@ class Prediction:
         measured = self.row.number(f"peak_mem_gib_{kind}")
         if self.step is None or measured is None:
             return None
-        return 100 * (getattr(self.step, kind) / (measured * GIB) - 1)
+        return 100 * (self.memory(kind) / (measured * GIB) - 1)
+
+    def memory(self, kind: str) -> float:
+        """Bytes predicted for a column: "reserved" is what nvidia-smi shows where the row's notes say so."""
+        assert self.step is not None
+        if kind == "reserved" and "nvidia-smi" in self.row.get("notes"):
+            return self.step.nvidia_smi
+        return self.step.allocated if kind == "allocated" else self.step.reserved
 
 
 def micro_steps(setup: Setup) -> list[Setup]:
@@ -98,7 +106,11 @@ def simulate_step(setup: Setup, profile: Profile) -> Step:
     }
     times = {own: extrapolate(setup, [getattr(result.time, name) for result in results]) for own, name in names.items()}
     return Step(
-        **times, allocated=last.gpu.peak_allocated_bytes, reserved=last.gpu.peak_reserved_bytes, fits=last.gpu.fits
+        **times,
+        allocated=last.gpu.peak_allocated_bytes,
+        reserved=last.gpu.peak_reserved_bytes,
+        nvidia_smi=last.gpu.nvidia_smi_bytes,
+        fits=last.gpu.fits,
     )
 
 
@@ -186,7 +198,7 @@ def _line(prediction: Prediction) -> str:
     assert step is not None
     measured = f"{prediction.measured_s:>10.3f}s" if prediction.measured_s else f"{'-':>11}"
     memory = [
-        f"{kind} {getattr(step, kind) / GIB:.1f} GiB {found:+.1f} %"
+        f"{kind} {prediction.memory(kind) / GIB:.1f} GiB {found:+.1f} %"
         for kind in ("allocated", "reserved")
         if (found := prediction.memory_error(kind)) is not None
     ]

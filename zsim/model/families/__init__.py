@@ -35,16 +35,22 @@ FAMILIES = (*LLAMA_LIKE, *GEMMA, *MOE, *OTHERS)
 def build(net: Net) -> Module:
     """The root module of a family. Raises NotModeled for a family that is not here. Imports only what it needs."""
     family = net.arch.family
-    if net.kernels == "liger" and (family not in LLAMA_LIKE or net.implementation != "hf"):
+    if net.kernels != "torch" and (family not in LLAMA_LIKE or net.implementation != "hf"):
         accepted = f"transformers' implementation of {', '.join(LLAMA_LIKE)}"
-        raise NotModeled(f"Liger kernels in {net.implementation}'s {family}", field="kernels", accepted=accepted)
+        raise NotModeled(
+            f"{net.kernels.capitalize()} kernels in {net.implementation}'s {family}", field="kernels", accepted=accepted
+        )
+    if net.loss in ("compiled", "held") and net.implementation != "torchtitan":
+        raise NotModeled(
+            f"a {net.loss} loss in {net.implementation}'s implementation", field="loss", accepted="hf, fused"
+        )
     if net.implementation == "torchtitan":
         from zsim.model.families.torchtitan import Transformer
 
         if family not in ("llama", "mistral", "qwen2"):
             raise NotModeled(f"torchtitan's implementation of {family!r}", accepted="llama, mistral, qwen2")
         if net.loss == "fused":
-            raise NotModeled("the fused loss in torchtitan's implementation", field="loss", accepted="hf")
+            raise NotModeled("the fused loss in torchtitan's implementation", field="loss", accepted="hf, compiled")
         return Transformer(net)
     if net.implementation == "llm-foundry":
         from zsim.model.families.foundry import MPT

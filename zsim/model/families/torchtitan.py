@@ -13,7 +13,7 @@ from zsim.model.decoder import CausalLM, head, run_block
 from zsim.model.graph import Tensor
 from zsim.model.layers import Blocks, Embedding, Linear, Module, Net, Weight
 from zsim.model.layers import RMSNorm as HFNorm
-from zsim.model.loss import cross_entropy
+from zsim.model.loss import cross_entropy, cross_entropy_compiled
 
 _NAMES = {
     "tok_embeddings": "model.embed_tokens",
@@ -120,8 +120,15 @@ class Transformer(CausalLM):
             h = run_block(self.net, block, h, table)
         tape.label = self.kind
         # The bf16 logits end with the cast. torchtitan's trainer holds them until the loss exists: never the peak.
-        logits = F.to(F.reshape(self.output(self.norm(h)), -1, arch.vocab), "float32")
-        loss = cross_entropy(logits, F.reshape(labels, -1))
+        logits, target = F.reshape(self.output(self.norm(h)), -1, arch.vocab), F.reshape(labels, -1)
+        if self.net.loss == "compiled":
+            loss = cross_entropy_compiled(logits, target)
+        else:
+            logits = F.to(logits, "float32")
+            if self.net.loss == "held":
+                tape.share(logits)
+            loss = cross_entropy(logits, target)
+        del logits
         return loss if self.remainder is None else F.touch(loss, self.remainder)
 
     def _table(self, s: int, half: int) -> Tensor:

@@ -1,0 +1,64 @@
+"""Losses besides transformers' own, and what compiled blocks keep: bytes by arithmetic and from torch itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zsim.errors import NotModeled
+from zsim.model.huggingface import read_config
+from zsim.model.spec import Compute, Module, Workload
+from zsim.model.trace import trace
+
+LLAMA = Path(__file__).parents[2] / "scenarios" / "models" / "llama-3.1-8b"
+TOKENS, VOCABULARY = 512, 128256
+
+
+def works(module: Module) -> list[Compute]:
+    return [work for item in module.body for work in (works(item) if isinstance(item, Module) else [item])]
+
+
+def of_loss(**workload: str) -> Compute:
+    tree = trace(read_config(LLAMA), Workload(1, TOKENS, **workload))
+    return next(work for work in works(tree) if work.label.startswith("cross_entropy"))
+
+
+def test_compiled_loss_keeps_the_logits_as_they_came() -> None:
+    """2 bytes per logit saved and 2 for the gradient, where eager mode saves 4 and holds 4 and 4 for gradients."""
+    eager, compiled = (of_loss(implementation="torchtitan", loss=loss) for loss in ("hf", "compiled"))
+    logits = TOKENS * VOCABULARY
+    assert eager.backward_peak + eager.saved_bytes == pytest.approx(12 * logits, rel=0.01)
+    assert compiled.backward_peak + compiled.saved_bytes == pytest.approx(4 * logits, rel=0.01)
+
+
+def test_held_logits_are_saved_besides() -> None:
+    held, eager = (of_loss(implementation="torchtitan", loss=loss) for loss in ("held", "hf"))
+    assert held.saved_bytes - eager.saved_bytes == 4 * TOKENS * VOCABULARY
+
+
+def test_unsloth_writes_the_gradient_over_a_copy_of_the_logits() -> None:
+    """float32 logits, all tokens but the last, saved; the gradient of the copy scattered into a second tensor."""
+    tree = trace(read_config(LLAMA), Workload(2, TOKENS, kernels="unsloth"))
+    logits = [work for work in works(tree) if work.category == "logits"]
+    saved = sum(work.saved_bytes for work in logits) - 2 * 2 * TOKENS * 4096  # but what the head keeps
+    assert saved == pytest.approx(4 * 2 * (TOKENS - 1) * VOCABULARY, rel=0.001)
+    assert max(work.backward_peak for work in logits) <= 4.1 * 2 * TOKENS * VOCABULARY
+
+
+def test_compiled_selective_checkpointing_keeps_what_the_partitioner_keeps() -> None:
+    """Outputs of a block's forward graph under torch 2.13's min-cut partitioner and torchtitan's policy: the input, the
+    products for queries, values and gate, attention's result and log-sum-exp. Eager mode keeps `w2`'s product, too."""
+    width, kv, ffn = 4096, 1024, 14336
+    kept = 2 * (3 * width + kv + ffn) + 4 * 32
+    for compiled, more in ((True, 0), (False, 2 * width)):
+        workload = Workload(1, TOKENS, implementation="torchtitan", checkpointing="selective", compile=compiled)
+        blocks = [m for m in trace(read_config(LLAMA), workload).body if isinstance(m, Module) and m.role == "block"]
+        saved = sum(work.saved_bytes for work in works(blocks[5]))
+        assert saved == pytest.approx(TOKENS * (kept + more), abs=32)  # and states of random numbers
+
+
+@pytest.mark.parametrize("loss", ["compiled", "held"])
+def test_losses_of_torchtitan_only(loss) -> None:
+    with pytest.raises(NotModeled, match=loss):
+        trace(read_config(LLAMA), Workload(1, 16, loss=loss))

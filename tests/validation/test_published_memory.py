@@ -1,0 +1,109 @@
+"""Peak memory of published runs: what decides it, against the values that the sources print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zsim.validation import titan_history
+from zsim.validation.evidence import setup_of
+from zsim.validation.published import Prediction, predict
+from zsim.validation.rows import Row, read_folder
+
+FOLDER = Path(__file__).parents[2] / "validation" / "published"
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, Row]:
+    return {row.id: row for row in read_folder(FOLDER)}
+
+
+def changed(row: Row, **cells: str) -> Row:
+    return Row(row.file, row.line, {**row.cells, **cells})
+
+
+def predicted(row: Row) -> Prediction:
+    prediction = predict(row)
+    assert prediction.step is not None, prediction.refused
+    return prediction
+
+
+@pytest.mark.parametrize(
+    ("row", "within"),
+    [
+        # Five times the parameters in the optimizer, whatever the batch: no gradients are left over from the last step
+        # during the forward of a GPU without DDP, and foreach AdamW holds the square roots of its second moments.
+        ("fa-base-mistral-7b-v0.1-none-n1-b8", 0.1),
+        ("fa-liger-mistral-7b-v0.1-foak-fast-kernels-n1-b8", 0.1),
+        ("fa-base-mistral-7b-v0.1-none-n2-b4", 0.2),
+        # Float32 logits twice: Unsloth's loss writes the gradient over a copy of them.
+        ("fa-liger-meta-llama-3-8b-foak-fast-kernels-n4-b4", 2),
+        ("fa-liger-mistral-7b-v0.1-foak-fast-kernels-n4-b16", 2),
+        # Liger's loss alone: SwiGLU is torch's.
+        ("fa-liger-mistral-7b-v0.1-foak-fast-kernels-liger-n4-b8", 2),
+        # The root and the last block keep their parameters, and the trainer its float32 logits.
+        ("tt-pr165-fsdp2-ac", 1),
+        ("tt-pr165-fsdp2-sac", 1),
+    ],
+)
+def test_peak_allocated(rows, row, within):
+    error = predicted(rows[row]).memory_error("allocated")
+    assert error is not None
+    assert abs(error) <= within
+
+
+def test_reserved_is_what_the_source_read(rows):
+    """nvidia-smi shows CUDA and NCCL, too: at least a context of 500 MiB."""
+    smi = predicted(rows["fa-base-mistral-7b-v0.1-none-n2-b4"])
+    assert smi.step
+    assert smi.memory("reserved") == smi.step.nvidia_smi > smi.step.reserved + 500 * 2**20
+    torch = predicted(rows["tt-h100-202412-8b-n8-fsdp"])
+    assert torch.step
+    assert torch.memory("reserved") == torch.step.reserved
+
+
+def test_torchtitan_reserved(rows):
+    """benchmarks/llama3_h100_202412_torchtitan.md, tables 1 and 3: GiB, eager and compiled blocks, 8 and 128 GPUs."""
+    row = rows["tt-h100-202412-8b-n8-fsdp"]
+    table = {("8", "no"): 82.4, ("8", "yes"): 77.0, ("128", "no"): 67.0, ("128", "yes"): 62.0}
+    errors = []
+    for (gpus, compiled), reserved in table.items():
+        run = changed(row, n_gpus=gpus, compile=compiled, peak_mem_gib_reserved=str(reserved))
+        error = predicted(run).memory_error("reserved")
+        assert error is not None
+        errors.append(abs(error))
+    assert sum(errors) / len(errors) <= 5
+    assert max(errors) <= 6
+
+
+@pytest.mark.parametrize(
+    ("row", "loss", "optimizer", "grouping"),
+    [
+        ("tt-pr165-fsdp2-sac-compile", "held", "foreach", "titan2024"),
+        ("tt-h100-202412-8b-n128-compile", "hf", "foreach", "titan2024"),
+        ("tt-issue929-8b-8h100-compile", "hf", "fused", "titan2024"),
+        ("ao-h100-bf16-202506", "compiled", "fused", "titan2024"),
+        ("ao-mi300x-bf16", "compiled", "fused", "titan"),
+        ("tt-pr1690-qwen3-32b-fsdp8", "compiled", "fused", "titan"),
+    ],
+)
+def test_torchtitan_of_its_time(rows, row, loss, optimizer, grouping):
+    history = titan_history
+    assert (history.loss(rows[row]), history.optimizer(rows[row]), history.grouping(rows[row])) == (
+        loss, optimizer, grouping,
+    )  # fmt: skip
+
+
+def test_a_loss_is_compiled_only_with_the_model(rows):
+    assert titan_history.loss(changed(rows["ao-h100-bf16-202506"], compile="no")) == "hf"
+    assert titan_history.loss(changed(rows["tt-h100-202412-8b-n8-fsdp"], compile="yes", source="torchtitan PR 700",
+                                      id="tt", notes="")) == "compiled"  # fmt: skip
+
+
+def test_one_process_of_a_model_in_bf16_keeps_it_in_bf16(rows):
+    alone = setup_of(rows["fa-liger-mistral-7b-v0.1-foak-fast-kernels-n1-b8"]).plan
+    sharded = setup_of(rows["fa-liger-mistral-7b-v0.1-foak-fast-kernels-n4-b8"]).plan
+    assert alone.dtype == "bfloat16"
+    assert sharded.storage_dtype == "float32"
