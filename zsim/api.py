@@ -41,8 +41,8 @@ def simulate(
 
     try:
         program = lower(setup.model, setup.tree, setup.plan, setup.workload)
+        return timed(setup, program, own_profile(setup), fold=fold, begun=begun)
     except InputError as error:
         if error.file is None and setup.sources:
             error.file = setup.sources[0]
         raise
-    return timed(setup, program, own_profile(setup), fold=fold, begun=begun)

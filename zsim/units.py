@@ -49,13 +49,17 @@ def parse(value: object, kind: str) -> float:
         match = _QUANTITY.fullmatch(value)
         if match is None:
             raise InputError(f"{value!r} is not a {kind}", accepted=accepted)
-        number, unit = match.groups()
+        digits, unit = match.groups()
         if unit not in units:
             raise InputError(f"unit {unit!r} of {value!r} is not one of a {kind}", accepted=accepted)
-        value = float(number.replace("_", "").replace(",", "")) * units[unit]
-    if not math.isfinite(value):
-        raise InputError(f"{value} is not a finite {kind}", accepted=accepted)
-    return float(value)
+        value = float(digits.replace("_", "").replace(",", "")) * units[unit]
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of more than 308 digits
+        number = math.inf
+    if not math.isfinite(number):
+        raise InputError(f"{number} is not a finite {kind}", accepted=accepted)
+    return number
 
 
 def parse_size(value: object) -> int:

@@ -168,7 +168,7 @@ BAD = [
     ("deepspeed", "zero: {stage: 2, offload_param: cpu}\n", "zero.offload_param", "needs stage 3, not 2"),
     ("deepspeed", "zero: {offload_optimizer: cpu}\n", "zero.offload_optimizer", "needs stage 1, 2 or 3, not 0"),
     ("deepspeed", "zero: {stage: 3, zero_hpz_partition_size: 3}\n", "zero.zero_hpz_partition_size", "does not divide"),
-    ("deepspeed", "train_batch_size: 12\n", "train_batch_size", "12 != 1 x 1 x 8"),
+    ("deepspeed", "train_batch_size: 12\n", "train_batch_size", "12 is no multiple of 8 ranks x micro_batch 1"),
     ("deepspeed", "model: {params: 8e9, config: x}\n", "model", "one of config and params"),
     ("deepspeed", "model: nowhere/config.json\n", "model", "no such file"),
     ("deepspeed", "cluster: nowhere.yaml\n", "cluster", "no such file"),
@@ -253,9 +253,9 @@ def test_the_triangle_closes_from_any_two_sides(micro: int, accum: int, ranks: i
 @pytest.mark.parametrize(
     ("sides", "says"),
     [
-        ((64, 3, None), "64 != 3 x 2 x 8"),  # DeepSpeed divides, then checks the product
-        ((4, None, None), "4 != 0 x 1 x 8"),
-        ((64, 2, 2), "64 != 2 x 2 x 8"),
+        ((64, 3, None), "64 is no multiple of 8 ranks x micro_batch 3"),
+        ((4, None, None), "4 is no multiple of 8 ranks"),
+        ((64, 2, 2), "64 is not 2 x 2 x 8"),
         ((None, None, 4), "neither"),
     ],
 )

@@ -20,15 +20,13 @@ def memory(
     model: Annotated[
         Path | None, typer.Option(help="Instead of --params: a Hugging Face config.json.", show_default=False)
     ] = None,
-    gpus: Annotated[int, typer.Option(help="GPUs that share the states.")] = 8,
+    gpus: Annotated[str, typer.Option(help="GPUs that share the states.")] = "8",
     json: Json = False,
 ) -> None:
     """The textbook's bytes per GPU: model states of mixed-precision Adam, without activations and buffers."""
     from zsim.result.textbook import table
 
-    if gpus < 1:
-        raise InputError(f"{gpus} is not a number of GPUs", field="--gpus", accepted="1 or more")
-    lines = table(_parameters(params, model), gpus)
+    lines = table(_parameters(params, model), _count("--gpus", gpus, MOST_GPUS))
     if json:
         from json import dumps
 
@@ -45,6 +43,7 @@ def memory(
         print(f"{_TITLES[name]:<30}{units.format_gb(line.per_gpu_bytes):>9}   {line.formula:<24}{host}".rstrip())
 
 
+MOST_PARAMETERS, MOST_GPUS = 10**15, 10**6
 _TITLES = {
     "ddp": "DDP",
     "zero1": "ZeRO-1",
@@ -64,12 +63,17 @@ def _parameters(params: str | None, model: Path | None) -> int:
         from zsim.model.huggingface import read_config
 
         return read_config(model / "config.json" if model.is_dir() else model).numel
+    assert params is not None
+    return _count("--params", params, MOST_PARAMETERS)
+
+
+def _count(option: str, text: str, most: int) -> int:
     try:
-        number = units.parse_count(params)
+        number = units.parse_count(text)
     except InputError as error:
-        raise InputError(error.message, field="--params", accepted=error.accepted) from None
-    if number <= 0:
-        raise InputError(f"{params} is not a number of parameters", field="--params", accepted="more than 0")
+        raise InputError(error.message, field=option, accepted=error.accepted) from None
+    if not 1 <= number <= most:
+        raise InputError(f"{text} is out of range", field=option, accepted=f"a whole number from 1 to {most:,}")
     return number
 
 

@@ -49,6 +49,8 @@ FIELDS = (
     "notes",
 )
 FABRICS = ("none", "rail", "fat_tree", "ethernet")
+MOST_NODES = 100_000
+MOST_GPUS = 256  # per node, of which every pair is routed
 # One way through the fabric and both NICs, by transport: RDMA writes 2 us; EFA's SRD and TCP are slower.
 TRANSPORT_LATENCY = {"rdma": 0.0, "efa": 65e-6, "tcpx": 55e-6, "tcp": 50e-6}
 
@@ -85,7 +87,7 @@ def cluster_from(data: Any, nodes: int | None = None) -> Cluster:
     _mapping(data, "topology", FIELDS)
     name = str(data.get("name", "cluster"))
     count = nodes if nodes is not None else data.get("nodes", 1)
-    _positive_int(count, "nodes")
+    _positive_int(count, "nodes", MOST_NODES)
     node = build(_node_plan(data))
     fabric_data = _mapping(data.get("fabric") or {}, "fabric", ("kind", "transport", "uplink_share"))
     kind = _one_of(fabric_data.get("kind", "rail" if node.nics else "none"), "fabric.kind", FABRICS)
@@ -111,7 +113,7 @@ def _node_plan(data: Mapping[str, Any]) -> NodePlan:
     if "gpu" not in data:
         raise InputError("missing", field="gpu", accepted="a GPU of the catalog: " + ", ".join(catalog.known_devices()))
     count = data.get("gpus", len(data["gpu"]) if isinstance(data["gpu"], list) else 1)
-    _positive_int(count, "gpus")
+    _positive_int(count, "gpus", MOST_GPUS)
     names = data["gpu"] if isinstance(data["gpu"], list) else [data["gpu"]] * count
     if len(names) != count:
         raise InputError(f"{len(names)} GPU names for {count} GPUs", field="gpu")
@@ -239,9 +241,9 @@ def _positive(value: Any, field: str) -> float:
     return float(value)
 
 
-def _positive_int(value: Any, field: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InputError(f"got {value!r}", field=field, accepted="a whole number of at least 1")
+def _positive_int(value: Any, field: str, most: int = 10**9) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise InputError(f"got {value!r}", field=field, accepted=f"a whole number from 1 to {most:,}")
 
 
 def _line_of(text: str, field: str) -> int | None:

@@ -41,6 +41,8 @@ def bench(
     """`op` among the first `ranks` ranks for each size. Raises InputError for what cannot run."""
     if op not in KINDS:
         raise InputError(f"unknown collective {op!r}", field="--op", accepted=", ".join(KINDS))
+    if cluster.world_size < 2:
+        raise InputError("one GPU has nobody to talk to", field="--topology", accepted="a machine of 2 GPUs or more")
     n = cluster.world_size if ranks is None else ranks
     if not 2 <= n <= cluster.world_size:
         raise InputError(f"{n} ranks", field="--ranks", accepted=f"2 to {cluster.world_size} on this machine")

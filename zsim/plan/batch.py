@@ -16,15 +16,21 @@ def triangle(train: int | None, micro: int | None, accum: int | None, ranks: int
     if train is None:
         assert micro is not None
         return micro, accum or 1
-    if micro is None:
-        accum = accum or 1
-        micro = train // ranks // accum
-    elif accum is None:
-        accum = train // micro // ranks
-    if micro < 1 or accum < 1 or train != micro * accum * ranks:
+    whole = (micro or 1) * (accum or 1) * ranks  # what it must be a multiple of
+    if micro is not None and accum is not None:
+        if train != whole:
+            raise InputError(
+                f"{train} is not {micro} x {accum} x {ranks} (micro_batch x grad_accum x ranks)",
+                field="train_batch_size",
+                accepted=f"{whole}, or leave one of the three out",
+            )
+        return micro, accum
+    if train % whole or train < whole:
+        given = (("micro_batch", micro), ("grad_accum", accum))
+        factors = "".join(f" x {name} {size}" for name, size in given if size is not None)
         raise InputError(
-            f"train_batch_size is not micro_batch x grad_accum x ranks: {train} != {micro} x {accum} x {ranks}",
+            f"{train} is no multiple of {ranks} ranks{factors}",
             field="train_batch_size",
-            accepted=f"a multiple of {ranks} ranks, and of micro_batch and grad_accum where they are given",
+            accepted=f"a multiple of {whole}",
         )
-    return micro, accum
+    return (train // whole, accum or 1) if micro is None else (micro, train // whole)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,7 +72,7 @@ def read_text(path: Path, what: str = "file") -> str:
 
 def siblings(path: Path) -> tuple[str, ...]:
     """A hint at a file of nearly this name in the same folder."""
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         return (f"there is no folder {path.parent}",)
     close = difflib.get_close_matches(path.name, [other.name for other in path.parent.iterdir()], n=1, cutoff=0.6)
     return (f"did you mean {path.parent / close[0]}?",) if close else ()

@@ -5,27 +5,51 @@ An optional field of a framework's section is None here; its default is the fram
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError, core_schema
 
 from zsim import units
 from zsim.errors import InputError
 
 
-def _count(value: object) -> object:
-    try:
-        return units.parse_count(value)
-    except InputError as error:
-        raise PydanticCustomError("count", "{why}", {"why": error.message, "accepted": error.accepted}) from None
+@dataclass(frozen=True)
+class Range:
+    """The whole numbers low..high, also written "8B" or 5e8.
+
+    The upper ends lie orders of magnitude over anything that was ever run: what is beyond them is a slip, and would be
+    simulated for hours or never fit.
+    """
+
+    low: int
+    high: int
+
+    def check(self, value: object) -> int:
+        accepted = f"a whole number from {self.low:,} to {self.high:,}"
+        try:
+            number = units.parse_count(value)
+        except InputError as error:
+            why = {"why": error.message, "accepted": f"{accepted}, such as 5e8, 500M or 8B"}
+            raise PydanticCustomError("count", "{why}", why) from None
+        if not self.low <= number <= self.high:
+            raise PydanticCustomError("count", "{why}", {"why": f"{value!r} is out of range", "accepted": accepted})
+        return number
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.check)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        number = {"type": "number", "minimum": self.low, "maximum": self.high}
+        return {"anyOf": [number, {"type": "string", "pattern": r"^[0-9.,_]+([eE][+-]?[0-9]+)? ?[kKMGBT]?$"}]}
 
 
-_NUMBER_SCHEMA = {
-    "anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^[0-9.,_]+([eE][+-]?[0-9]+)? ?[kKMGBT]?$"}]
-}
-Whole = Annotated[int, BeforeValidator(_count), Field(ge=0), WithJsonSchema(_NUMBER_SCHEMA)]
-Positive = Annotated[int, BeforeValidator(_count), Field(gt=0), WithJsonSchema(_NUMBER_SCHEMA)]
+Whole = Annotated[int, Range(0, 10**18)]  # of a threshold; users write 1e14 for "no limit"
+Positive = Annotated[int, Range(1, 10**18)]  # of a bucket
+FEW = Range(1, 10**6)
+MICRO_STEPS = Range(1, 10**4)  # every one is simulated
+Few = Annotated[int, FEW]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 Auto = Literal["auto"]  # of the model's hidden size, as the Hugging Face Trainer does
@@ -54,7 +78,7 @@ class ModelField(Section):
 
     shorthand = "config"
     config: str | None = Field(None, description="path of a Hugging Face config.json, or of its folder")
-    params: Positive | None = Field(
+    params: Annotated[int, Range(10**5, 10**15)] | None = Field(
         None, description="instead of a config: a back-of-envelope model of this many parameters"
     )
     freeze: list[str] = Field([], description="patterns of parameter names that are not trained, as in fnmatch")
@@ -63,7 +87,7 @@ class ModelField(Section):
 class ClusterField(Section):
     shorthand = "topology"
     topology: str = Field(description="path of a topology file")
-    nodes: Positive | None = Field(None, description="this many copies of the topology's node")
+    nodes: Annotated[int, Range(1, 10**5)] | None = Field(None, description="this many copies of the topology's node")
 
 
 class FrameworkField(Section):
@@ -83,7 +107,7 @@ class LoraField(Section):
     """peft's LoraConfig. Everything but the adapters is frozen."""
 
     shorthand = "r"
-    r: Positive
+    r: Few
     alpha: PositiveFloat = 16.0
     targets: Literal["all-linear"] | list[str] = Field("all-linear", description="names of Linear modules (q_proj)")
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -105,7 +129,7 @@ class OffloadOptimizerField(Section):
     device: Literal["none", "cpu", "nvme"]
     pin_memory: bool | None = None
     ratio: Annotated[float, Field(ge=0, le=1)] | None = None
-    buffer_count: Positive | None = None
+    buffer_count: Few | None = None
     pipeline_read: bool | None = None
     pipeline_write: bool | None = None
 
@@ -117,7 +141,7 @@ class OffloadParamField(Section):
 
     device: Literal["none", "cpu", "nvme"]
     pin_memory: bool | None = None
-    buffer_count: Positive | None = None
+    buffer_count: Few | None = None
     buffer_size: Positive | None = None
     max_in_cpu: Whole | None = None
 
@@ -142,7 +166,7 @@ class ZeroField(Section):
     stage3_max_reuse_distance: Whole | None = None
     stage3_allgather_sequential: bool | None = None
     use_all_reduce_for_fetch_params: bool | None = Field(None, alias="stage3_use_all_reduce_for_fetch_params")
-    zero_hpz_partition_size: Positive | None = None
+    zero_hpz_partition_size: Few | None = None
     offload_optimizer: OffloadOptimizerField | None = None
     offload_param: OffloadParamField | None = None
     zero_init: bool | None = Field(None, description="the model was built under deepspeed.zero.Init")
@@ -169,12 +193,13 @@ class FsdpField(Section):
 
     param_dtype: Dtype | None = None
     reduce_dtype: Dtype | None = None
-    mesh: tuple[Positive, Positive] | None = Field(None, description="[replicate, shard] for HSDP")
+    mesh: tuple[Few, Few] | None = Field(None, description="[replicate, shard] for HSDP")
     cpu_offload: bool | None = None
+    offload_pin_memory: bool | None = None
     storage_dtype: Dtype | None = Field(None, description="fsdp2: of the shards that the optimizer updates")
-    reshard_after_forward: bool | Positive | None = Field(None, description="fsdp2")
+    reshard_after_forward: bool | Few | None = Field(None, description="fsdp2")
     root_reshard_after_forward: bool | None = Field(None, description="fsdp2")
-    prefetch: Whole | None = Field(None, description="fsdp2: depth of explicit prefetching")
+    prefetch: Annotated[int, Range(0, 10**6)] | None = Field(None, description="fsdp2: depth of explicit prefetching")
     sync_only_last: bool | None = Field(None, description="fsdp2")
     all_reduce_only_last: bool | None = Field(None, description="fsdp2")
     reshard_backward_only_last: bool | None = Field(None, description="fsdp2")
@@ -212,10 +237,14 @@ class ScenarioFields(Section):
     deepspeed_config: str | None = Field(
         None, description="path of a DeepSpeed configuration, read as the Trainer does"
     )
-    micro_batch: Positive | None = Field(None, description="sequences per GPU and micro-step")
-    seq_len: Positive = Field(description="tokens per sequence")
-    grad_accum: Positive | None = Field(None, description="micro-steps per optimizer step, 1 unless given")
-    train_batch_size: Positive | None = Field(None, description="sequences per optimizer step, over all GPUs")
+    micro_batch: Few | None = Field(None, description="sequences per GPU and micro-step")
+    seq_len: Annotated[int, Range(1, 10**9)] = Field(description="tokens per sequence")
+    grad_accum: Annotated[int, MICRO_STEPS] | None = Field(
+        None, description="micro-steps per optimizer step, 1 unless given"
+    )
+    train_batch_size: Annotated[int, Range(1, 10**12)] | None = Field(
+        None, description="sequences per optimizer step, over all GPUs"
+    )
     precision: Precision = "bf16"
     optimizer: OptimizerField = OptimizerField()
     lora: LoraField | None = None
@@ -232,7 +261,7 @@ class ScenarioFields(Section):
     load: Literal["every_rank", "rank0", "meta"] | None = Field(
         None, description="who reads the checkpoint into host memory: every_rank, but meta for torchtitan"
     )
-    omp_num_threads: Positive | None = Field(
+    omp_num_threads: Few | None = Field(
         None,
         description="CPU threads of each process, of Adam on the host: for deepspeed all cores unless given, else 1, "
         "as torchrun sets it",

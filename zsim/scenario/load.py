@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +41,13 @@ class Scenario:
         """Read the model and the cluster, and build the plan. Raises InputError or NotModeled."""
         from zsim.scenario.resolve import resolve
 
-        return resolve(self)
+        try:
+            return resolve(self)
+        except InputError as error:
+            if error.file is not None:
+                raise
+            path = tuple(error.field.split(".")) if error.field else ()
+            raise self.error(path, error.message, error.accepted, error.notes, type(error)) from None
 
     def error(
         self,
@@ -134,7 +141,7 @@ def _read_deepspeed(document: Document, path: Path) -> Reading:
 
     framework = document.data.get("framework")
     version = framework.get("version") if isinstance(framework, dict) else None
-    if not path.exists():
+    if not os.path.exists(path):
         raise document.error(("deepspeed_config",), f"no such file: {path}")
     return read_deepspeed(path, str(version or VERSION))
 

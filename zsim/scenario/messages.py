@@ -20,9 +20,8 @@ _SHOULD_BE = {
     "float_type": ("a number", "a number"),
     "float_parsing": ("a number", "a number"),
     "finite_number": ("a finite number", "a number"),
-    "greater_than": ("greater than 0", "a number greater than 0"),
-    "greater_than_equal": ("0 or more", "0 or more"),
 }
+_BEYOND = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 
 
 def first_error(document: Document, invalid: ValidationError) -> InputError:
@@ -52,6 +51,8 @@ def _translate(document: Document, detail: Any) -> InputError:
         expected = context["expected"].replace("'", "")
         close = nearest(value, expected.replace(" or ", ", ").split(", ")) if isinstance(value, str) else None
         return document.error(path, f"{value!r} is not known{f'; did you mean {close}?' if close else ''}", expected)
+    if kind in _BEYOND:
+        return document.error(path, f"{value!r} is out of range", detail["msg"].replace("Input should be", "a number"))
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return document.error(path, f"{value!r} is not a section", f"fields such as {', '.join(names_at(path)[:5])}")
     if kind in _SHOULD_BE:

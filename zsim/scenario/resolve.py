@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,6 +16,7 @@ from zsim.model.spec import ModelSpec, Module, Workload, every_nth
 from zsim.plan.batch import triangle
 from zsim.plan.document import siblings
 from zsim.plan.spec import AnyPlan
+from zsim.scenario.fields import FEW, MICRO_STEPS
 from zsim.scenario.plans import TORCH_DTYPE, build_plan
 
 if TYPE_CHECKING:
@@ -96,7 +98,7 @@ def _checkpointed(scenario: Scenario, model: ModelSpec) -> tuple[int, ...] | Non
 def _file(scenario: Scenario, field: str, name: str) -> Path:
     """The file that a field names; refused at the field where it is not there."""
     path = scenario.folder / name
-    if not path.exists():
+    if not os.path.exists(path):  # unlike Path's, false also for a name that no file can have
         raise scenario.error((field,), f"no such file: {path}", notes=siblings(path))
     return path
 
@@ -199,7 +201,11 @@ def _length(scenario: Scenario, model: ModelSpec) -> list[str]:
 def _batch(scenario: Scenario, ranks: int) -> tuple[int, int]:
     fields = scenario.fields
     try:
-        return triangle(fields.train_batch_size, fields.micro_batch, fields.grad_accum, ranks)
+        micro_batch, grad_accum = triangle(fields.train_batch_size, fields.micro_batch, fields.grad_accum, ranks)
     except InputError as error:
         path = ("micro_batch",) if fields.train_batch_size is None else ("train_batch_size",)
         raise scenario.error(path, error.message, error.accepted) from None
+    for name, size, range_ in (("micro_batch", micro_batch, FEW), ("grad_accum", grad_accum, MICRO_STEPS)):
+        if size > range_.high:
+            raise scenario.error(("train_batch_size",), f"makes {name} {size:,}", f"{name} up to {range_.high:,}")
+    return micro_batch, grad_accum

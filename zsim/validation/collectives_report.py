@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,17 +61,28 @@ def report(path: str | Path, topology: str | Path | None = None, op: str | None 
     if path.suffix == ".csv":
         if topology:
             raise InputError("a CSV of points describes its machines itself", field="--topology")
-        return summarize(compare(read_points(path)))
-    if topology is None:
-        raise InputError("a log does not say which machine it ran on", field="--topology", accepted="a topology file")
-    return summarize(compare_log(path, load_topology(topology), op))
+        found = compare(read_points(path))
+    else:
+        tables = nccl_log.read(path)
+        if topology is None:
+            raise InputError(
+                "a log does not say which machine it ran on", field="--topology", accepted="a topology file"
+            )
+        found = compare_log(path.name, tables, load_topology(topology), op)
+    if not found.compared:
+        raise InputError(
+            "nothing in it can be compared",
+            path,
+            notes=tuple(f"{name}: {why}" for name, why in found.skipped.items()),
+        )
+    return summarize(found)
 
 
-def compare_log(path: Path, cluster: Cluster, op: str | None) -> Comparison:
-    """Every table of a log against the first ranks of `cluster`."""
+def compare_log(file: str, tables: Sequence[nccl_log.Table], cluster: Cluster, op: str | None) -> Comparison:
+    """Every table of a log named `file` against the first ranks of `cluster`."""
     result = Comparison()
-    for number, table in enumerate(nccl_log.read(path), 1):
-        name = f"{path.name}#{number}"
+    for number, table in enumerate(tables, 1):
+        name = f"{file}#{number}"
         kind, ranks = op or table.op, table.ranks or cluster.world_size
         if kind is None:
             result.skipped[name] = "the log does not name the collective (--op)"
