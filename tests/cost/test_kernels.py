@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from zsim.cluster import catalog
 from zsim.cost.attention import visible_share
-from zsim.cost.price import kernel_seconds
+from zsim.cost.price import kernel_seconds, slowest
 from zsim.cost.profile import load_profile
 from zsim.errors import NotModeled
 from zsim.model.kernels import Attention, Gemm, Memory
@@ -113,3 +113,9 @@ def test_memory_kernel_moves_bytes_at_its_kinds_share():
 def test_memory_kernels_pay_for_launches(read, write, launches):
     kernel = Memory("residual", read, write, launches)
     assert seconds(kernel) >= launches * GENERIC.launch_gap
+
+
+@pytest.mark.parametrize(("gpus", "deviations"), [(1, 0.0), (2, 0.564), (8, 1.424), (64, 2.343), (512, 3.044)])
+def test_the_slowest_of_many(gpus, deviations):
+    """Expected largest of normal deviates, as tabulated (Harter 1961; beyond 400 by integration)."""
+    assert (slowest(gpus, 0.01) - 1) / 0.01 == pytest.approx(deviations, abs=0.06)

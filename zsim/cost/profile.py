@@ -106,6 +106,7 @@ class Profile:
         def distance(evidence: Evidence) -> tuple[bool, float]:
             outside = max(evidence.min_gpus / gpus, gpus / evidence.max_gpus, 1.0)
             return evidence.stack not in ("", self.stack), outside
+    device_spread: float  # standard deviation of the speed of equal GPUs
 
         return min(self.evidence, key=distance, default=None)
 
@@ -186,6 +187,7 @@ def document(name: str, read: Callable[[str], Document | None]) -> Document:
     if own is None:
         return document("generic", read)
     fitted = read("fitted") or {}
+        device_spread=content["device_spread"],
     own = _merge(own, fitted.get("values", {}).get(name, {}))
     if name in fitted.get("evidence", {}):
         own["evidence"] = fitted["evidence"][name]

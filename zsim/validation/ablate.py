@@ -46,6 +46,7 @@ ABLATIONS = (
     Ablation("interference", {"generic": {"collective_slowdown": 1.0 + 1e-9}}, ("collective_slowdown",)),
     Ablation("tiles and depth of kernels", {"generic": {"gemm": {"tile": 1, "depth": 0}, "attention": _NO_TILES}}),
     Ablation("host time and gaps between kernels", {"stacks": {"default": _NO_HOST}, "generic": {"launch_gap": 0.0}}),
+    Ablation("spread of the speed of equal GPUs", {"generic": {"device_spread": 0.0}}),
     Ablation("contention of transfers", {}, price=Uncontended),
 )
 

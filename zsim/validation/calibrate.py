@@ -14,7 +14,7 @@ from typing import Any
 
 from zsim.cluster.classes import rank_classes
 from zsim.cost import profile as profiles
-from zsim.cost.price import Price, kernel_seconds
+from zsim.cost.price import Price, kernel_seconds, slowest
 from zsim.cost.profile import Document, Profile
 from zsim.engine.simulator import run
 from zsim.errors import InputError
@@ -80,7 +80,8 @@ class Case:
 
     def compute_alone(self, profile: Profile) -> float:
         device = self.setup.cluster.devices[0]
-        return sum(count * kernel_seconds(kernel, device, profile) for kernel, count in self.kernels.items())
+        average = sum(count * kernel_seconds(kernel, device, profile) for kernel, count in self.kernels.items())
+        return slowest(self.setup.cluster.world_size, profile.device_spread) * average
 
     def simulate(self, profile: Profile, price: type[Price] = Price) -> tuple[float, float]:
         """Seconds of the steady step, and those of them by which interference stretches kernels."""

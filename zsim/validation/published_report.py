@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.validation.evidence import setup_of
+from zsim.validation.parts import parts
 from zsim.validation.published import Prediction, Score, baseline_seconds, predict
 from zsim.validation.rows import read_folder
 
@@ -31,6 +32,7 @@ def section(folder: Path) -> Iterator[str]:
     yield from _against_peers(known, _yaml(folder / "peers.yaml"))
     yield from _record(_yaml(folder / "calibration.yaml"))
     yield from _order(known)
+    yield from _parts(folder)
     yield from _memory(predictions)
     yield from _far(known, _yaml(folder / "explained.yaml"))
     refused = [p for p in predictions if p.refused]
@@ -137,6 +139,21 @@ def kendall(pairs: Iterable[tuple[float, float]]) -> float | None:
             total += 1
             agree += 1 if (a - b) * (x - y) > 0 else -1
     return agree / total if total else None
+
+
+def _parts(folder: Path) -> Iterator[str]:
+    if not (folder / "parts.yaml").exists():
+        return
+    found = list(parts(folder))
+    yield "\n### Where a step's time goes\n"
+    yield (
+        "Runs whose sources time the parts of a step and state all settings that matter. None states exposed "
+        "communication; DeepSpeed issues 650 and 1635 print timers, but not the shape of the model or the batch.\n"
+    )
+    yield "| run | part | measured | predicted | error |\n|---|---|--:|--:|--:|"
+    for part in found:
+        yield f"| {part.run} | {part.name} | {part.measured_s:g} s | {part.predicted_s:.1f} s | {part.error:+.0f} % |"
+    yield from (f"\n{source}" for source in dict.fromkeys(part.source for part in found))
 
 
 def _memory(predictions: Sequence[Prediction]) -> Iterator[str]:
