@@ -94,6 +94,7 @@ class Profile:
     memory_efficiency: Mapping[str, float]  # by kernel label; "default" for the rest
     launch_gap: float  # seconds between two kernels on the device
     collective_slowdown: float  # factor on kernels while collectives are in flight
+    device_spread: float  # standard deviation of the speed of equal GPUs
     host: HostCost
     cpu: CpuCost
     provenance: str
@@ -106,7 +107,6 @@ class Profile:
         def distance(evidence: Evidence) -> tuple[bool, float]:
             outside = max(evidence.min_gpus / gpus, gpus / evidence.max_gpus, 1.0)
             return evidence.stack not in ("", self.stack), outside
-    device_spread: float  # standard deviation of the speed of equal GPUs
 
         return min(self.evidence, key=distance, default=None)
 
