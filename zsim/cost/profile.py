@@ -174,6 +174,7 @@ def build(device: str, stack: str, read: Callable[[str], Document | None]) -> Pr
         memory_efficiency=content["memory_efficiency"],
         launch_gap=content["launch_gap"],
         collective_slowdown=content["collective_slowdown"],
+        device_spread=content["device_spread"],
         host=HostCost(**host),
         cpu=CpuCost(**content["cpu"]),
         provenance=content["provenance"],
@@ -187,7 +188,6 @@ def document(name: str, read: Callable[[str], Document | None]) -> Document:
     if own is None:
         return document("generic", read)
     fitted = read("fitted") or {}
-        device_spread=content["device_spread"],
     own = _merge(own, fitted.get("values", {}).get(name, {}))
     if name in fitted.get("evidence", {}):
         own["evidence"] = fitted["evidence"][name]
