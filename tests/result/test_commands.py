@@ -50,6 +50,17 @@ def test_stages_side_by_side(capsys, scenario):
         assert parts == pytest.approx(time["step_s"])
 
 
+def test_setups_that_issue_the_same_are_named(capsys, scenario):
+    """Stage 2 reduces in every micro-step, stage 1 in the last: without accumulation that is the same."""
+    overlap = ("compare", scenario, "--stages", "1,2", "--set", "zero.overlap_comm=true", "--json")
+    _, output = run(capsys, *overlap)
+    reasons = json.loads(output.out)["reasons"]
+    assert reasons[0].startswith("B takes as long as A")
+    assert "DeepSpeed all-reduces" in reasons[0]
+    _, output = run(capsys, *overlap, "--set", "grad_accum=4")
+    assert not any("as long as" in reason for reason in json.loads(output.out)["reasons"])
+
+
 def test_any_field_can_vary(capsys, scenario, tmp_path):
     code, output = run(capsys, "compare", scenario, "--vary", "micro_batch=1,2", "--out", tmp_path / "out")
     assert code == 0

@@ -74,9 +74,10 @@ def test_explanation_accounts_for_the_step(result):
 def test_side_by_side_names_what_differs(result):
     from zsim.result.compare import compare
 
-    other = dataclasses.replace(result, headline=dataclasses.replace(result.headline, stage=2))
+    headline = dataclasses.replace(result.headline, stage=2, plan=result.headline.plan | {"stage": 2})
+    other = dataclasses.replace(result, headline=headline)
     comparison = compare([result, other])
-    assert [(line.name, line.values) for line in comparison.inputs] == [("stage", (3, 2))]
+    assert [(line.name, line.values) for line in comparison.inputs] == [("plan.stage", (3, 2))]
     assert comparison.names == ("1: miniature", "2: miniature")
     text = printed(side_by_side.render, comparison)
     assert max(map(len, text.splitlines())) <= 80

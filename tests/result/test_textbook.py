@@ -1,12 +1,38 @@
 import pytest
 
-from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
-from zsim.result.textbook import of_plan, states, table
+from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
+from zsim.program.optimizer import state_bytes
+from zsim.result.textbook import of_plan, optimizer_bytes, states, table
 
 
 @pytest.mark.parametrize(("stage", "gb"), [("ddp", 128), ("zero1", 56), ("zero2", 44), ("zero3", 32)])
 def test_eight_billion_parameters_on_four_gpus(stage, gb):
     assert states(stage, 8e9, 4).per_gpu_bytes == gb * 1e9
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "formula"),
+    [
+        (Optimizer("adamw"), "P (4 + 12/N)"),
+        (Optimizer("sgd"), "P (4 + 8/N)"),
+        (Optimizer("sgd", momentum=False), "P (4 + 4/N)"),
+        (Optimizer("lion"), "P (4 + 8/N)"),
+        (Optimizer("adamw8bit"), "P (4 + 6/N)"),
+    ],
+)
+def test_the_twelve_bytes_are_adams(optimizer, formula):
+    line = of_plan(DeepSpeedPlan(world_size=4, stage=1, optimizer=optimizer), 8e9)
+    assert line.formula == formula
+    shared = int(formula.split("+ ")[1].split("/")[0])
+    assert line.per_gpu_bytes == 8e9 * (4 + shared / 4)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "lion", "adamw8bit"])
+def test_optimizers_keep_what_is_simulated(name):
+    """Of a large tensor, whose 8-bit states have few block maxima."""
+    optimizer = Optimizer(name)
+    kept = state_bytes(optimizer, [2**24], 4) / 2**24
+    assert optimizer_bytes(optimizer) - 4 == pytest.approx(kept, rel=0.02)
 
 
 def test_offload_moves_bytes_without_losing_any():

@@ -72,6 +72,14 @@ class CpuCost:
     thread_bandwidth: Mapping[str, float]
 
 
+_NAMES = {
+    "deepspeed": ("DeepSpeed",),
+    "fsdp2": ("FSDP2",),
+    "fsdp1": ("FSDP1", "accelerate FSDP"),
+    "ddp": ("DDP", "single GPU"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """What the profile was held against: `mape` and `bias` in percent over `rows` rows of the kind described."""
@@ -83,6 +91,10 @@ class Evidence:
     min_gpus: int
     max_gpus: int
     stack: str = ""
+
+    def is_of(self, framework: str) -> bool:
+        """Whether runs of "deepspeed", "fsdp2", "fsdp1" or "ddp" stand behind it, by what `text` names."""
+        return any(name in self.text for name in _NAMES[framework])
 
 
 @dataclass(frozen=True)
@@ -101,12 +113,13 @@ class Profile:
     evidence: tuple[Evidence, ...] = ()
     collectives: Mapping[str, Measured] = field(default_factory=dict)  # by kind, where the machine itself was measured
 
-    def expected_error(self, gpus: int) -> Evidence | None:
-        """The nearest evidence for a run on `gpus` GPUs: same stack first, then nearest in scale. None: none at all."""
+    def expected_error(self, gpus: int, framework: str) -> Evidence | None:
+        """The nearest evidence for a run of `framework` on `gpus` GPUs: first the same stack, then the same framework,
+        then nearest in scale. None: none at all."""
 
-        def distance(evidence: Evidence) -> tuple[bool, float]:
+        def distance(evidence: Evidence) -> tuple[bool, bool, float]:
             outside = max(evidence.min_gpus / gpus, gpus / evidence.max_gpus, 1.0)
-            return evidence.stack not in ("", self.stack), outside
+            return evidence.stack not in ("", self.stack), not evidence.is_of(framework), outside
 
         return min(self.evidence, key=distance, default=None)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.ops import Collective, Copy, Launch
 from zsim.result.spec import Result
 
@@ -79,6 +80,9 @@ def causes(result: Result) -> dict[str, float]:
 
 def _inputs(results: Sequence[Result]) -> Iterator[Line]:
     flat = [dict(_flatten(asdict(result.headline))) for result in results]
+    for each in flat:
+        if "plan.stage" in each:
+            del each["stage"]  # the same
     for key in dict.fromkeys(key for each in flat for key in each):
         values = tuple(each.get(key) for each in flat)
         if any(value != values[0] for value in values):
@@ -140,6 +144,7 @@ def _reasons(
     names: Sequence[str], results: Sequence[Result], time: Sequence[Line], memory: Sequence[Line]
 ) -> Iterator[str]:
     first = results[0]
+    yield from _twins(names, results)
     for index, (name, result) in enumerate(zip(names, results, strict=True)):
         if index == 0:
             continue
@@ -154,16 +159,42 @@ def _reasons(
             yield f"{name} needs {abs(more) / GIB:.2f} GiB {word} per GPU than {names[0]}: at the peak, {text}"
 
 
+def _twins(names: Sequence[str], results: Sequence[Result]) -> Iterator[str]:
+    """Setups that take the same time because they issue the same."""
+    issued = [tuple(_issued(result)) for result in results]
+    for index, (name, result) in enumerate(zip(names, results, strict=True)):
+        for other in range(index):
+            if issued[other] != issued[index] or result.time.step_s != results[other].time.step_s:
+                continue
+            plans = result.setup.plan, results[other].setup.plan
+            stages = {plan.stage for plan in plans if isinstance(plan, DeepSpeedPlan)}
+            why = ""
+            if stages == {1, 2}:
+                why = (
+                    ": with overlap_comm DeepSpeed all-reduces gradient buckets during backward in stage 1 as in stage "
+                    "2, in stage 2 in every micro-step, of which there is one. Their memory may differ"
+                )
+            yield f"{name} takes as long as {names[other]}, as it issues the same kernels and collectives{why}"
+            break
+
+
+def _issued(result: Result) -> Iterator[tuple[object, ...]]:
+    """What the host launches in a steady step, without the memory around it."""
+    for instruction in result.program.steps[-1]:
+        if isinstance(instruction, Launch):
+            yield instruction.op.lane, instruction.op.phase, instruction.op.label, instruction.op.work
+
+
 def _largest(lines: Sequence[Line], index: int, show: Any) -> str:
     """The three largest differences from the first setup, in words."""
     changes = sorted(((line.values[index] - line.values[0], line.name) for line in lines), key=lambda c: -abs(c[0]))
     return ", ".join(f"{label(name)} {show(change)}" for change, name in changes[:3] if change)
 
 
-def label(name: str) -> str:
+def label(name: str, between: str = " of ") -> str:
     """A cause or category as people say it: "exposed all_gather/forward" -> "exposed all-gather of forward"."""
     return (
-        re.sub(r"(\w+)/(\w+)", r"\1 of \2", name)
+        re.sub(r"(\w+)/(\w+)", rf"\1{between}\2", name)
         .replace("all_", "all-")
         .replace("reduce_sc", "reduce-sc")
         .replace("_", " ")

@@ -14,7 +14,7 @@ from zsim.cost.profile import Profile, load_profile
 from zsim.engine.simulator import run
 from zsim.engine.timeline import Timeline
 from zsim.model.kernels import DTYPE_BYTES
-from zsim.plan.spec import DeepSpeedPlan
+from zsim.plan.spec import AnyPlan, DeepSpeedPlan
 from zsim.program.ops import Program
 from zsim.result import bottleneck, flops, memory, textbook
 from zsim.result.breakdown import measure_time
@@ -66,7 +66,7 @@ def measure(*, setup: Setup, program: Program, timeline: Timeline, profile: Prof
         trainable_params=model.trainable_numel,
         assumptions=_unique(setup.assumptions, program.assumptions, timeline.notes),
         not_modeled=_unique(setup.not_modeled, program.not_modeled),
-        accuracy=_accuracy(profile, cluster.world_size),
+        accuracy=accuracy(profile, cluster.world_size, _framework(setup.plan)),
         meta=Meta(
             __version__, len(views), len(timeline.rank_classes), timeline.events, round(clock.perf_counter() - begun, 4)
         ),
@@ -107,7 +107,7 @@ def _headline(setup: Setup) -> Headline:
         devices=tuple(sorted({device.name for device in cluster.devices})),
         world_size=plan.world_size,
         gpus_per_node=cluster.gpus_per_node,
-        framework=type(plan).__name__.removesuffix("Plan").lower(),
+        framework=_framework(plan),
         stage=plan.stage if isinstance(plan, DeepSpeedPlan) else None,
         tokens_per_step=workload.tokens * plan.grad_accum * plan.world_size,
         workload=asdict(workload),
@@ -115,11 +115,27 @@ def _headline(setup: Setup) -> Headline:
     )
 
 
-def _accuracy(profile: Profile, gpus: int) -> Accuracy:
-    evidence = profile.expected_error(gpus)
+def _framework(plan: AnyPlan) -> str:
+    return type(plan).__name__.removesuffix("Plan").lower()
+
+
+_TITLES = {"deepspeed": "DeepSpeed", "fsdp2": "FSDP2", "fsdp1": "FSDP1", "ddp": "DDP"}
+
+
+def accuracy(profile: Profile, gpus: int, framework: str) -> Accuracy:
+    """The error of the nearest runs that were measured, and how near they are."""
+    evidence = profile.expected_error(gpus, framework)
     if evidence is None:
         return Accuracy(profile.device, profile.stack, None, "nothing measured on this device stands behind the times")
-    text = f"{evidence.text}, {evidence.rows} runs on {evidence.min_gpus} to {evidence.max_gpus} GPUs"
+    low, high = evidence.min_gpus, evidence.max_gpus
+    text = f"{evidence.text}, {evidence.rows} run{'s' * (evidence.rows > 1)} on {low}"
+    text += (f" to {high}" if high > low else "") + f" GPU{'s' * (high > 1)}"
+    if not evidence.stack and profile.evidence == (evidence,):
+        text = f"no measurement on this kind of GPU; this is the error on {text}"
+    elif not evidence.is_of(framework):
+        text = f"no measurement with {_TITLES[framework]} on this kind of GPU; nearest is {text}"
+    if not low <= gpus <= high:
+        text += f", and this is on {gpus}"
     return Accuracy(profile.device, profile.stack, evidence.mape / 100, text)
 
 

@@ -1,15 +1,16 @@
-"""The textbook's bytes per GPU: model states only, mixed-precision Adam, no activations, no buffers.
+"""The textbook's bytes per GPU: model states only, mixed precision, no activations, no buffers.
 
 2 P parameters, 2 P gradients, 12 P optimizer (fp32 master weights, momentum, variance): 16 bytes per parameter
 (ZeRO paper, Rajbhandari et al. 2020, section 3 and figure 1). Frameworks that keep fp32 parameters and gradients
-without a separate master copy (FSDP2, DDP in fp32) come to the same 4 + 4 + 8.
+without a separate master copy (FSDP2, DDP in fp32) come to the same 4 + 4 + 8. With another optimizer than Adam the 12
+become the 4 of the master weights and what that optimizer keeps.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
+from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,29 +27,38 @@ class Textbook:
     frozen_bytes: float = 0.0  # F
 
 
-# stage -> GPU bytes per parameter that every rank holds, and that N ranks share; the same for host memory; formulas.
-# Offload (ZeRO-Offload, Ren et al. 2021): from stage 2 on gradients leave for the host as they are produced.
-_STAGES: dict[str, tuple[float, float, str, float, str]] = {
-    "ddp": (16, 0, "16 P", 0, ""),
-    "zero1": (4, 12, "P (4 + 12/N)", 0, ""),
-    "zero2": (2, 14, "P (2 + 14/N)", 0, ""),
-    "zero3": (0, 16, "16 P / N", 0, ""),
-    "zero1_offload": (4, 0, "4 P", 12, "12 P / N"),
-    "zero2_offload": (2, 0, "2 P", 14, "14 P / N"),
-    "zero3_offload": (0, 2, "2 P / N", 14, "14 P / N"),
-    "zero3_offload_params": (0, 0, "0 (one layer at a time)", 16, "16 P / N"),
+# stage -> of parameters and gradients, 2 bytes each, and of the optimizer (1: all of its bytes): what every rank holds,
+# what N ranks share, and what they share in host memory. Offload (ZeRO-Offload, Ren et al. 2021): from stage 2 on
+# gradients leave for the host as they are produced.
+_STAGES: dict[str, tuple[tuple[int, int], tuple[int, int], tuple[int, int]]] = {
+    "ddp": ((4, 1), (0, 0), (0, 0)),
+    "zero1": ((4, 0), (0, 1), (0, 0)),
+    "zero2": ((2, 0), (2, 1), (0, 0)),
+    "zero3": ((0, 0), (4, 1), (0, 0)),
+    "zero1_offload": ((4, 0), (0, 0), (0, 1)),
+    "zero2_offload": ((2, 0), (0, 0), (2, 1)),
+    "zero3_offload": ((0, 0), (2, 0), (2, 1)),
+    "zero3_offload_params": ((0, 0), (0, 0), (4, 1)),
 }
 STAGES = tuple(_STAGES)
+ADAM = 12  # bytes per parameter: fp32 master weights, momentum, variance
+# Beside the master weights; Adafactor's rows and columns are too few to count.
+_KEPT = {"adamw": 8, "adam": 8, "adamw8bit": 2, "lion": 4, "sgd": 4, "adafactor": 0}
 
 
-def states(stage: str, params: float, gpus: int) -> Textbook:
+def states(stage: str, params: float, gpus: int, optimizer_bytes: int = ADAM) -> Textbook:
     """Bytes of model states per GPU, and per GPU in host memory, of `params` parameters on `gpus` ranks.
 
-    `stage` is one of `STAGES`. 8e9 parameters on 4 GPUs: 128, 56, 44, 32 GB for ddp, zero1, zero2, zero3.
+    `stage` is one of `STAGES`; `optimizer_bytes` per parameter include the master weights. With Adam, 8e9 parameters
+    on 4 GPUs: 128, 56, 44, 32 GB for ddp, zero1, zero2, zero3.
     """
-    whole, shared, formula, host_shared, host_formula = _STAGES[stage]
-    per_gpu = whole * params + shared * params / gpus
-    return Textbook(stage, per_gpu, formula, gpus, host_shared * params / gpus, host_formula)
+    whole, shared, host = (low + share * optimizer_bytes for low, share in _STAGES[stage])
+    if whole and shared:
+        formula = f"P ({whole} + {shared}/N)"
+    else:
+        formula = f"{whole} P" if whole else f"{shared} P / N" if shared else "0 (one layer at a time)"
+    host_formula = f"{host} P / N" if host else ""
+    return Textbook(stage, (whole + shared / gpus) * params, formula, gpus, host * params / gpus, host_formula)
 
 
 def table(params: float, gpus: int) -> dict[str, Textbook]:
@@ -62,7 +72,7 @@ def of_plan(plan: AnyPlan, params: float, frozen_bytes: float = 0.0) -> Textbook
     What is frozen has neither gradients nor states, and only full sharding splits it.
     """
     stage, gpus = _line(plan)
-    line = replace(states(stage, params, gpus), frozen_bytes=frozen_bytes)
+    line = replace(states(stage, params, gpus, optimizer_bytes(plan.optimizer)), frozen_bytes=frozen_bytes)
     if not frozen_bytes:
         return line
     if stage == "zero3_offload_params":
@@ -71,6 +81,11 @@ def of_plan(plan: AnyPlan, params: float, frozen_bytes: float = 0.0) -> Textbook
     if stage.startswith("zero3"):
         return replace(line, per_gpu_bytes=line.per_gpu_bytes + frozen_bytes / gpus, formula=f"{line.formula} + F / N")
     return replace(line, per_gpu_bytes=line.per_gpu_bytes + frozen_bytes, formula=f"{line.formula} + F")
+
+
+def optimizer_bytes(optimizer: Optimizer) -> int:
+    """Per parameter: the float32 master weights and what the optimizer keeps."""
+    return 4 + (0 if optimizer.name == "sgd" and not optimizer.momentum else _KEPT[optimizer.name])
 
 
 def _line(plan: AnyPlan) -> tuple[str, int]:

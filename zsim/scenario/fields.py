@@ -249,7 +249,7 @@ class ScenarioFields(Section):
     optimizer: OptimizerField = OptimizerField()
     lora: LoraField | None = None
     quantize: QuantizeField | None = Field(None, description="of the frozen weights; needs lora")
-    checkpointing: CheckpointingField = CheckpointingField(policy="none")
+    checkpointing: CheckpointingField = CheckpointingField(policy="none", every=None, blocks=None)
     attention: Literal["flash", "flash3", "cudnn", "sdpa", "efficient", "eager"] = Field(
         "flash", description="efficient: SDPA that is given a mask (padded batches; transformers 4.38 to 4.40)"
     )

@@ -48,6 +48,9 @@ def render(result: Result, changes: Sequence[Change], console: Console) -> None:
     section("Who holds the memory at the peak", (_holder(line) for line in said["memory"][:LARGEST]))
     for kind, title in (("setting", "What would help: settings"), ("hardware", "What would help: hardware")):
         section(title, _changes(change for change in changes if change.kind == kind))
+    for note in said["notes"]:
+        say("")
+        say(note)
 
 
 def to_dict(result: Result, changes: Sequence[Change]) -> dict[str, Any]:
@@ -68,7 +71,23 @@ def to_dict(result: Result, changes: Sequence[Change]) -> dict[str, Any]:
         "longest_stretches": sorted(stretches, key=lambda stretch: stretch["start_s"]),
         "memory": [asdict(holder) for holder in holders(result)],
         "changes": [asdict(change) for change in sorted(changes, key=lambda change: -change.gain)],
+        "notes": list(_notes(result, changes)),
     }
+
+
+def _notes(result: Result, changes: Iterable[Change]) -> Iterator[str]:
+    """Why faster links may gain more than the time for which the step waits for them."""
+    time = result.time
+    waiting = time.exposed_comm_s / time.step_s if time.step_s else 0.0
+    for change in changes:
+        saved = 1 - 1 / (1 + change.gain)
+        if change.kind == "hardware" and " links " in change.name and saved > waiting:
+            yield (
+                f"{change.name}: saves {saved:.1%} of the step, more than the {waiting:.1%} for which it waits "
+                f"for collectives. Those that run under compute take multiprocessors and memory bandwidth from it "
+                f"(kernels beside them run {result.profile.collective_slowdown:.2f} times as long); the faster they "
+                "end, the sooner the kernels have the GPU to themselves."
+            )
 
 
 def _name(segment: Segment) -> str:
@@ -98,7 +117,7 @@ def _stretches(path: Sequence[Segment]) -> Iterator[dict[str, Any]]:
 
 
 def _share(line: dict[str, Any]) -> str:
-    return f"{label(line['name'])[:44]:<44} {line['seconds']:>10.4g} s {line['share']:>7.1%}"
+    return f"{label(line['name']):<50} {line['seconds']:>10.4g} s {line['share']:>7.1%}"
 
 
 def _stretch(line: dict[str, Any]) -> str:
@@ -115,8 +134,7 @@ def _holder(line: dict[str, Any]) -> str:
 
 def _changes(changes: Iterable[Change]) -> Iterator[str]:
     """What fits first, the fastest first."""
+    yield "tokens/s"
     for change in sorted(changes, key=lambda change: (not change.fits, -change.gain)):
-        memory = "fits, " if change.fits else "lacks "
-        yield f"{change.gain:>+7.1%} tokens/s  {change.name:<42} {memory}{abs(change.headroom_bytes) / GIB:.1f} GiB" + (
-            " free" if change.fits else ""
-        )
+        memory = f"{abs(change.headroom_bytes) / GIB:.1f} GiB"
+        yield f"{change.gain:>+8.1%}  {change.name:<45}" + (f"{memory} free" if change.fits else f"lacks {memory}")

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zsim.result.compare import Comparison, Line
 from zsim.result.compare import label as label_of
+from zsim.result.render.style import CATEGORY_LABELS
+from zsim.result.render.terminal import wrap
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 GIB = 2**30
 PER_BLOCK = 4
-CELL = 12
+CELL = 11
 
 
 def render(comparison: Comparison, console: Console) -> None:
@@ -45,7 +46,7 @@ def render(comparison: Comparison, console: Console) -> None:
     if comparison.reasons:
         say("Why", "bold")
     for reason in comparison.reasons:
-        for part in textwrap.wrap(reason, width - 2, subsequent_indent="  "):
+        for part in wrap(reason, width - 2):
             say("  " + part)
 
 
@@ -56,9 +57,12 @@ def _visible(lines: Sequence[Line], smallest: float) -> list[Line]:
 def _rows(lines: Iterable[Line], block: Sequence[int], letters: Sequence[str], label: int) -> Iterator[str]:
     for line in lines:
         cells = [show(line.values[index], line.unit) for index in block]
-        name = label_of(line.name) if line.unit not in ("", "1/s") else line.name
+        name = label_of(CATEGORY_LABELS.get(line.name, line.name), ", ") if line.unit not in ("", "1/s") else line.name
         if all(len(cell) < CELL for cell in cells):
-            yield f"  {name[: label - 3]:<{label - 2}}" + "".join(f"{cell:>{CELL}}" for cell in cells)
+            if len(name) > label - 3:  # a line of its own
+                yield f"  {name}"
+                name = ""
+            yield f"  {name:<{label - 2}}" + "".join(f"{cell:>{CELL}}" for cell in cells)
         else:
             yield f"  {name}"
             for index, cell in zip(block, cells, strict=True):

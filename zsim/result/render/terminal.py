@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from zsim.result.render.style import CATEGORY_LABELS, cause_label
 from zsim.result.spec import Headline, Result
 from zsim.result.suggestions import GAINS
+from zsim.result.textbook import ADAM, optimizer_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -207,9 +208,12 @@ def _textbook(result: Result) -> Iterator[str]:
     if book.frozen_bytes:
         frozen = f", F = {book.frozen_bytes / GB:.1f} GB frozen"
     parts += [f"cached or not reusable yet {cached / GIB:.1f}"] + [f"CUDA and NCCL {outside / GIB:.1f}"] * bool(outside)
+    optimizer = result.setup.plan.optimizer
+    kept = optimizer_bytes(optimizer)
+    named = "" if kept == ADAM else f", {kept} bytes of them {optimizer.name}'s and its master weights"
     yield (
         f"{book.formula} = {book.per_gpu_bytes / GB:.1f} GB = {book.per_gpu_bytes / GIB:.1f} GiB of states "
-        f"(P = {trained}, N = {book.gpus}{frozen})."
+        f"(P = {trained}, N = {book.gpus}{frozen}{named})."
     )
     yield f"Here: states {states / GIB:.1f}, {', '.join(parts)}: {gpu.nvidia_smi_bytes / GIB:.1f} GiB."
 
@@ -249,4 +253,4 @@ def wrap(line: str, width: int) -> list[str]:
     """Lines of at most `width` columns; what follows the first is indented."""
     if len(line) <= width:
         return [line]
-    return textwrap.wrap(line, width, subsequent_indent="  ")
+    return textwrap.wrap(line, width, subsequent_indent="  ", break_on_hyphens=False)

@@ -1,0 +1,42 @@
+"""What the report says of its own error: whose runs stand behind it, and how far they are from this one."""
+
+import dataclasses
+
+from zsim.cost.profile import Evidence, load_profile
+from zsim.result.measure import accuracy
+
+TITAN = Evidence("torchtitan, H100-SXM, torchtitan (FSDP2)", 11.0, 3.0, 1, 8, 8, "default")
+FOUNDRY = Evidence("llm-foundry, H100-SXM, Composer (PyTorch FSDP1)", 2.0, 0.5, 20, 8, 64, "default")
+OTHERS = Evidence("GPUs of which no run was fitted", 9.5, -5.0, 248, 1, 512)
+
+
+def said(*evidence, gpus=8, framework="fsdp2"):
+    profile = dataclasses.replace(load_profile("H100-SXM"), evidence=evidence)
+    return accuracy(profile, gpus, framework)
+
+
+def test_runs_of_the_same_framework_come_first():
+    assert said(FOUNDRY, TITAN).evidence == "torchtitan, H100-SXM, torchtitan (FSDP2), 1 run on 8 GPUs"
+    own = said(FOUNDRY, TITAN, gpus=512, framework="fsdp1")
+    assert (
+        own.evidence == "llm-foundry, H100-SXM, Composer (PyTorch FSDP1), 20 runs on 8 to 64 GPUs, and this is on 512"
+    )
+    assert own.step_time_error == 0.02
+
+
+def test_borrowed_runs_are_called_so():
+    borrowed = said(TITAN, framework="deepspeed")
+    assert borrowed.evidence.startswith("no measurement with DeepSpeed on this kind of GPU; nearest is torchtitan")
+
+
+def test_a_gpu_that_nobody_measured():
+    assert said(OTHERS).evidence.startswith("no measurement on this kind of GPU; this is the error on GPUs of which")
+    assert said().step_time_error is None
+
+
+def test_each_shipped_evidence_names_its_framework():
+    for device in ("H100-SXM", "A100-SXM-80GB", "RTX 4090"):
+        profile = load_profile(device)
+        assert profile.evidence
+        for evidence in profile.evidence:
+            assert any(evidence.is_of(name) for name in ("deepspeed", "fsdp2", "fsdp1", "ddp")), evidence.text
