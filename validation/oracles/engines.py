@@ -74,6 +74,7 @@ def _train(
 ) -> None:
     """`sync(last)` is entered around each micro-step of an accumulation."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, foreach=False)
+    recorder.watch_optimizer(optimizer)
     accumulation = config.get("ga", 1)
     for step in range(1, config.get("steps", STEPS) + 1):
         for micro in range(accumulation):
@@ -134,6 +135,8 @@ def run_fsdp2(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
             fully_shard([model.model.norm, model.lm_head], reshard_after_forward=False, **arguments)
         root = {} if settings.get("root_reshard") == "default" else {"reshard_after_forward": reshard}
         fully_shard(model, **root, **arguments)
+        if settings.get("upcast"):  # as accelerate does with what was loaded in bfloat16
+            model.to(torch.float32)
         if depth := settings.get("prefetch"):
             for index, block in enumerate(blocks):
                 block.set_modules_to_forward_prefetch(blocks[index + 1 : index + 1 + depth])
@@ -158,7 +161,13 @@ def run_fsdp2(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
 
 def run_fsdp1(config: Config, rank: int, world: int, recorder: Watcher) -> Recorded:
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+    from torch.distributed.fsdp import (
+        BackwardPrefetch,
+        CPUOffload,
+        FullyShardedDataParallel,
+        MixedPrecision,
+        ShardingStrategy,
+    )
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
     settings = config.get("fsdp", {})
@@ -169,6 +178,9 @@ def run_fsdp1(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
             arguments["device_mesh"] = init_device_mesh(
                 "cpu", tuple(settings["mesh"]), mesh_dim_names=("replicate", "shard")
             )
+        if settings.get("offload"):
+            arguments["cpu_offload"] = CPUOffload(offload_params=True)
+            torch.Tensor.pin_memory = lambda tensor, *arguments: tensor  # type: ignore[method-assign]
         prefetch = settings.get("backward_prefetch", "BACKWARD_PRE")
         wrapped = FullyShardedDataParallel(
             model,
@@ -208,8 +220,10 @@ def run_deepspeed(config: Config, rank: int, world: int, recorder: Watcher) -> R
             model, header = _build(recorder, config)
         if config.get("leaf"):
             deepspeed.utils.set_z3_leaf_modules(model, [type(models.blocks(model)[0])])
-        engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)
+        trained = models.decay_groups(model) if config.get("decay_groups") else model.parameters()
+        engine, *_ = deepspeed.initialize(model=model, model_parameters=trained, config=settings)
         recorder.watch_backward(model)
+        recorder.watch_optimizer(engine.optimizer)
         for step in range(1, config.get("steps", STEPS) + 1):
             for micro in range(accumulation):
                 tokens = _tokens(header, rank, (step - 1) * accumulation + micro)

@@ -83,9 +83,10 @@ def build(
     config = transformers.AutoConfig.for_model(kind, **settings)
     config.use_cache = False
     config._attn_implementation = attention
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    if dtype is not torch.float32:  # a cast to what it is would change the dtype that zero.Init has given
-        model = model.to(dtype)
+    # float32 is not asked for: zero.Init would be overruled, which gives its own dtype
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, **({} if dtype is torch.float32 else {"dtype": dtype})
+    )
     return model.train(), settings
 
 
@@ -118,3 +119,15 @@ def adapt(model: torch.nn.Module, lora: dict[str, Any]) -> None:
 def freeze_all_but(model: torch.nn.Module, part: str) -> None:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(part in name)
+
+
+def decay_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
+    """transformers 5.14 trainer.py, create_optimizer: the parameter groups of every run of the Trainer."""
+    from transformers import Trainer
+
+    decayed = set(Trainer.get_decay_parameter_names(None, model))  # type: ignore[arg-type]
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return [
+        {"params": [parameter for name, parameter in named if name in decayed], "weight_decay": 0.01},
+        {"params": [parameter for name, parameter in named if name not in decayed], "weight_decay": 0.0},
+    ]

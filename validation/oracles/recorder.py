@@ -78,6 +78,8 @@ class Recorder(TorchDispatchMode):
             if (name := self._names.get(id(module))) is not None:
                 module.register_forward_hook(lambda _module, _args, output, name=name: self._hook(output, name))
 
+    def watch_optimizer(self, optimizer: Any) -> None: ...
+
     def _hook(self, output: Any, name: str) -> None:
         leaves = list(output.values()) if isinstance(output, Mapping) else tree_flatten(output)[0]
         tensors = [t for t in leaves if isinstance(t, torch.Tensor) and t.requires_grad]

@@ -63,6 +63,8 @@ class StorageTracker(TorchDispatchMode):
 
     def watch_backward(self, model: torch.nn.Module) -> None: ...
 
+    def watch_optimizer(self, optimizer: Any) -> None: ...
+
     def _set(self, storage: torch.UntypedStorage) -> None:
         key, nbytes = storage._cdata, storage.nbytes()
         if key not in self._alive:

@@ -349,6 +349,5 @@ class _Reader:
             self.set(("zero", "prescale_gradients"), True, "prescale_gradients")
         offloads = ("zero", "offload_optimizer", "device") in self.reading.fields
         if self.values.get("zero_force_ds_cpu_optimizer") is False and offloads and "optimizer.type" not in self.values:
-            self.reading.not_modeled.append(
-                "zero_force_ds_cpu_optimizer: false lets torch's optimizer step on the CPU; timed as DeepSpeedCPUAdam"
-            )
+            self.set(("optimizer", "impl"), "fused", "zero_force_ds_cpu_optimizer")
+            self.reading.notes.append("the training script's own optimizer steps on the CPU: torch's, fused")

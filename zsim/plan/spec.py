@@ -12,6 +12,7 @@ class Optimizer:
     name: str = "adamw"
     impl: str = "fused"
     momentum: bool = True
+    decay_groups: bool = False  # two parameter groups, the second without weight decay: biases and norms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +104,7 @@ class Fsdp2Plan(Plan):
     # last block keeps its parameters (torchtitan before July 2025, pull request 1094)
     grouping: str = "hf"
     cpu_offload: bool = False
+    offload_pin_memory: bool = True  # CPUOffloadPolicy.pin_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,7 +114,12 @@ class Builder:
         self.instructions.append(Alloc(key, category, nbytes, device, lane, tensors))
 
     def alloc_host(self, key: str, category: str, nbytes: int, pinned: bool) -> None:
+        """A tensor of the host; a pinned one is a copy of the pageable one that was there first."""
+        if pinned:
+            self.alloc(f"{key}, pageable", category, nbytes, "host")
         self.alloc(key, category, pinned_bytes(nbytes) if pinned else nbytes, "host")
+        if pinned:
+            self.free(f"{key}, pageable")
 
     def free(self, key: str, after: int | None = None) -> None:
         self.instructions.append(Free(key, after))

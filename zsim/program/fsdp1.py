@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import Fsdp1Plan
-from zsim.program.builder import Builder
+from zsim.program.builder import Builder, pinned_bytes
 from zsim.program.execute import Execution, Hooks
 from zsim.program.fsdp1_flat import FlatParameters, Handle
 from zsim.program.ops import ALL_GATHER, ALL_REDUCE, COMPUTE, COPY_IN, D2H, REDUCE_SCATTER, Collective, Program
@@ -40,9 +40,12 @@ class Fsdp1(Hooks):
 
     def allocate(self) -> None:
         for handle in self.handles:
-            self.builder.alloc(
-                f"shard:{handle.name}", "parameters", self.flat.master_size * handle.shard, self.flat.device
-            )
+            nbytes = self.flat.master_size * handle.shard
+            if self.plan.cpu_offload:  # _flat_param.py, init_flat_param_attributes: both pinned for good
+                self.builder.alloc(f"shard:{handle.name}", "parameters", pinned_bytes(nbytes), "host")
+                self.builder.alloc(f"gradient on host:{handle.name}", "gradients", pinned_bytes(nbytes), "host")
+            else:
+                self.builder.alloc(f"shard:{handle.name}", "parameters", nbytes)
         if self.model.buffers_bytes:
             self.builder.alloc("buffers", "parameters", self.model.buffers_bytes)
 
@@ -188,6 +191,7 @@ class Fsdp1(Hooks):
             if self.plan.cpu_offload:
                 builder.wait_stream(COMPUTE, D2H)
                 builder.host_wait(None)
+                self._drop_gradients()  # prepare_gradient_for_optim: _cpu_grad takes the place of _saved_grad_shard
         self.first_iteration = False
         self.post_forward_order.clear()
         for handle in self.handles:

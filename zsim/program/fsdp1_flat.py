@@ -176,7 +176,7 @@ class FlatParameters:
 
     def _output_key(self, handle: Handle, otherwise: str) -> str:
         """A result in the shards' dtype is the gradient that the optimizer sees, if not added to one or copied."""
-        lasting = self.reduce_size == self.master_size and not handle.has_sharded_grad and not self.plan.cpu_offload
+        lasting = self.reduce_size == self.master_size and not handle.has_sharded_grad
         return f"sharded grad:{handle.name}" if lasting else otherwise
 
     def _store_gradient(self, handle: Handle, reduced: str, lane: str, micro: int, *, divide: bool) -> None:
@@ -189,7 +189,7 @@ class FlatParameters:
         if handle.has_sharded_grad:
             passes.append((2 * master, master))
         elif reduced != sharded:
-            builder.alloc(sharded, "gradients", master, self.device, lane)
+            builder.alloc(sharded, "gradients", master, lane=lane)
         if passes:
             self._kernel(lane, "finish gradient", "backward", handle, micro, passes)
         if self.plan.cpu_offload:

@@ -56,8 +56,14 @@ class Fsdp2(Hooks):
     def allocate(self) -> None:
         """What lives as long as the run."""
         for unit in self.units:
-            nbytes = unit.shard * self.comm.store_size
+            nbytes = self.comm.stored_bytes(unit.shard_numels)
             self.builder.alloc(f"shard:{unit.name}", "parameters", nbytes, self.comm.device)
+        if self.plan.storage_dtype != self.plan.param_dtype and self.plan.grouping == "hf":
+            # accelerate's fsdp2_prepare_model upcasts the shards of what was loaded in the dtype of the run; the root
+            # lets go of its old ones last
+            loaded = sum(unit.shard for unit in self.units if unit.role == "root") * self.comm.compute_size
+            self.builder.alloc("shards as loaded", "parameters", loaded, self.comm.device)
+            self.builder.free("shards as loaded")
         if self.buffers_bytes:
             self.builder.alloc("buffers", "parameters", self.buffers_bytes)
 

@@ -13,19 +13,21 @@ from math import ceil, prod
 from zsim.model.kernels import DTYPE_BYTES, Memory
 from zsim.model.spec import ModelSpec
 from zsim.plan.spec import Fsdp2Plan
-from zsim.program.builder import Builder
+from zsim.program.builder import Builder, pinned_bytes
 from zsim.program.foreach import foreach
 from zsim.program.ops import (
     ALL_GATHER,
     ALL_REDUCE,
     COMPUTE,
     COPY_IN,
+    CPU,
     D2H,
     H2D,
     REDUCE_SCATTER,
     Collective,
     Compute,
     Copy,
+    CpuWork,
 )
 from zsim.program.units import Group, divide_factors, mesh_of
 
@@ -74,6 +76,12 @@ class Collectives:
         self.reduce_size = int(DTYPE_BYTES[plan.reduce_dtype])
         self.device = "host" if plan.cpu_offload else "gpu"
 
+    def stored_bytes(self, numels: Sequence[int]) -> int:
+        """Of shards or their gradients, as kept between steps: on the host each is pinned by itself."""
+        if self.plan.cpu_offload and self.plan.offload_pin_memory:
+            return sum(pinned_bytes(numel * self.store_size) for numel in numels)
+        return sum(numels) * self.store_size
+
     def ranks(self, unit: Unit) -> int:
         """How many ranks hold a shard of the unit now."""
         return int(unit.reshard) if unit.post_forward_shard else self.shards
@@ -100,7 +108,7 @@ class Collectives:
             staged = max(numels) if cast else shard  # with a cast a parameter's copy dies before the next one's
             builder.alloc(copied, "all_gather_buffers", staged * self.store_size, lane=COPY_IN)
             builder.wait_stream(H2D, COPY_IN)
-            copy = Copy("h2d", shard * self.store_size)
+            copy = Copy("h2d", shard * self.store_size, plan.offload_pin_memory)
             event = builder.launch(H2D, "shard to GPU", phase, copy, module=unit.name, micro=micro)
             builder.stream_wait(COPY_IN, event)
         if cast:
@@ -130,6 +138,7 @@ class Collectives:
                 COMPUTE, "all-gather copy-out", phase, unit, micro, numels, self.compute_size, self.compute_size
             )
         else:  # wait_for_unshard without a group: a cast and a copy per parameter
+            self._fetch(unit, phase, micro)
             copies = Memory(
                 "copy", unit.full * (self.store_size + self.compute_size), 2 * unit.full * self.compute_size,
                 2 * len(unit.params),
@@ -142,6 +151,14 @@ class Collectives:
             builder.free(f"post-forward shard:{unit.name}")
             unit.post_forward_shard = False
         return event
+
+    def _fetch(self, unit: Unit, phase: str, micro: int) -> None:
+        """all_gather_inputs of offloaded shards, here on the compute stream."""
+        if self.plan.cpu_offload:
+            self.builder.wait_stream(H2D, COMPUTE)
+            copy = Copy("h2d", unit.shard * self.store_size, self.plan.offload_pin_memory)
+            event = self.builder.launch(H2D, "shard to GPU", phase, copy, module=unit.name, micro=micro)
+            self.builder.stream_wait(COMPUTE, event)
 
     def reshard_to_fewer(self, unit: Unit, micro: int) -> None:
         """to_sharded_post_forward: keeps the part of this rank within `reshard` ranks, as a copy."""
@@ -203,7 +220,7 @@ class Collectives:
                 builder.launch(ALL_REDUCE, "all-reduce", "backward", work, module=unit.name, micro=micro)
             if after > 1:
                 self._elementwise(lane, "divide gradient", unit, micro, shard * size, shard * size)
-            self._store_gradient(unit, output, shard, lane, micro)
+            self._store_gradient(unit, output, numels, lane, micro)
             if unit.has_partial_reduce:
                 builder.free(f"partial reduce:{unit.name}")
             unit.has_partial_reduce, unit.has_sharded_grad = False, True
@@ -232,9 +249,9 @@ class Collectives:
             return f"sharded grad:{unit.name}", "gradients"
         return f"reduce output:{unit.name}", "reduce_buffers"
 
-    def _store_gradient(self, unit: Unit, output: str, shard: int, lane: str, micro: int) -> None:
+    def _store_gradient(self, unit: Unit, output: str, numels: Sequence[int], lane: str, micro: int) -> None:
         """Casts to the shards' dtype, copies to the host, adds to what an earlier micro-step left."""
-        builder, plan = self.builder, self.plan
+        builder, plan, shard = self.builder, self.plan, sum(numels)
         sharded, stored = f"sharded grad:{unit.name}", shard * self.store_size
         if output == sharded:
             return
@@ -247,12 +264,7 @@ class Collectives:
             if not self.hsdp:
                 builder.free(output)
         if plan.cpu_offload:
-            if not unit.has_sharded_grad:
-                builder.alloc(sharded, "gradients", stored, self.device)
-            builder.stream_wait(D2H, builder.last(lane))
-            copy = Copy("d2h", stored)
-            event = builder.launch(D2H, "gradient to host", "backward", copy, module=unit.name, micro=micro)
-            builder.stream_wait(lane, event)
+            self._to_host(unit, numels, lane, micro)
         elif unit.has_sharded_grad:
             self._elementwise(lane, "accumulate gradient", unit, micro, 2 * stored, stored)
         if current not in (sharded, output):
@@ -261,6 +273,28 @@ class Collectives:
             unit.all_reduce_input = output  # FSDPParamGroup._all_reduce_state
         elif current == output:
             builder.free(output)
+
+    def _to_host(self, unit: Unit, numels: Sequence[int], lane: str, micro: int) -> None:
+        """A copy in the background; where a gradient is there already, one that Python waits for and adds."""
+        builder, stored = self.builder, sum(numels) * self.store_size
+        adds = unit.has_sharded_grad
+        pinned = self.plan.offload_pin_memory and not adds
+        if adds:
+            builder.alloc(f"new gradient:{unit.name}", "gradients", max(numels) * self.store_size, "host")
+        else:
+            builder.alloc(f"sharded grad:{unit.name}", "gradients", self.stored_bytes(numels), "host")
+        builder.stream_wait(D2H, builder.last(lane))
+        copy = Copy("d2h", stored, pinned)
+        event = builder.launch(D2H, "gradient to host", "backward", copy, module=unit.name, micro=micro)
+        builder.stream_wait(lane, event)
+        if not pinned:
+            builder.host_wait(event)
+        if adds:
+            add = CpuWork("accumulate gradient", sum(numels), 3 * stored)
+            builder.host_wait(
+                builder.launch(CPU, "accumulate gradient", "backward", add, module=unit.name, micro=micro)
+            )
+            builder.free(f"new gradient:{unit.name}")
 
     def drop_all_reduce_input(self, unit: Unit) -> None:
         if unit.all_reduce_input is not None:

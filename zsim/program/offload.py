@@ -56,8 +56,11 @@ class Zero3OnCpu:
             there = 4 * sum(owned[: self.gpu_groups])
             builder.alloc("master weights on the GPU", "master_weights", there)
             builder.alloc("fp32 gradients on the GPU", "gradients", there)
+        # initialize_optimizer_states: zeros for states on NVMe, made without need for those on the host too
+        builder.alloc("zeros of a sub-group", "buffers", 4 * max(owned, default=0), "host")
         for index, numel in enumerate(owned[self.gpu_groups :]):
             builder.alloc_host(f"fp32 gradients:{index}", "gradients", 4 * numel, self.pinned)
+        builder.free("zeros of a sub-group")
         builder.alloc_host("gradient shards", "gradients", sum(owned) * self.accum_size, self.pinned)
 
     def keep(self, params: list[int]) -> None:
@@ -167,13 +170,21 @@ class Zero12OnCpu:
         self.pending: list[int] = []  # _pending_offload_events
 
     def allocate(self) -> None:
-        builder, part = self.builder, self.partitions.size
-        builder.alloc_host("master weights", "master_weights", 4 * part, self.pinned)
-        builder.alloc_host("updated parameters", "buffers", self.size * part, self.pinned)
-        builder.alloc_host("fp32 gradients", "gradients", 4 * part, self.pinned)
-        largest = max(self.rank.numel[param] for param in self.partitions.order) * self.size
+        builder, parts = self.builder, [group.size for group in self.partitions.groups]
+        for index, part in enumerate(parts):
+            builder.alloc_host(f"master weights {index}", "master_weights", 4 * part, self.pinned)
+            builder.alloc_host(f"updated parameters {index}", "buffers", self.size * part, self.pinned)
+            if self.pinned:  # the pageable one has a name until the next one, or until the optimizer is built
+                if index:
+                    builder.free(f"updated parameters {index - 1}, still pageable")
+                builder.alloc(f"updated parameters {index}, still pageable", "buffers", self.size * part, "host")
+        largest = max(self.rank.numel[param] for group in self.partitions.groups for param in group.order) * self.size
         builder.alloc_host("staged gradient", "buffers", largest, self.pinned)
         builder.alloc("staged gradient on the GPU", "reduce_buffers", largest)
+        for index, part in enumerate(parts):
+            builder.alloc_host(f"fp32 gradients {index}", "gradients", 4 * part, self.pinned)
+        if self.pinned:
+            builder.free(f"updated parameters {len(parts) - 1}, still pageable")
 
     def add_reduced(self, kept: Mapping[int, int]) -> None:
         """_add_to_grad_partition_buffer, as without offload."""
@@ -247,8 +258,8 @@ class Zero12OnCpu:
         """The kept gradients are on the host already."""
 
     def step(self, first: bool) -> None:
-        """Everything on the host, then the partition goes back before the all-gather."""
-        builder, plan, part = self.builder, self.plan, self.partitions.size
+        """Everything on the host, then the partitions go back before the all-gather."""
+        builder, plan = self.builder, self.plan
         self._wait_for_copies()
         if self.compact_held:
             self.compact_held = False
@@ -257,9 +268,14 @@ class Zero12OnCpu:
             builder.host_wait(collective(builder, COMPUTE, "all_reduce", "uint8", 1, 1, "optimizer", "overflow"))
         # complete_grad_norm_calculation_for_cpu_offload: .item() of one norm after another
         builder.host_wait(collective(builder, COMPUTE, "all_reduce", "float32", 1, 1, "optimizer", "grad norm"))
+        for index, group in enumerate(self.partitions.groups):
+            self._update(index, group.size, first)
+
+    def _update(self, index: int, part: int, first: bool) -> None:
+        builder, plan = self.builder, self.plan
         if plan.grad_clip or plan.dtype == "float16":
             on_host(builder, "scale", part, 8 * part)
-        update(builder, plan.optimizer, [part], "float32", first=first, device="host")
+        update(builder, plan.optimizer, [part], "float32", first=first, device="host", key=f"optimizer:{index}")
         builder.host_wait(builder.last(CPU))
         on_host(builder, "cast", part, (4 + self.size) * part)
         event = copy(builder, H2D, "upload parameters", "optimizer", self.size * part, self.pinned)

@@ -94,10 +94,12 @@ class Zero3(Hooks):
         for _ in range(3):  # stage3.py: before the flat partitions, before and after the optimizer's states
             collective(builder, COMPUTE, "barrier", "uint8", 1, 1, "init", "barrier")
         for param in self.parameters.trainable:  # create_reduce_and_remove_grad_hooks
-            shard = self.parameters.shard[param]
+            shard, key = self.parameters.shard[param], f"gathered for hooks:{param}"
+            builder.alloc(key, "all_gather_buffers", shard * plan.world_size * self.parameters.size)
             collective(
                 builder, COMPUTE, "all_gather", plan.dtype, shard, shard * plan.world_size, "init", "gather for hooks"
             )
+            builder.free(key)
 
     def _broadcast_untied_head(self) -> None:
         """Under zero.Init a head exists, and is broadcast and cut, before the model ties it to the embedding."""

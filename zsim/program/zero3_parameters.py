@@ -58,7 +58,7 @@ class Parameters:
         if self.nvme:
             self.nvme.allocate()
         elif self.plan.offload_param:  # stage3.py _create_param_groups_fp16_flat_cpu_memory: always pinned
-            self.builder.alloc_host("parameter shards", "parameters", nbytes, pinned=True)
+            self.builder.alloc("parameter shards", "parameters", pinned_bytes(nbytes), "host")
             if self.plan.offload_param_pin_memory:
                 # partition_parameters.py _partition_param pins each shard before it moves to the flat buffer; torch
                 # keeps pinned blocks for good

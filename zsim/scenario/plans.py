@@ -45,8 +45,8 @@ def build_plan(
         if version != recorded:
             not_modeled.append(f"{name} {version}: its defaults, but the operations of {recorded}")
     if name == "deepspeed":
-        plan, notes, more = _deepspeed(scenario, model, common)
-        return plan, [*notes, *launched], not_modeled + more
+        plan, notes = _deepspeed(scenario, model, common)
+        return plan, [*notes, *launched], not_modeled
     return (_ddp if name == "ddp" else _fsdp)(scenario, common), launched, not_modeled
 
 
@@ -84,22 +84,19 @@ def _ddp(scenario: Scenario, common: dict[str, Any]) -> DdpPlan:
     return DdpPlan(**common, **given, autocast=compute if compute != parameters else None)
 
 
-def _deepspeed(
-    scenario: Scenario, model: ModelSpec, common: dict[str, Any]
-) -> tuple[DeepSpeedPlan, list[str], list[str]]:
+def _deepspeed(scenario: Scenario, model: ModelSpec, common: dict[str, Any]) -> tuple[DeepSpeedPlan, list[str]]:
     from zsim.plan.deepspeed import parse_version
 
     zero = scenario.fields.zero
     given = zero.given() if zero else {}
     notes = _resolve_auto(scenario, model, given)
     version = parse_version(common.get("version", DeepSpeedPlan.__dataclass_fields__["version"].default))
-    stage, not_modeled = given.get("stage", 0), []
+    stage = given.get("stage", 0)
     for side in ("offload_optimizer", "offload_param"):
         _offload(scenario, side, given, stage, version)
     if given.get("offload_optimizer"):
-        if scenario.fields.optimizer.impl not in (None, "cpu"):
-            not_modeled.append("torch's optimizer on the CPU: timed as DeepSpeedCPUAdam")
-        common["optimizer"] = dataclasses.replace(common["optimizer"], impl="cpu")
+        if scenario.fields.optimizer.impl is None:
+            common["optimizer"] = dataclasses.replace(common["optimizer"], impl="cpu")
     ranks, hpz = common["world_size"], given.get("zero_hpz_partition_size", 1)
     if ranks % hpz:
         raise scenario.error(("zero", "zero_hpz_partition_size"), f"{hpz} does not divide the {ranks} ranks")
@@ -113,7 +110,7 @@ def _deepspeed(
         )
     if (0, 17) <= version < (0, 19) and stage < 3 and scenario.fields.precision == "bf16":
         given.setdefault("check_grad_overflow", False)  # precision_config.py of 0.17 and 0.18
-    return DeepSpeedPlan(**common, dtype=TORCH_DTYPE[scenario.fields.precision], **given), notes, not_modeled
+    return DeepSpeedPlan(**common, dtype=TORCH_DTYPE[scenario.fields.precision], **given), notes
 
 
 def _offload(scenario: Scenario, side: str, given: dict[str, Any], stage: int, version: tuple[int, ...]) -> None:

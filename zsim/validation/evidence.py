@@ -67,6 +67,8 @@ def _refuse_unmodeled(row: Row) -> None:
         raise NotModeled("float8 training", row.file, row.line, "precision")
     if PARALLELISM.search(text):
         raise NotModeled("tensor, pipeline, context or sequence parallelism", row.file, row.line, "notes")
+    if "ZeRO++" in text:
+        raise NotModeled("ZeRO++'s quantized communication", row.file, row.line, "notes")
     if re.search(r"LoRA|PEFT", text):
         raise NotModeled("adapters (the adapted modules are not stated)", row.file, row.line, "precision")
     if re.search(r"own C\+\+|Megatron|MLX|llm\.c", row["framework"]):

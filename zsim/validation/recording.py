@@ -164,6 +164,7 @@ _FSDP2 = {
     "no_reshard_bwd_until_last": "reshard_backward_only_last", "is_last_backward": "last_backward_only_last",
     "offload": "cpu_offload",
     "param_dtype": "param_dtype", "reduce_dtype": "reduce_dtype", "mp": "", "titan": "", "root_reshard": "",
+    "upcast": "",
 }  # fmt: skip
 
 
@@ -178,12 +179,17 @@ def _fsdp2(config: Mapping[str, Any], world: int) -> Fsdp2Plan:
         fields["root_reshard_after_forward"] = bool(fields.get("reshard_after_forward", True))
     if settings.get("titan"):
         fields["grouping"] = "titan"
+    if settings.get("offload"):
+        fields["offload_pin_memory"] = False
+    if not settings.get("upcast"):
+        fields["storage_dtype"] = config.get("dtype", "float32")
     return Fsdp2Plan(**_shared(config, world), **fields)
 
 
 _FSDP1 = {
     "strategy": "sharding_strategy", "backward_prefetch": "backward_prefetch", "forward_prefetch": "forward_prefetch",
     "reduce_dtype": "reduce_dtype", "mesh": "mesh", "no_sync": "no_sync", "use_orig_params": "use_orig_params",
+    "offload": "cpu_offload",
 }  # fmt: skip
 
 
@@ -208,6 +214,18 @@ _ZERO = {
     "stage3_allgather_sequential": "stage3_allgather_sequential",
     "stage3_use_all_reduce_for_fetch_params": "use_all_reduce_for_fetch_params",
 }  # fmt: skip
+_OFFLOAD = {
+    "offload_optimizer": {
+        "device": "offload_optimizer", "pin_memory": "offload_optimizer_pin_memory", "nvme_path": "",
+        "ratio": "offload_optimizer_ratio", "buffer_count": "offload_optimizer_buffer_count",
+        "pipeline_read": "offload_optimizer_pipeline_read", "pipeline_write": "offload_optimizer_pipeline_write",
+    },
+    "offload_param": {
+        "device": "offload_param", "pin_memory": "offload_param_pin_memory", "nvme_path": "",
+        "buffer_count": "offload_param_buffer_count", "buffer_size": "offload_param_buffer_size",
+        "max_in_cpu": "offload_param_max_in_cpu",
+    },
+}  # fmt: skip
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "bfp16": "bfloat16"}
 
 
@@ -215,10 +233,10 @@ def _deepspeed(config: Mapping[str, Any], world: int) -> DeepSpeedPlan:
     settings = config["ds"]
     zero = settings["zero_optimization"]
     fields = _take(zero, _ZERO, "zero_optimization")
+    offloads = "offload_optimizer" in zero
     for name in ("offload_optimizer", "offload_param"):
         if name in zero:
-            fields[name] = zero[name]["device"]
-            fields[f"{name}_pin_memory"] = zero[name].get("pin_memory", True)
+            fields |= _take(zero[name], _OFFLOAD[name], name)
     enabled = [d for k, d in (("bf16", "bfloat16"), ("fp16", "float16")) if settings.get(k, {}).get("enabled")]
     fields["dtype"] = enabled[0] if enabled else "float32"
     if settings.get("communication_data_type"):
@@ -230,7 +248,7 @@ def _deepspeed(config: Mapping[str, Any], world: int) -> DeepSpeedPlan:
         world_size=world,
         grad_accum=settings.get("gradient_accumulation_steps", 1),
         grad_clip=settings.get("gradient_clipping") or None,
-        optimizer=Optimizer(impl="loop" if optimizer.get("torch_adam") else "fused"),
+        optimizer=Optimizer(impl="loop" if optimizer.get("torch_adam") else "cpu" if offloads else "fused"),
         prescale_gradients=settings.get("prescale_gradients", False),
         check_grad_overflow=settings.get("bf16", {}).get("check_grad_overflow", True),
         zero_init=bool(config.get("zero_init")),

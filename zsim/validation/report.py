@@ -60,11 +60,12 @@ def _memory(oracles: Path) -> Iterator[str]:
     from zsim.validation.memory import validate
 
     yield (
-        "FSDPMemTracker on real FSDP2, and counts of every storage alive in real DeepSpeed, FSDP and DDP runs. "
-        "`zsim validate memory validation/oracles/memory`\n"
+        "FSDPMemTracker on real FSDP2; counts of every storage alive in real DeepSpeed, FSDP and DDP runs; of runs "
+        "with offload what the host holds, and resident bytes of the process. "
+        "`zsim validate memory validation/oracles/{memory,storage,host}`\n"
     )
     yield "| oracle | outcome |\n|---|---|"
-    for outcome in validate([oracles / "memory"]):
+    for outcome in validate([oracles / name for name in ("memory", "storage", "host")]):
         yield f"| {outcome.name} | {outcome.refused or outcome.summary}{'' if outcome.matches else ' **differs**'} |"
         for line in outcome.differing:
             yield f"| | {line} |"
