@@ -40,15 +40,13 @@ def build(net: Net) -> Module:
         raise NotModeled(
             f"{net.kernels.capitalize()} kernels in {net.implementation}'s {family}", field="kernels", accepted=accepted
         )
-    if net.loss in ("compiled", "held") and net.implementation != "torchtitan":
-        raise NotModeled(
-            f"a {net.loss} loss in {net.implementation}'s implementation", field="loss", accepted="hf, fused"
-        )
+    if net.loss == "compiled" and net.implementation != "torchtitan":
+        raise NotModeled(f"a compiled loss in {net.implementation}'s {family}", field="loss", accepted="hf, fused")
     if net.implementation == "torchtitan":
         from zsim.model.families.torchtitan import Transformer
 
-        if family not in ("llama", "mistral", "qwen2"):
-            raise NotModeled(f"torchtitan's implementation of {family!r}", accepted="llama, mistral, qwen2")
+        if family not in ("llama", "mistral", "qwen2", "qwen3"):
+            raise NotModeled(f"torchtitan's implementation of {family!r}", accepted="llama, mistral, qwen2, qwen3")
         if net.loss == "fused":
             raise NotModeled("the fused loss in torchtitan's implementation", field="loss", accepted="hf, compiled")
         return Transformer(net)

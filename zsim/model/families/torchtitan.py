@@ -1,14 +1,14 @@
-"""Llama in the manner of torchtitan at the end of 2024: what differs from transformers is what autograd saves.
+"""Llama and Qwen3 in the manner of torchtitan: what differs from transformers is what autograd saves.
 
-Norms multiply by their weight last, rotary embedding is a complex product in float32, keys and values are repeated
-before attention, and the loss is `cross_entropy(pred.flatten(0, 1).float(), labels.flatten(0, 1))`.
+Norms multiply by their weight last, rotary embedding is a complex product in float32 (Qwen3, of August 2025, has
+transformers' real one, and norms of queries and keys), keys and values are repeated before attention, and the loss is `cross_entropy(pred.flatten(0, 1).float(), labels.flatten(0, 1))`.
 """
 
 from __future__ import annotations
 
 from zsim.model import functional as F
 from zsim.model import products as P
-from zsim.model.attention import complex_rotate
+from zsim.model.attention import complex_rotate, rotate
 from zsim.model.decoder import CausalLM, head, run_block
 from zsim.model.graph import Tensor
 from zsim.model.layers import Blocks, Embedding, Linear, Module, Net, Weight
@@ -40,8 +40,8 @@ def transformers_name(name: str) -> str:
 
 
 class RMSNorm(HFNorm):
-    def __init__(self, net: Net) -> None:
-        super().__init__(net, net.arch.hidden, "RMSNorm")
+    def __init__(self, net: Net, width: int | None = None) -> None:
+        super().__init__(net, width or net.arch.hidden, "RMSNorm")
 
     def forward(self, x: Tensor) -> Tensor:
         wide = F.to(x, "float32")
@@ -59,12 +59,19 @@ class Attention(Module):
         self.wk = Linear(net, arch.hidden, arch.kv_heads * arch.head_dim, arch.attention_bias)
         self.wv = Linear(net, arch.hidden, arch.kv_heads * arch.head_dim, arch.attention_bias)
         self.wo = Linear(net, arch.heads * arch.head_dim, arch.hidden, arch.output_bias)
+        self.normed = arch.qk_norm == "head"
+        if self.normed:
+            self.q_norm, self.k_norm = RMSNorm(net, arch.head_dim), RMSNorm(net, arch.head_dim)
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
         arch = self.net.arch
         b, s, _ = x.shape
         q, k, v = (F.reshape(w(x), b, s, -1, arch.head_dim) for w in (self.wq, self.wk, self.wv))
-        q, k = complex_rotate(q, table), complex_rotate(k, table)
+        if self.normed:
+            cos, sin = (F.to(F.narrow(table, -1, arch.head_dim), x.dtype) for _ in range(2))
+            q, k = rotate(self.q_norm(q), cos, sin), rotate(self.k_norm(k), cos, sin)
+        else:
+            q, k = complex_rotate(q, table), complex_rotate(k, table)
         repeats = arch.heads // arch.kv_heads
         k, v = F.repeat_heads(k, repeats, 2), F.repeat_heads(v, repeats, 2)
         q, k, v = F.transpose(q, 1, 2), F.transpose(k, 1, 2), F.transpose(v, 1, 2)
@@ -114,7 +121,7 @@ class Transformer(CausalLM):
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         tape, arch = self.net.tape, self.net.arch
-        table = self._table(ids.shape[1], arch.head_dim // 2)
+        table = self._table(ids.shape[1], arch.head_dim)
         h = self.tok_embeddings(ids)
         for block in self.layers:
             h = run_block(self.net, block, h, table)
@@ -131,9 +138,14 @@ class Transformer(CausalLM):
         del logits
         return loss if self.remainder is None else F.touch(loss, self.remainder)
 
-    def _table(self, s: int, half: int) -> Tensor:
-        tape = self.net.tape
+    def _table(self, s: int, head_dim: int) -> Tensor:
+        """Cosines and sines as real numbers where queries and keys are normed, else as complex ones."""
+        tape, half = self.net.tape, head_dim // 2
         tape.label = "rotary"
+        if self.net.arch.qk_norm == "head":
+            table = tape.empty((1, s, 1, 2 * head_dim), "float32")
+            tape.share(table)
+            return table
         magnitude, angle = tape.empty((s, half), "float32"), tape.empty((s, half), "float32")
         table = F.pointwise(magnitude, angle, dtype="complex64")
         tape.share(table)
