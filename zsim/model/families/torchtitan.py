@@ -1,7 +1,8 @@
 """Llama and Qwen3 in the manner of torchtitan: what differs from transformers is what autograd saves.
 
 Norms multiply by their weight last, rotary embedding is a complex product in float32 (Qwen3, of August 2025, has
-transformers' real one, and norms of queries and keys), keys and values are repeated before attention, and the loss is `cross_entropy(pred.flatten(0, 1).float(), labels.flatten(0, 1))`.
+transformers' real one, and norms of queries and keys), keys and values are repeated before attention, and the loss is
+`cross_entropy(pred.flatten(0, 1).float(), labels.flatten(0, 1))`.
 """
 
 from __future__ import annotations
