@@ -51,7 +51,7 @@ class CausalLM(Module):
         if self.net.kernels == "unsloth":
             return unsloth_loss(F.to(self.logits_of(hidden, head), "float32"), labels)
         logits = self.logits_of(hidden, head)
-        return causal_loss(logits, labels)
+        return causal_loss(logits, labels, held=self.net.loss == "held")
 
     def logits_of(self, hidden: Tensor, head: Linear) -> Tensor:
         return head(hidden)
@@ -65,8 +65,10 @@ def head(net: Net, embedding: Embedding, bias: bool = False) -> Head:
     return linear
 
 
-def causal_loss(logits: Tensor, labels: Tensor) -> Tensor:
+def causal_loss(logits: Tensor, labels: Tensor, held: bool) -> Tensor:
     logits = F.to(logits, "float32")
+    if held:
+        logits.tape.share(logits)
     _padded, target = shifted(labels)
     logits = F.reshape(logits, -1, logits.shape[-1])
     return cross_entropy(logits, target)

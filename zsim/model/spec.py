@@ -123,8 +123,8 @@ class Workload:
     checkpointing: str = "none"  # none | full | selective (torchtitan's per-op policy)
     checkpointed: tuple[int, ...] | None = None  # the blocks it applies to; None: all
     implementation: str = "hf"  # hf | torchtitan | llm-foundry: whose modules (decides what is saved, fp32 logits ...)
-    # hf: fp32 logits | fused: chunked, never holds all logits | torchtitan only: compiled by torch.compile, or held by
-    # its trainer through the backward (before June 2024, pull request 391)
+    # hf: fp32 logits | held: which the training loop holds through the backward | compiled: by torch.compile
+    # (torchtitan) | fused: in chunks, so that all logits never exist
     loss: str = "hf"
     # liger: its RMSNorm and SwiGLU | unsloth: its RMSNorm and cross-entropy, as fms-acceleration's fast kernels
     kernels: str = "torch"

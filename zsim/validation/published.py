@@ -13,12 +13,14 @@ from zsim.errors import InputError
 from zsim.program.lower import lower
 from zsim.result.measure import own_profile, timed
 from zsim.validation.evidence import setup_of
+from zsim.validation.readings import contradiction
 from zsim.validation.rows import Row, gpu_name
 
 if TYPE_CHECKING:
     from zsim.scenario import Setup
 
 GIB = 2**30
+STATES = ("parameters", "master_weights", "optimizer_states")
 ProfileOf = Callable[["Setup"], Profile]
 
 
@@ -34,6 +36,7 @@ class Step:
     allocated: float
     reserved: float
     nvidia_smi: float  # reserved, with what lies outside PyTorch's allocator
+    states: float  # of weights and optimizer, which stay from step to step
     fits: bool
 
 
@@ -48,6 +51,7 @@ class Prediction:
     measured_s: float | None = None
     step: Step | None = None
     assumed: tuple[str, ...] = ()
+    contradiction: str = ""  # of the row's memory readings, which are not compared then
 
     @property
     def error(self) -> float | None:
@@ -59,7 +63,7 @@ class Prediction:
     def memory_error(self, kind: str) -> float | None:
         """Percent, for "allocated" or "reserved", each against its own column."""
         measured = self.row.number(f"peak_mem_gib_{kind}")
-        if self.step is None or measured is None:
+        if self.step is None or measured is None or self.contradiction:
             return None
         return 100 * (self.memory(kind) / (measured * GIB) - 1)
 
@@ -110,6 +114,7 @@ def simulate_step(setup: Setup, profile: Profile) -> Step:
         allocated=last.gpu.peak_allocated_bytes,
         reserved=last.gpu.peak_reserved_bytes,
         nvidia_smi=last.gpu.nvidia_smi_bytes,
+        states=sum(last.gpu.by_category.get(category, 0) for category in STATES),
         fits=last.gpu.fits,
     )
 
@@ -120,7 +125,9 @@ def predict(row: Row, profile_of: ProfileOf = own_profile) -> Prediction:
     try:
         blank = replace(blank, gpu=gpu_name(row), split=row.split, measured_s=row.step_s)
         setup = setup_of(row)
-        return replace(blank, step=simulate_step(setup, profile_of(setup)), assumed=setup.assumptions)
+        step = simulate_step(setup, profile_of(setup))
+        against = contradiction(row, setup, step.states)
+        return replace(blank, step=step, assumed=setup.assumptions, contradiction=against)
     except InputError as error:
         return replace(blank, refused=f"{error.field}: {error.message}" if error.field else error.message)
 
@@ -187,6 +194,7 @@ def text(predictions: Sequence[Prediction]) -> str:
     refused = [prediction for prediction in predictions if prediction.refused]
     lines += ["", f"predicted {len(predictions) - len(refused)} of {len(predictions)} rows"]
     lines += [f"  refused {prediction.row.get('id'):<42} {prediction.refused}" for prediction in refused]
+    lines += [f"  memory not compared {p.row.id:<42} {p.contradiction}" for p in predictions if p.contradiction]
     wrong = [prediction.row.id for prediction in predictions if prediction.step and not prediction.step.fits]
     if wrong:
         lines.append(f"called out of memory, though they ran: {', '.join(wrong)}")
@@ -238,6 +246,7 @@ def to_dict(predictions: Sequence[Prediction]) -> dict[str, Any]:
                 "error_pct": p.error,
                 "allocated_error_pct": p.memory_error("allocated"),
                 "reserved_error_pct": p.memory_error("reserved"),
+                "memory_not_compared": p.contradiction or None,
                 "assumed": list(p.assumed),
             }
             for p in predictions
