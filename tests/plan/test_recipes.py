@@ -9,7 +9,7 @@ import pytest
 
 from zsim.errors import InputError, NotModeled
 from zsim.plan import detect
-from zsim.plan.document import parse_yaml
+from zsim.plan.document import Document, parse_yaml
 from zsim.plan.reading import Reading
 from zsim.plan.torchtitan import parse_toml
 
@@ -29,10 +29,13 @@ def read_file(path: Path, ranks: int | None = None) -> tuple[str, Reading]:
 
 
 def read(kind: str, data: dict[str, Any], ranks: int | None = None) -> Reading:
+    return detect.read(parse_document(data), kind, ranks)
+
+
+def parse_document(data: dict[str, Any]) -> Document:
     import yaml
 
-    document = parse_yaml(yaml.safe_dump(data), "recipe.yaml")
-    return detect.read(document, kind, ranks)
+    return parse_yaml(yaml.safe_dump(data), "recipe.yaml")
 
 
 def said(reading: Reading) -> dict[str, Any]:
@@ -367,3 +370,22 @@ def test_adapters(kind: str, data: dict[str, Any], expected: dict[str, Any]) -> 
 
 def test_targets_that_depend_on_the_model_are_missing() -> None:
     assert any("lora.targets" in line for line in read("axolotl", {"base_model": "x", "adapter": "lora"}).missing)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("axolotl", {"base_model": "m", "gradient_checkpointing": "offload"}),
+        ("LLaMA-Factory", {"model_name_or_path": "m", "stage": "sft", "use_unsloth_gc": True}),
+    ],
+)
+def test_unsloths_checkpointing_offloads_the_inputs_of_blocks(kind: str, data: dict[str, Any]) -> None:
+    fields = said(read(detect.identify(parse_document(data)), data))
+    assert fields["checkpointing.offload"] is True
+    assert "checkpointing" not in fields
+
+
+def test_offload_of_every_saved_tensor_is_refused() -> None:
+    data = {"base_model": "m", "gradient_checkpointing": "offload", "activation_offloading": True}
+    with pytest.raises(NotModeled, match="every saved tensor"):
+        read(detect.identify(parse_document(data)), data)

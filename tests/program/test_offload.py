@@ -12,10 +12,11 @@ from zsim.model.architecture import Architecture, LayerKind
 from zsim.model.huggingface import from_architecture
 from zsim.model.spec import ModelSpec, Workload
 from zsim.model.trace import trace
-from zsim.plan.spec import DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
+from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 from zsim.program.builder import pinned_bytes
 from zsim.program.lower import lower
 from zsim.program.ops import CPU, RANK_0, Alloc, Copy, CpuWork, Free, Launch, Program
+from zsim.program.optimizer import LOOP_ON_CPU
 
 WORLD = 2
 WORKLOAD = Workload(1, 16)
@@ -170,3 +171,100 @@ def test_fsdp_offload_updates_on_the_cpu(plan) -> None:
     assert host["optimizer_states"] >= 8 * updated
     assert host["parameters"] >= 4 * updated
     assert held(run, "gpu").get("optimizer_states", 0) == 0
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        DdpPlan(world_size=2, offload_activations=True),
+        Fsdp1Plan(world_size=2, offload_activations=True),
+        Fsdp2Plan(world_size=2, offload_activations=True),
+        DeepSpeedPlan(world_size=2, stage=2, offload_activations=True),
+        DeepSpeedPlan(world_size=2, stage=3, offload_activations=True),
+    ],
+)
+def test_inputs_of_checkpointed_blocks_wait_on_the_host(plan) -> None:
+    """Unsloth's checkpointer: down before a block runs, up before it runs again, none left on the GPU in between."""
+    workload = Workload(1, 16, checkpointing="full")
+    run = lower(MODEL, trace(MODEL, workload), plan, workload)
+    inputs = 4 * 16 * 64 * 2  # blocks x tokens x hidden x bfloat16
+    assert moved(run)["d2h", "forward"] == inputs
+    assert moved(run)["h2d", "recompute"] == inputs
+    on_gpu, on_host = set(), 0
+    for instruction in run.steps[-1]:
+        if isinstance(instruction, Alloc) and instruction.key.startswith("saved:0:model.layers"):
+            on_gpu.add(instruction.key)
+        elif isinstance(instruction, Alloc) and instruction.key.startswith("input on host"):
+            on_host += instruction.nbytes
+        elif isinstance(instruction, Free):
+            on_gpu.discard(instruction.key)
+        elif isinstance(instruction, Launch) and instruction.op.label == "cross_entropy":
+            assert not on_gpu
+            assert on_host == inputs  # powers of two already
+    assert "activations" not in held(run, "host", until=2)
+
+
+def work(program: Program, label: str) -> float:
+    """Bytes that the CPU moves in a step's ops of that name."""
+    works = [i.op.work for i in program.steps[-1] if isinstance(i, Launch) and i.op.lane == CPU]
+    return sum(work.nbytes for work in works if isinstance(work, CpuWork) and work.label == label)
+
+
+def test_torchs_loop_on_the_cpu_is_five_to_seven_times_slower_than_one_pass() -> None:
+    """arXiv 2101.06840: 5.0 to 6.3 times; DeepSpeed PR 735: 6.8. It needs two temporaries, and counters."""
+
+    def run(impl: str) -> Program:
+        plan = DeepSpeedPlan(world_size=WORLD, stage=2, offload_optimizer="cpu", optimizer=Optimizer(impl=impl))
+        return lower(MODEL, trace(MODEL, WORKLOAD), plan, WORKLOAD)
+
+    own, fused, loop = run("cpu"), run("fused"), run("loop")
+    assert work(own, "adamw") == work(fused, "adamw") == 28 * ceil(MODEL.numel / WORLD)
+    assert 5 < work(loop, "adamw") / work(own, "adamw") < 7
+    assert LOOP_ON_CPU > 1
+    temporaries = [i.nbytes for i in loop.steps[-1] if isinstance(i, Alloc) and i.key.endswith("_temporaries")]
+    assert temporaries == [2 * 4 * ceil(MODEL.numel / WORLD)]
+    counters = [held(program, "host")["optimizer_states"] % 8 for program in (own, fused, loop)]
+    assert counters == [0, 4, 4]
+
+
+def test_fsdp1_keeps_reduced_gradients_on_the_gpu_until_backward_ends() -> None:
+    """_saved_grad_shard, though each is copied to the pinned _cpu_grad as well (FSDP1's prepare_gradient_for_optim)."""
+    run = lower(MODEL, trace(MODEL, WORKLOAD), Fsdp1Plan(world_size=2, cpu_offload=True), WORKLOAD)
+    most = 0
+    sizes: dict[str, int] = {}
+    for instruction in run.steps[-1]:
+        if isinstance(instruction, Alloc) and instruction.key.startswith("sharded grad:"):
+            assert instruction.device == "gpu"
+            sizes[instruction.key] = instruction.nbytes
+        elif isinstance(instruction, Free):
+            sizes.pop(instruction.key, None)
+        most = max(most, sum(sizes.values()))
+    assert most == pytest.approx(4 * MODEL.numel / 2, rel=0.01)
+    assert not sizes
+    assert held(run, "host", until=0)["gradients"] == held(run, "host", until=0)["parameters"] >= 2 * MODEL.numel
+
+
+def test_fsdp2_pins_every_shard_and_gradient_by_itself() -> None:
+    def host(pinned: bool) -> dict[str, int]:
+        plan = Fsdp2Plan(world_size=2, cpu_offload=True, offload_pin_memory=pinned)
+        return held(lower(MODEL, trace(MODEL, WORKLOAD), plan, WORKLOAD), "host", until=0)
+
+    shards = [ceil(p.shape[0] / 2) * p.numel // p.shape[0] * 4 for p in MODEL.parameters]
+    assert host(False)["parameters"] == sum(shards)
+    assert host(True)["parameters"] == sum(map(pinned_bytes, shards))
+
+
+def test_fsdp2_adds_gradients_of_later_micro_steps_on_the_cpu() -> None:
+    """foreach_reduce: with a gradient there already the copy down is not `non_blocking`, and `+=` runs on the host."""
+    plan = Fsdp2Plan(world_size=2, cpu_offload=True, grad_accum=3)
+    run = lower(MODEL, trace(MODEL, WORKLOAD), plan, WORKLOAD)
+    assert work(run, "accumulate gradient") == 2 * 3 * 4 * MODEL.numel / 2
+    copies = [
+        i.op.work for i in run.steps[-1] if isinstance(i, Launch) and i.op.lane == "d2h" and isinstance(i.op.work, Copy)
+    ]
+    assert sum(copy.nbytes for copy in copies if not copy.pinned) == 2 * 4 * MODEL.numel / 2
+
+
+def test_fsdp2_on_one_gpu_fetches_its_shards_too() -> None:
+    run = lower(MODEL, trace(MODEL, WORKLOAD), Fsdp2Plan(world_size=1, cpu_offload=True), WORKLOAD)
+    assert moved(run)["h2d", "forward"] == 4 * MODEL.numel

@@ -38,7 +38,10 @@ def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
     # LLaMA-Factory checkpoints unless told not to, whatever gradient_checkpointing says.
     recipe.get("gradient_checkpointing")
     off = recipe.flag("disable_gradient_checkpointing")
-    recipe.set("checkpointing", "none" if off else "full", "disable_gradient_checkpointing")
+    if recipe.flag("use_unsloth_gc") and not off:
+        recipe.set("checkpointing.offload", True, "use_unsloth_gc")
+    else:
+        recipe.set("checkpointing", "none" if off else "full", "disable_gradient_checkpointing")
     if recipe.flag("enable_liger_kernel"):
         recipe.set("loss", "fused", "enable_liger_kernel")
         recipe.set("kernels", "liger", "enable_liger_kernel")

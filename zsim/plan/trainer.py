@@ -126,8 +126,11 @@ def checkpointing(recipe: Recipe, default: bool) -> None:
     value = recipe.get("gradient_checkpointing", recipe.get("activation_checkpointing", default))
     recipe.get("activation_checkpointing")
     name = "gradient_checkpointing" if "gradient_checkpointing" in recipe.document.data else "activation_checkpointing"
-    if str(value).lower() in ("offload", "offload_disk"):
-        raise recipe.document.error((name,), "offloaded activations", kind=NotModeled)
+    if str(value).lower() == "offload":  # axolotl: Unsloth's
+        recipe.set("checkpointing.offload", True, name)
+        return
+    if str(value).lower() == "offload_disk":
+        raise recipe.document.error((name,), "activations offloaded to disk", kind=NotModeled)
     on = as_flag(value, lambda text: recipe.error((name,), text, "true or false"))
     recipe.set("checkpointing", "full" if on else "none", name)
 

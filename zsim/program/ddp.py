@@ -47,7 +47,7 @@ def assign(order: Iterable[int], sizes: Sequence[int], dtypes: Sequence[str], li
     return closed + [bucket for bucket, _ in filling.values()]
 
 
-class Ddp(Hooks):
+class Ddp(Hooks[DdpPlan]):
     """One rank's replica and its Reducer, which lives across steps: its buckets change once."""
 
     def __init__(self, model: ModelSpec, tree: Module, plan: DdpPlan) -> None:

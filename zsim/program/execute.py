@@ -7,15 +7,22 @@ subclasses `Hooks`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
 from zsim.model import spec
+from zsim.plan.spec import Plan
+from zsim.program.activations import OffloadedInputs
 from zsim.program.builder import Builder
 from zsim.program.ops import COMPUTE, Compute
 
+P = TypeVar("P", bound=Plan)
 
-class Hooks:
+
+class Hooks(Generic[P]):
     """What a framework does around modules and gradients. Phases: forward, recompute, backward."""
+
+    plan: P
 
     def pre_forward(self, module: spec.Module, phase: str) -> None: ...
 
@@ -35,20 +42,26 @@ class Hooks:
 class Execution:
     """One micro-batch of one rank."""
 
-    def __init__(self, builder: Builder, hooks: Hooks, micro: int = 0) -> None:
+    def __init__(self, builder: Builder, hooks: Hooks[Any], micro: int = 0) -> None:
         self.builder, self.hooks, self.micro = builder, hooks, micro
         self._layer: int | None = None
         self._dropped: spec.Module | None = None  # checkpointed, in backward, not yet recomputed
         self._known_sizes: dict[int, tuple[int, ...]] = {}  # equal blocks share their tuples of tensors
+        self._offloaded = OffloadedInputs(builder, micro) if hooks.plan.offload_activations else None
 
     def forward(self, module: spec.Module, phase: str = "forward") -> None:
         outer = self._enter(module)
+        kept = list(self._kept(module)) if self._offloaded and module.checkpointed else ()
         self.hooks.pre_forward(module, phase)
+        if self._offloaded and kept:
+            self._offloaded.store(module, kept)
         for item in module.body:
             if isinstance(item, spec.Module):
                 self.forward(item, phase)
             else:
                 self._forward_compute(module, item, phase)
+        if self._offloaded and kept:
+            self._offloaded.drop(kept)
         self.hooks.post_forward(module, phase)
         self._layer = outer
 
@@ -57,6 +70,8 @@ class Execution:
         self.hooks.pre_backward(module)
         if module.checkpointed:
             self._dropped = module
+            if self._offloaded and (kept := list(self._kept(module))):
+                self._offloaded.fetch(module, kept)
         for item in reversed(module.body):
             if isinstance(item, spec.Module):
                 self.backward(item)
@@ -139,6 +154,14 @@ class Execution:
                 self.builder.free(self._key(module, compute, again))
         for param in compute.grads:
             self.hooks.grad_ready(param)
+
+    def _kept(self, module: spec.Module) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+        """What forward leaves of a checkpointed block: (key, category, bytes) of its inputs."""
+        for item in module.body:
+            if isinstance(item, spec.Module):
+                yield from self._kept(item)
+            elif sizes := self._sizes(item.saved):
+                yield self._key(module, item, False), item.category, sizes
 
     def _sizes(self, saved: tuple[spec.Saved, ...]) -> tuple[int, ...]:
         sizes = self._known_sizes.get(id(saved))

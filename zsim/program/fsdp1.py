@@ -21,7 +21,7 @@ RESHARD_AFTER_FORWARD = ("FULL_SHARD", "HYBRID_SHARD")
 GATHERS_IN_FLIGHT = 2  # _limiter_utils.py _max_num_inflight_all_gathers
 
 
-class Fsdp1(Hooks):
+class Fsdp1(Hooks[Fsdp1Plan]):
     def __init__(self, model: ModelSpec, tree: Module, plan: Fsdp1Plan) -> None:
         self.model, self.tree, self.plan = model, tree, plan
         self.builder = Builder()

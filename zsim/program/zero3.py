@@ -41,7 +41,7 @@ def lower_zero3(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: W
     return Program(plan.world_size, rank.process_groups(), init, tuple(built))
 
 
-class Zero3(Hooks):
+class Zero3(Hooks[DeepSpeedPlan]):
     def __init__(self, builder: Builder, model: ModelSpec, tree: Module, plan: DeepSpeedPlan) -> None:
         self.builder, self.model, self.tree, self.plan = builder, model, tree, plan
         self.parameters = Parameters(builder, model, plan)

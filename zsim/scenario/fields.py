@@ -222,6 +222,7 @@ class CheckpointingField(Section):
     policy: Literal["none", "full", "selective"] = "full"
     every: Positive | None = Field(None, description="of every n-th block: 2 is the second, the fourth ...")
     blocks: list[Whole] | None = Field(None, description="of these blocks, the first being 0")
+    offload: bool = False  # the inputs of these blocks wait in host memory, as with Unsloth's checkpointer
 
 
 class ScenarioFields(Section):

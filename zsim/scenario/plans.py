@@ -30,6 +30,7 @@ def build_plan(
         "grad_accum": grad_accum,
         "grad_clip": fields.grad_clip or None,
         "optimizer": _optimizer(scenario),
+        "offload_activations": _offloads_activations(scenario),
         "omp_num_threads": threads,
         "load": fields.load or ("meta" if fields.implementation == "torchtitan" else "every_rank"),
     }
@@ -71,6 +72,13 @@ def _optimizer(scenario: Scenario) -> Optimizer:
     return Optimizer(**given)
 
 
+def _offloads_activations(scenario: Scenario) -> bool:
+    field = scenario.fields.checkpointing
+    if field.offload and field.policy != "full":
+        raise scenario.error(("checkpointing", "offload"), f"does not go with policy: {field.policy}", "policy: full")
+    return field.offload
+
+
 def _offloads(scenario: Scenario) -> bool:
     zero = scenario.fields.zero
     return bool(zero and zero.offload_optimizer and zero.offload_optimizer.device != "none")
@@ -94,9 +102,10 @@ def _deepspeed(scenario: Scenario, model: ModelSpec, common: dict[str, Any]) -> 
     stage = given.get("stage", 0)
     for side in ("offload_optimizer", "offload_param"):
         _offload(scenario, side, given, stage, version)
-    if given.get("offload_optimizer"):
-        if scenario.fields.optimizer.impl is None:
-            common["optimizer"] = dataclasses.replace(common["optimizer"], impl="cpu")
+    if given.get("offload_optimizer") and scenario.fields.optimizer.impl is None:
+        common["optimizer"] = dataclasses.replace(common["optimizer"], impl="cpu")
+    if given.get("offload_optimizer_ratio", 1.0) < 1 and common["optimizer"].impl != "cpu":
+        raise scenario.error(("optimizer", "impl"), "partial offload needs DeepSpeedCPUAdam, as DeepSpeed says", "cpu")
     ranks, hpz = common["world_size"], given.get("zero_hpz_partition_size", 1)
     if ranks % hpz:
         raise scenario.error(("zero", "zero_hpz_partition_size"), f"{hpz} does not divide the {ranks} ranks")
