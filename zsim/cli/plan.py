@@ -41,6 +41,7 @@ def plan(
 ) -> int:
     """Which sharding, micro-batch, checkpointing, offload and number of GPUs? Exit code 3 if nothing fits."""
     from zsim.sweep import advice, executors, planner
+    from zsim.sweep.choices import by_cost, by_time
 
     base, machines = _base(scenario, model, seq_len, cluster, set_), []
     machines = _machines(base, cluster, nodes)
@@ -52,20 +53,17 @@ def plan(
     count = workers or executors.usable_cores()
     with executors.local(count) as crew:
         found = planner.plan(base, usable, batch, crew.executor, count)
-    key = (
-        (lambda choice: (choice.step_s, choice.cost)) if by == "time" else (lambda choice: (choice.cost, choice.step_s))
-    )
-    winner = min(found.choices, key=key, default=None)
-    runner_up = found.runner_up(winner, key) if winner else None
+    key = by_time if by == "time" else by_cost
+    winner = found.winner(key)
     if json:
         from json import dumps
 
-        print(dumps(advice.to_dict(found, winner, runner_up) | {"global_batch": batch}))
+        print(dumps(advice.to_dict(found, key) | {"global_batch": batch}))
     else:
         from rich.console import Console
 
         console = Console(highlight=False, soft_wrap=True)
-        advice.render(found, winner, runner_up, console)
+        advice.render(found, key, console)
         for machine in machines:
             if machine not in usable:
                 console.print(f"not searched: {machine}, over which {batch} sequences do not divide")

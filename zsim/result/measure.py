@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from zsim import __version__
 from zsim.cluster.classes import rank_classes
+from zsim.cluster.spec import Device
 from zsim.cost.price import Price
 from zsim.cost.profile import Profile, load_profile
 from zsim.engine.simulator import run
@@ -16,6 +17,7 @@ from zsim.engine.timeline import Timeline
 from zsim.model.kernels import DTYPE_BYTES
 from zsim.plan.spec import AnyPlan, DeepSpeedPlan
 from zsim.program.ops import Program
+from zsim.program.serial import serial
 from zsim.result import bottleneck, flops, memory, textbook
 from zsim.result.breakdown import measure_time
 from zsim.result.critical_path import RankView
@@ -32,6 +34,8 @@ def timed(setup: Setup, program: Program, profile: Profile, *, fold: bool = True
     """
     begun = clock.perf_counter() if begun is None else begun
     cluster = setup.cluster if fold else setup.cluster.unfolded()
+    if cluster.devices[0].vendor == "CPU":
+        program = serial(program, setup.plan)
     timeline = run(program, rank_classes(cluster), Price(cluster, profile, setup.plan.omp_num_threads), fold=fold)
     return measure(setup=setup, program=program, timeline=timeline, profile=profile, begun=begun)
 
@@ -60,7 +64,7 @@ def measure(*, setup: Setup, program: Program, timeline: Timeline, profile: Prof
         host=memory.measure_host(views, cluster, gpu),
         textbook=textbook.of_plan(setup.plan, model.trainable_numel, _frozen_bytes(setup)),
         time=time,
-        throughput=_throughput(setup, device.peak_flops.get(setup.workload.dtype), time.step_s),
+        throughput=throughput(setup, device, time.step_s),
         bottleneck=bottleneck.find(slowest, cluster, device, profile),
         params=model.numel,
         trainable_params=model.trainable_numel,
@@ -83,8 +87,9 @@ def _frozen_bytes(setup: Setup) -> float:
     return sum(p.numel * DTYPE_BYTES[p.dtype or dtype] for p in setup.model.parameters if not p.trainable)
 
 
-def _throughput(setup: Setup, peak: float | None, step_s: float) -> Throughput:
-    plan = setup.plan
+def throughput(setup: Setup, device: Device, step_s: float) -> Throughput:
+    """Tokens per second and utilization of a `device` whose step takes `step_s`."""
+    plan, peak = setup.plan, device.peak_flops.get(setup.workload.dtype)
     model, hardware = (plan.grad_accum * each for each in flops.per_micro_batch(setup.tree))
     per_gpu = setup.workload.tokens * plan.grad_accum / step_s if step_s else 0.0
     return Throughput(

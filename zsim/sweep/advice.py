@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from zsim.sweep.planner import Choice, Plan
+from zsim.sweep.choices import MARGIN, By, Choice, Plan, by_time
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 GIB = 2**30
-TIGHT = 0.02  # of the GPU's memory
 
 
-def render(plan: Plan, winner: Choice | None, runner_up: Choice | None, console: Console) -> None:
+def render(plan: Plan, by: By, console: Console) -> None:
+    winner = plan.winner(by)
     if winner is None:
         console.print("NOTHING FITS: none of the setups that were searched.")
         if plan.nearest:
@@ -27,12 +27,15 @@ def render(plan: Plan, winner: Choice | None, runner_up: Choice | None, console:
     else:
         console.print(f"BEST: {winner.candidate.title}")
         console.print(f"  {_words(winner)}")
-        if _tight(winner):
-            console.print("  tight: a few hundred MiB more, and the allocator has to give blocks back or fails")
-        if runner_up is not None:
-            slower = runner_up.step_s / winner.step_s - 1
-            console.print(f"runner-up ({slower:+.1%} step time): {runner_up.candidate.title}")
-            console.print(f"  {_words(runner_up)}")
+        if winner.tight:
+            console.print(f"  tight: nothing that fits leaves {MARGIN:.0%} of the memory free")
+        _beside("runner-up", plan.runner_up(winner, by), winner, console)
+        _beside(
+            "faster, but tight" if by is by_time else "cheaper, but tight",
+            plan.better_but_tight(winner, by),
+            winner,
+            console,
+        )
         if len({choice.candidate.machine for choice in plan.choices}) > 1:
             _front(plan, console)
     console.print(f"searched {plan.candidates:,} setups:")
@@ -40,6 +43,12 @@ def render(plan: Plan, winner: Choice | None, runner_up: Choice | None, console:
         console.print(f"  {count:>6,} {reason}")
     for refusal, count in plan.refusals.most_common(3):
         console.print(f"         {count:,}x: {refusal}", markup=False)
+
+
+def _beside(what: str, choice: Choice | None, winner: Choice, console: Console) -> None:
+    if choice is not None:
+        console.print(f"{what} ({choice.step_s / winner.step_s - 1:+.1%} step time): {choice.candidate.title}")
+        console.print(f"  {_words(choice)}")
 
 
 def _words(choice: Choice) -> str:
@@ -57,11 +66,6 @@ def _dollars(choice: Choice) -> float:
     return choice.cost / choice.outcome["tokens_per_step"] * 1e9
 
 
-def _tight(choice: Choice) -> bool:
-    outcome = choice.outcome
-    return outcome["headroom_bytes"] < TIGHT * (outcome["headroom_bytes"] + outcome["needed_bytes"])
-
-
 def _front(plan: Plan, console: Console) -> None:
     """Time against cost."""
     priced = all(choice.candidate.machine.price is not None for choice in plan.choices)
@@ -75,12 +79,16 @@ def _front(plan: Plan, console: Console) -> None:
     console.print(table)
 
 
-def to_dict(plan: Plan, winner: Choice | None, runner_up: Choice | None) -> dict[str, Any]:
+def to_dict(plan: Plan, by: By) -> dict[str, Any]:
     """The same as plain JSON types."""
+    winner = plan.winner(by)
+    runner_up = winner and plan.runner_up(winner, by)
+    tight = winner and plan.better_but_tight(winner, by)
     return {
         "fits": winner is not None,
         "winner": winner and _as_dict(winner),
         "runner_up": runner_up and _as_dict(runner_up),
+        "better_but_tight": tight and _as_dict(tight),
         "pareto": [_as_dict(choice) for choice in plan.pareto],
         "candidates": plan.candidates,
         "searched": dict(plan.searched),
@@ -97,6 +105,7 @@ def _as_dict(choice: Choice) -> dict[str, Any]:
         "machine": str(candidate.machine),
         "gpus": candidate.machine.ranks,
         "settings": {".".join(map(str, path)): value for path, value in candidate.settings},
+        "tight": choice.tight,
         "gpu_hours_per_step": choice.gpu_hours,
         "dollars_per_1e9_tokens": None if candidate.machine.price is None else _dollars(choice),
         **{name: choice.outcome[name] for name in ("step_s", "tokens_per_s", "mfu", "headroom_bytes", "needed_bytes")},

@@ -10,7 +10,7 @@ from typing import Any
 from zsim.plan.document import Document
 from zsim.plan.spec import DeepSpeedPlan, Fsdp2Plan
 from zsim.scenario import Setup
-from zsim.sweep.planner import Choice
+from zsim.sweep.choices import Choice
 from zsim.sweep.probe import setup_of
 
 _FILES = (("model", "config"), ("cluster", "topology"))

@@ -6,93 +6,40 @@ Four rounds, each on what the one before left:
 2. Memory by micro-batch: for each way of checkpointing the largest that may fit, by bisection.
 3. The clock, from the largest micro-batch downwards while smaller ones are faster; the setups with the least lower
    bound first (`probe.least_seconds`), and none whose bound is as long as the best found so far.
-4. Bucket sizes and prefetching, where a setup came close to the best.
+4. Bucket sizes and prefetching of the best.
 
 Rounds 1 and 2 rest on memory rising with the micro-batch, round 3 on a step with more micro-steps taking at least
-their kernels longer. Stopping at the first slower micro-batch and tuning only what is close are judgements; both are
+their kernels longer. Stopping at the first slower micro-batch and tuning only the best are judgements; both are
 counted in the answer.
+
+A setup that leaves less than `MARGIN` of the memory free is tight: no simulation knows of everything that a run
+allocates. Tight setups are simulated and shown, but offered only if there are no others.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 from zsim.plan.document import Document
-from zsim.sweep.evaluate import Outcome, Task, evaluate
+from zsim.sweep.choices import INDISTINGUISHABLE, Choice, Plan, by_cost, by_time, untuned
+from zsim.sweep.evaluate import Outcome, Task
+from zsim.sweep.expression import field as field_of
+from zsim.sweep.glance import glance
 from zsim.sweep.probe import Least, Probe, least_seconds, probe_memory
 from zsim.sweep.space import CHECKPOINTING, Candidate, Machine, Strategy, candidates
-
-INDISTINGUISHABLE = 0.01  # a setup whose lower bound is within this of the best is not worth a clock
-CLOSE = 0.05  # setups this close to the best have their buckets tuned
 
 # Why candidates were not simulated.
 NO_MEMORY_AT_ALL = "lack memory even with micro-batch 1 and full checkpointing"
 BATCH_TOO_LARGE = "lack memory at their micro-batch and checkpointing"
 BOUND = "cannot be better: one micro-step and the kernels of the others take as long as the two best steps"
-KERNELS = "other bucket sizes of setups whose kernels alone take as long as the best step"
 SLOWER_SIDE = "micro-batches smaller than one that was already slower"
-NOT_CLOSE = f"other bucket sizes of setups more than {CLOSE:.0%} behind the best"
+NOT_BEST = "other bucket sizes of setups that are not the best"
+NO_GAIN = "other bucket sizes of the best, which promise less"
 REFUSED = "refused or not modeled"
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A simulated candidate. `dollars`: per step, None without prices; `gpu_hours` per step is always there."""
-
-    candidate: Candidate
-    outcome: Outcome
-
-    @property
-    def step_s(self) -> float:
-        return float(self.outcome["step_s"])
-
-    @property
-    def gpu_hours(self) -> float:
-        return self.step_s * self.candidate.machine.ranks / 3600
-
-    @property
-    def cost(self) -> float:
-        """Dollars per step, or GPU-hours where no machine has a price."""
-        return self.gpu_hours * (self.candidate.machine.price or 1.0)
-
-
-@dataclass(slots=True)
-class Plan:
-    """The answer. `searched` counts every candidate once: simulated, or why not."""
-
-    candidates: int = 0
-    searched: Counter[str] = field(default_factory=Counter)
-    choices: list[Choice] = field(default_factory=list)  # simulated and fitting
-    too_big: int = 0  # simulated, and the allocator ran out
-    nearest: tuple[int, Candidate] | None = None  # bytes missing, of what lacks least
-    refusals: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def fastest(self) -> Choice | None:
-        return min(self.choices, key=lambda choice: (choice.step_s, choice.cost), default=None)
-
-    @property
-    def cheapest(self) -> Choice | None:
-        return min(self.choices, key=lambda choice: (choice.cost, choice.step_s), default=None)
-
-    def runner_up(self, winner: Choice, by: Callable[[Choice], Any]) -> Choice | None:
-        """The best that differs from the winner in more than bucket sizes."""
-        own = replace(winner.candidate, tuning=0)
-        return min((c for c in self.choices if replace(c.candidate, tuning=0) != own), key=by, default=None)
-
-    @property
-    def pareto(self) -> list[Choice]:
-        """Those that no other one beats in both time and cost, the fastest first."""
-        front: list[Choice] = []
-        for choice in sorted(self.choices, key=lambda choice: (choice.step_s, choice.cost)):
-            if not front or choice.cost < front[-1].cost:
-                front.append(choice)
-        return front
 
 
 def plan(base: Document, machines: Sequence[Machine], global_batch: int, executor: Executor, workers: int) -> Plan:
@@ -141,8 +88,8 @@ class _Line:
 class _Search:
     def __init__(self, base: Document, executor: Executor, workers: int) -> None:
         self.base, self.executor, self.workers = base, executor, workers
-        self.answer = Plan()
-        self.kernels: dict[Candidate, float] = {}  # seconds, by candidate with tuning 0
+        self.answer = Plan(framework=field_of(base.data, ("framework",)))
+        self.simulated: dict[Candidate, dict[int, Choice | str]] = {}  # by candidate and tuning; a text: why not
 
     # Round 1 and 2: memory.
 
@@ -197,10 +144,10 @@ class _Search:
                     continue
                 line = min(waiting, key=lambda line: line.bound)
                 waiting.remove(line)
-                if self._hopeless(line.next, line.bound, places=2):  # who is second matters too
+                if self._hopeless(line.next, line.bound):
                     self._give_up(line, BOUND)
                 else:
-                    flying[self._submit(evaluate, line.next)] = line, line.next
+                    flying[self._submit(glance, line.next)] = line, line.next
             if not flying:
                 continue
             for future in wait(flying, return_when=FIRST_COMPLETED).done:
@@ -208,7 +155,6 @@ class _Search:
                 found = future.result()
                 if isinstance(found, Least):
                     line.bound = found.step
-                    self.kernels[replace(candidate, tuning=0)] = found.kernels
                     waiting.append(line)
                 elif self._again(line, candidate, found):
                     waiting.append(line)
@@ -217,20 +163,17 @@ class _Search:
 
     def _again(self, line: _Line, candidate: Candidate, outcome: Outcome) -> bool:
         """Take an outcome in; whether the same micro-batch is to be simulated again with less demanding buckets."""
-        fits = self._record(candidate, outcome)
-        usual, tunings = candidate.strategy.usual, len(candidate.strategy.tunings)
-        if not fits and line.tuning != 0 and outcome["status"] == "ok":
+        found = self._record(candidate, outcome)
+        choice = found if isinstance(found, Choice) else None
+        if line.tuning != 0 and found == BATCH_TOO_LARGE:
             line.tuning = 0
             return True
         line.left.pop()
-        if not fits:
-            # What was simulated of these is counted already.
-            self.answer.searched[BATCH_TOO_LARGE] += tunings - (1 if line.tuning == usual else 2)
-            line.tuning = usual
-        elif outcome["step_s"] > line.before:
-            self._give_up(line, SLOWER_SIDE)
-        else:
-            line.before = outcome["step_s"]
+        line.tuning = candidate.strategy.usual
+        if choice is not None:
+            if choice.step_s > line.before:
+                self._give_up(line, SLOWER_SIDE)
+            line.before = choice.step_s
         return False
 
     def _give_up(self, line: _Line, reason: str) -> None:
@@ -238,52 +181,67 @@ class _Search:
         line.left.clear()
 
     def tune(self) -> None:
-        """The other bucket sizes of the setups that are close to the best in time or in cost."""
-        near: list[Candidate] = []
-        for choice in list(self.answer.choices):
-            candidate = choice.candidate
-            # Where the usual buckets did not fit, they were tried before number 0.
-            tried = {candidate.tuning, candidate.strategy.usual if candidate.tuning == 0 else candidate.tuning}
-            others = [replace(candidate, tuning=t) for t in range(len(candidate.strategy.tunings)) if t not in tried]
-            if not self._close(choice):
-                self.answer.searched[NOT_CLOSE] += len(others)
-            elif self._hopeless(candidate, self.kernels[replace(candidate, tuning=0)]):
-                self.answer.searched[KERNELS] += len(others)
-            else:
-                near += others
-        for candidate, outcome in zip(near, self._map(evaluate, near), strict=True):
+        """Bucket sizes of the best, in time and in cost.
+
+        Each size by itself in a step with a single micro-step; then all those together that make it shorter, if that is
+        by more than 1 %.
+        """
+        best = {choice.candidate for by in (by_time, by_cost) if (choice := self.answer.best(by))}
+        asked = [[candidate, *_neighbours(candidate)] for candidate in best]
+        found = iter(self._map(least_seconds, [candidate for row in asked for candidate in row]))
+        promising = []
+        for candidate, *others in asked:
+            own = next(found).single
+            gains = {other: own - least.single for other, least in zip(others, found, strict=False)}
+            better = [other for other, gain in gains.items() if gain > 0]
+            if sum(gains[other] for other in better) > INDISTINGUISHABLE * own:
+                promising.append(_together(candidate, better))
+        new = [one for one in promising if one.tuning not in self.simulated[untuned(one)]]
+        for candidate, outcome in zip(new, self._map(glance, new), strict=True):
             self._record(candidate, outcome)
+        self._count_untuned({untuned(candidate) for candidate in best})
 
-    def _close(self, choice: Choice) -> bool:
-        fastest, cheapest = self.answer.fastest, self.answer.cheapest
-        assert fastest is not None
-        assert cheapest is not None
-        return choice.step_s <= fastest.step_s * (1 + CLOSE) or choice.cost <= cheapest.cost * (1 + CLOSE)
+    def _count_untuned(self, chosen: Container[Candidate]) -> None:
+        for candidate, simulated in self.simulated.items():
+            found = simulated.values()
+            if candidate in chosen:
+                reason = NO_GAIN
+            elif any(isinstance(one, Choice) for one in found):
+                reason = NOT_BEST
+            else:
+                reason = REFUSED if REFUSED in found else BATCH_TOO_LARGE
+            left = len(candidate.strategy.tunings) - len(simulated)
+            if left:
+                self.answer.searched[reason] += left
 
-    def _hopeless(self, candidate: Candidate, bound: float, places: int = 1) -> bool:
-        """Whether `places` choices that differ in more than buckets are as good in time and cost as it could be."""
+    def _hopeless(self, candidate: Candidate, bound: float) -> bool:
+        """Whether two choices (who is second matters too) are as good in time and cost as it could be."""
         best = Choice(candidate, {"step_s": bound * (1 + INDISTINGUISHABLE)})
-        better = (one for one in self.answer.choices if one.step_s <= best.step_s and one.cost <= best.cost)
-        return len({replace(one.candidate, tuning=0) for one in better}) >= places
+        roomy = (one for one in self.answer.choices if not one.tight)
+        better = (one for one in roomy if one.step_s <= best.step_s and one.cost <= best.cost)
+        return len({untuned(one.candidate) for one in better}) >= 2
 
-    def _record(self, candidate: Candidate, outcome: Outcome) -> bool:
+    def _record(self, candidate: Candidate, outcome: Outcome) -> Choice | str:
         answer = self.answer
+        found: Choice | str
         if outcome["status"] != "ok":
+            found = REFUSED
             answer.searched[REFUSED] += 1
             answer.refusals[str(outcome["error"]).strip().splitlines()[-1]] += 1
-            return False
-        if outcome["decided_by"] == "memory":
+        elif outcome["decided_by"] == "memory":
+            found = BATCH_TOO_LARGE
             answer.searched[BATCH_TOO_LARGE] += 1
-            return False
-        answer.searched["simulated"] += 1
-        if outcome["fits"]:
-            answer.choices.append(Choice(candidate, outcome))
-            return True
-        answer.too_big += 1
-        missing = -int(outcome["headroom_bytes"])
-        if missing > 0 and (answer.nearest is None or missing < answer.nearest[0]):
-            answer.nearest = missing, candidate
-        return False
+        else:
+            answer.searched["simulated"] += 1
+            found = Choice(candidate, outcome) if outcome["fits"] else BATCH_TOO_LARGE
+        if isinstance(found, Choice):
+            answer.choices.append(found)
+        elif found == BATCH_TOO_LARGE:
+            missing = -int(outcome["headroom_bytes"])
+            if missing > 0 and (answer.nearest is None or missing < answer.nearest[0]):
+                answer.nearest = missing, candidate
+        self.simulated.setdefault(untuned(candidate), {})[candidate.tuning] = found
+        return found
 
     # Workers.
 
@@ -295,6 +253,26 @@ class _Search:
 
     def _map_tasks(self, question: Callable[[Any], Any], tasks: Sequence[Any]) -> list[Any]:
         return [future.result() for future in [self.executor.submit(question, task) for task in tasks]]
+
+
+def _neighbours(candidate: Candidate) -> list[Candidate]:
+    """The candidates that differ in one bucket size."""
+    tunings = candidate.strategy.tunings
+    own = tunings[candidate.tuning]
+    return [
+        replace(candidate, tuning=number)
+        for number, tuning in enumerate(tunings)
+        if sum(a != b for a, b in zip(tuning, own, strict=True)) == 1
+    ]
+
+
+def _together(candidate: Candidate, neighbours: Sequence[Candidate]) -> Candidate:
+    """The candidate with the sizes in which its neighbours differ from it."""
+    tunings = candidate.strategy.tunings
+    own = tunings[candidate.tuning]
+    changed = [dict(tunings[other.tuning]) for other in neighbours]
+    wanted = {path: next((o[path] for o in changed if o[path] != value), value) for path, value in own}
+    return replace(candidate, tuning=[dict(tuning) for tuning in tunings].index(wanted))
 
 
 def largest(rows: Sequence[Sequence[Task]]) -> list[tuple[int, Probe | None]]:

@@ -47,29 +47,27 @@ def probe_memory(task: Task) -> Probe:
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """Lower bounds of a step, seconds. `kernels`: forward, backward and recomputation of all micro-steps back to back.
+    """Seconds of a step with a `single` micro-step, and a lower bound of the `step`: that, and the others' kernels.
 
-    `step`: a step with a single micro-step, and the kernels of the others; each further one runs its kernels on the
-    compute lane, whatever else it waits for.
+    Each further micro-step runs its kernels on the compute lane, whatever else it waits for.
     """
 
+    single: float
     step: float
-    kernels: float
 
 
 def least_seconds(task: Task) -> Least:
     """Both are 0 where the task is refused."""
     try:
         setup = setup_of(task)
-        plan = replace(setup.plan, grad_accum=1)
-        program = lower(setup.model, setup.tree, plan, setup.workload)
+        program = lower(setup.model, setup.tree, replace(setup.plan, grad_accum=1), setup.workload)
     except InputError:
         return Least(0.0, 0.0)
-    price = Price(setup.cluster, own_profile(setup), setup.plan.omp_num_threads)
+    price = price_of(setup)
     one_of_each = {device.name: rank for rank, device in enumerate(setup.cluster.devices)}.values()
     kernels = min(_kernels(setup.tree, price, rank) for rank in one_of_each)
-    step = step_seconds(program, setup, price) + (setup.plan.grad_accum - 1) * kernels
-    return Least(step, setup.plan.grad_accum * kernels)
+    single = step_seconds(program, setup, price)
+    return Least(single, single + (setup.plan.grad_accum - 1) * kernels)
 
 
 def step_seconds(program: Program, setup: Setup, price: Price) -> float:
@@ -89,6 +87,10 @@ def _kernels(module: Module, price: Price, rank: int) -> float:
             for kernels in (item.forward, item.backward, item.recompute):
                 seconds += price.compute_seconds(rank, Compute(kernels))
     return seconds
+
+
+def price_of(setup: Setup) -> Price:
+    return Price(setup.cluster, own_profile(setup), setup.plan.omp_num_threads)
 
 
 def setup_of(task: Task) -> Setup:

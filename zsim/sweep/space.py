@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -44,13 +44,22 @@ class Strategy:
     """How training is sharded.
 
     `tunings` are settings that shift little memory, the least demanding first; number `usual` is the frameworks' own or
-    what people mostly set.
+    what people mostly set. `rank`: the simpler, the lower.
     """
 
     name: str
     settings: tuple[Setting, ...]
     tunings: tuple[tuple[Setting, ...], ...] = ((),)
     usual: int = 0
+    rank: int = 0
+
+    @property
+    def framework(self) -> str:
+        return str(dict(self.settings)[("framework",)])
+
+    @property
+    def offloads(self) -> bool:
+        return any("offload" in str(path[-1]) for path, _ in self.settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +114,8 @@ def candidates(machine: Machine, global_batch: int) -> Iterator[Candidate]:
 
 
 def strategies(machine: Machine) -> Iterator[Strategy]:
-    yield from _deepspeed(machine)
-    yield from _fsdp2(machine)
+    for rank, strategy in enumerate((*_deepspeed(machine), *_fsdp2(machine))):
+        yield replace(strategy, rank=rank)
 
 
 def _deepspeed(machine: Machine) -> Iterator[Strategy]:

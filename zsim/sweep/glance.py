@@ -1,0 +1,111 @@
+"""What a planner asks of a setup: whether it fits, how much it leaves free, and how long its step takes.
+
+Of many micro-steps only a few are simulated. Those in the middle of a step issue the same; once two in a row have run
+the same, op by op, on every rank, each further one does, and only adds its own length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zsim.cluster.classes import rank_classes
+from zsim.engine.lanes import INFINITY, Rank
+from zsim.engine.records import timeline
+from zsim.engine.simulator import SAME, Simulation
+from zsim.program.lower import lower
+from zsim.result.critical_path import RankView
+from zsim.result.measure import throughput
+from zsim.result.memory import measure_gpu
+from zsim.result.need import need
+from zsim.scenario import Setup
+from zsim.sweep.evaluate import Outcome, Task, answered
+from zsim.sweep.probe import price_of, setup_of
+
+# Micro-steps simulated: the last two before the very last are compared. What the first one leaves behind, such as a
+# reduction that overlaps, may reach into the second.
+SHOWN = (4, 6)
+
+
+def glance(task: Task) -> Outcome:
+    """As `evaluate`, without the columns that say why the step takes so long."""
+    return answered(task, _glance)
+
+
+def _glance(task: Task) -> Outcome:
+    setup = setup_of(task)
+    accumulated = setup.plan.grad_accum
+    for shown in SHOWN:
+        if shown < accumulated:
+            few = replace(setup, plan=replace(setup.plan, grad_accum=shown))
+            found = _simulated(few, accumulated - shown)
+            if found is not None:
+                return found
+    found = _simulated(setup, 0)
+    assert found is not None
+    return found
+
+
+def _simulated(setup: Setup, more: int) -> Outcome | None:
+    """The outcome with `more` micro-steps in the middle than the setup says; None where these do not repeat."""
+    accumulated = setup.plan.grad_accum + more
+    tokens = setup.workload.tokens * accumulated * setup.plan.world_size
+    program = lower(setup.model, setup.tree, setup.plan, setup.workload)
+    least = need(program, setup.cluster)
+    if least.excluded:
+        return {
+            "fits": False,
+            "decided_by": "memory",
+            "tokens_per_step": tokens,
+            "needed_bytes": least.peak_allocated + least.framework,
+            "headroom_bytes": -least.missing,
+        }
+    simulation = Simulation(program, rank_classes(setup.cluster), price_of(setup))
+    simulation.run()
+    each = cycle(simulation, setup.plan.grad_accum - 2) if more else 0.0
+    if each is None:
+        return None
+    times = timeline(simulation)
+    views = [RankView(program, times, ranks[0]) for ranks in times.rank_classes]
+    gpu = measure_gpu(views, setup.cluster, program)
+    slowest = max(views, key=lambda view: view.steady.end_s - view.steady.start_s)
+    step_s = slowest.steady.end_s - slowest.steady.start_s + more * each
+    whole = replace(setup, plan=replace(setup.plan, grad_accum=accumulated))
+    speed = throughput(whole, setup.cluster.devices[slowest.rank], step_s)
+    return {
+        "fits": gpu.fits,
+        "decided_by": "clock",
+        "tokens_per_step": tokens,
+        "step_s": step_s,
+        "tokens_per_s": speed.tokens_per_s,
+        "mfu": speed.mfu,
+        "needed_bytes": gpu.nvidia_smi_bytes,
+        "headroom_bytes": gpu.headroom_bytes,
+    }
+
+
+def cycle(simulation: Simulation, micro: int) -> float | None:
+    """Seconds by which micro-step `micro` (from 0) of the steady step comes after the one before it.
+
+    None if the two are not the same.
+    """
+    step = simulation.steady
+    if step is None:
+        return None
+    lengths = [_shift(rank, step, micro) for rank in simulation.ranks]
+    longest = max((length for length in lengths if length is not None), default=0.0)
+    if any(length is None or longest - length > SAME * longest for length in lengths):
+        return None
+    return longest
+
+
+def _shift(rank: Rank, step: int, micro: int) -> float | None:
+    base, ops = rank.bases[step], rank.codes[step].ops
+    before, after = ([base + place for place, op in enumerate(ops) if op.micro == m] for m in (micro - 1, micro))
+    pairs = [(a, b) for a, b in zip(before, after, strict=False) if rank.end[a] < INFINITY]  # not those of the host
+    if len(before) != len(after) or not pairs:
+        return None
+    shift = rank.end[pairs[-1][1]] - rank.end[pairs[-1][0]]
+    for column in (rank.start, rank.end):
+        if any(abs(column[b] - column[a] - shift) > SAME * shift for a, b in pairs):
+            return None
+    return shift
