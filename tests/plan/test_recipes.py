@@ -376,11 +376,11 @@ def test_targets_that_depend_on_the_model_are_missing() -> None:
     ("kind", "data"),
     [
         ("axolotl", {"base_model": "m", "gradient_checkpointing": "offload"}),
-        ("LLaMA-Factory", {"model_name_or_path": "m", "stage": "sft", "use_unsloth_gc": True}),
+        ("llama_factory", {"model_name_or_path": "m", "stage": "sft", "use_unsloth_gc": True}),
     ],
 )
 def test_unsloths_checkpointing_offloads_the_inputs_of_blocks(kind: str, data: dict[str, Any]) -> None:
-    fields = said(read(detect.identify(parse_document(data)), data))
+    fields = said(read(kind, data))
     assert fields["checkpointing.offload"] is True
     assert "checkpointing" not in fields
 
@@ -388,4 +388,4 @@ def test_unsloths_checkpointing_offloads_the_inputs_of_blocks(kind: str, data: d
 def test_offload_of_every_saved_tensor_is_refused() -> None:
     data = {"base_model": "m", "gradient_checkpointing": "offload", "activation_offloading": True}
     with pytest.raises(NotModeled, match="every saved tensor"):
-        read(detect.identify(parse_document(data)), data)
+        read("axolotl", data)
