@@ -81,3 +81,14 @@ def test_side_by_side_names_what_differs(result):
     assert comparison.names == ("1: miniature", "2: miniature")
     text = printed(side_by_side.render, comparison)
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_full_gpu_is_not_said_to_have_room(result):
+    """A run that fits only because the allocator gave memory back: what it takes, and that it may fail as well."""
+    full = dataclasses.replace(result.gpu, allocator_retries=19, headroom_bytes=0, peak_allocated_bytes=70 << 30,
+                               peak_reserved_bytes=74 << 30)  # fmt: skip
+    text = " ".join(printed(terminal.render, dataclasses.replace(result, gpu=full)).split())
+    assert text.startswith("FITS, tight: miniature: takes all")
+    assert "4.0 of them to cache and fragments" in text
+    assert "back 19 times, which is slow" in text
+    assert "free per GPU" not in text[:200]

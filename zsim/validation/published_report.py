@@ -33,8 +33,9 @@ def section(folder: Path) -> Iterator[str]:
     yield from _record(_yaml(folder / "calibration.yaml"))
     yield from _order(known)
     yield from _parts(folder)
-    yield from _memory(predictions)
-    yield from _far(known, _yaml(folder / "explained.yaml"))
+    explained = _yaml(folder / "explained.yaml")
+    yield from _memory(predictions, explained)
+    yield from _far(known, explained)
     refused = [p for p in predictions if p.refused]
     yield f"\n{len(predictions) - len(refused)} of {len(predictions)} rows are predicted; refused:\n"
     yield from (f"- {p.row.get('id')}: {p.refused}" for p in refused)
@@ -156,7 +157,8 @@ def _parts(folder: Path) -> Iterator[str]:
     yield from (f"\n{source}" for source in dict.fromkeys(part.source for part in found))
 
 
-def _memory(predictions: Sequence[Prediction]) -> Iterator[str]:
+def _memory(predictions: Sequence[Prediction], explained: Mapping[str, str]) -> Iterator[str]:
+    """Scores, rows beyond FAR with their explanations (`explained`: under "memory ID"), readings not compared."""
     yield "\n### Peak memory\n"
     yield "| kind | rows | MAPE | median | worst | bias |\n|---|--:|--:|--:|--:|--:|"
     for kind in ("allocated", "reserved"):
@@ -164,6 +166,17 @@ def _memory(predictions: Sequence[Prediction]) -> Iterator[str]:
         if score:
             errors = f"{score.mape:.1f} | {score.median:.1f} | {score.worst:+.1f} | {score.bias:+.1f}"
             yield f"| {kind} | {score.rows} | {errors} |"
+    errors_of = [(p, kind, p.memory_error(kind) or 0.0) for p in predictions for kind in ("allocated", "reserved")]
+    yield f"\nRows beyond {FAR:g} %:\n"
+    for p, kind, error in sorted(errors_of, key=lambda found: -abs(found[2])):
+        if abs(error) > FAR:
+            why = explained.get(f"memory {p.row.id}", "not explained").strip()
+            yield f"- {p.row.id}, {kind}: {error:+.1f} %. {why}"
+    yield (
+        "\nReadings that contradict each other or their row, by the rules of `zsim/validation/readings.py`; not "
+        "compared:\n"
+    )
+    yield from (f"- {p.row.id}: {p.contradiction}" for p in predictions if p.contradiction)
     wrong = [p.row.id for p in predictions if p.step and not p.step.fits]
     yield f"\nCalled out of memory though they ran: {len(wrong)} of {sum(p.step is not None for p in predictions)}"
     yield from (f"- {row}" for row in wrong)

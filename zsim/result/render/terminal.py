@@ -86,9 +86,12 @@ def verdict(result: Result) -> str:
     gpu, host = result.gpu, result.host
     speed = f"{result.time.step_s:.3g} s/step, {result.throughput.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"
     if result.fits:
-        tight = ", tight" if gpu.allocator_retries else ""
+        if gpu.allocator_retries:
+            cached = (gpu.peak_reserved_bytes - gpu.peak_allocated_bytes) / GIB
+            taken = f"takes all {gpu.capacity_bytes / GIB:.1f} GiB per GPU, {cached:.1f} of them to cache and fragments"
+            return f"FITS, tight: {result.name}: {taken}; {speed}"
         free = f"{gpu.headroom_bytes / GIB:.1f} of {gpu.capacity_bytes / GIB:.1f} GiB free per GPU"
-        return f"FITS{tight}: {result.name}: {free}; {speed}"
+        return f"FITS: {result.name}: {free}; {speed}"
     missing = []
     if not gpu.fits:
         missing.append(
@@ -143,7 +146,10 @@ def _memory(result: Result, width: int, blocks: bool) -> Iterator[str]:
     if gpu.out_of_memory_at:
         yield f"Runs out at {gpu.out_of_memory_at}."
     if gpu.allocator_retries and gpu.fits:
-        yield f"To get through, the allocator gives cached memory back {gpu.allocator_retries} times, which is slow."
+        yield (
+            f"To get through, the allocator gives cached memory back {gpu.allocator_retries} times, which is slow. "
+            "Memory is predicted to a few percent: a run this full may fail as well."
+        )
     host = result.host
     if host.peak_bytes:
         parts = ", ".join(f"{name.replace('_', ' ')} {n / GIB:.1f}" for name, n in host.by_category.items())
