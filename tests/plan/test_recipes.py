@@ -385,6 +385,14 @@ def test_unsloths_checkpointing_offloads_the_inputs_of_blocks(kind: str, data: d
     assert "checkpointing" not in fields
 
 
+@pytest.mark.parametrize("name", ["load_in_8bit", "sequence_parallel_degree", "rl"])
+def test_true_is_not_the_harmless_one(name: str) -> None:
+    with pytest.raises(NotModeled):
+        read("axolotl", {"base_model": "m", "micro_batch_size": 1, name: True})
+    for harmless in (False, "", 1, None):
+        read("axolotl", {"base_model": "m", "micro_batch_size": 1, name: harmless})
+
+
 def test_offload_of_every_saved_tensor_is_refused() -> None:
     data = {"base_model": "m", "gradient_checkpointing": "offload", "activation_offloading": True}
     with pytest.raises(NotModeled, match="every saved tensor"):

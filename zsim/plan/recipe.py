@@ -73,7 +73,9 @@ class Recipe:
     def refuse(self, name: str, harmless: Iterable[Any], why: str) -> None:
         """NotModeled unless the key is absent or has a harmless value."""
         value = self.get(name)
-        if value is not None and value not in harmless:
+        # True equals 1, and is not the harmless 1 of a parallel degree
+        same = (value == other and isinstance(value, bool) == isinstance(other, bool) for other in harmless)
+        if value is not None and not any(same):
             raise self.document.error((name,), why, kind=NotModeled)
 
     def error(self, path: Path_, message: str, accepted: str | None = None) -> InputError:
