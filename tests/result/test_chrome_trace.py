@@ -40,6 +40,27 @@ def test_kernels_take_what_the_result_says(result, events):
     assert both == pytest.approx(result.time.compute_s + result.time.comm_s - result.time.overlapped_comm_s)
 
 
+@pytest.mark.parametrize("name", ["qwen7b_8x4090", "llama31_8b_512xh100_fsdp2"])
+def test_slices_of_a_thread_nest(name):
+    """Perfetto drops a slice that begins inside another one and ends after it. In its nanoseconds."""
+    import zsim
+
+    result = zsim.simulate(made.TOPOLOGIES.parent / "scenarios" / f"{name}.yaml")
+    threads = {}
+    for event in chrome_trace.trace(result, result.slowest)["traceEvents"]:
+        if event["ph"] == "X":
+            start = round(1e3 * event["ts"])
+            threads.setdefault((event["pid"], event["tid"]), []).append((start, -start - round(1e3 * event["dur"])))
+    assert len(threads) > 3
+    for slices in threads.values():
+        open_ends = []
+        for start, minus_end in sorted(slices):
+            while open_ends and open_ends[-1] <= start:
+                open_ends.pop()
+            assert not open_ends or -minus_end <= open_ends[-1]
+            open_ends.append(-minus_end)
+
+
 def test_every_kernel_has_its_launch(events):
     launches = {e["args"]["correlation"]: e for e in events if e.get("cat") == "cuda_runtime"}
     kernels = {e["args"]["correlation"]: e for e in events if e.get("cat") in ("kernel", "gpu_memcpy")}

@@ -67,6 +67,7 @@ def trace(result: Result, view: RankView) -> dict[str, Any]:
 def _events(result: Result, view: RankView) -> Iterator[Event]:
     yield from _names(view)
     records = [record for record in view.records if record.step >= view.steady.step]
+    records.sort(key=lambda record: (record.step, record.op.id))  # as the host issues them
     yield from _steps(records, view)
     previous = 0.0
     for correlation, record in enumerate(records, start=1):
@@ -75,7 +76,7 @@ def _events(result: Result, view: RankView) -> Iterator[Event]:
         else:
             yield from _launched(record, view.rank, correlation, previous)
             yield _on_gpu(record, view.rank, correlation, result)
-        previous = record.issued_s
+        previous = record.end_s if record.op.lane == HOST else record.issued_s
     yield from _memory(view)
 
 
@@ -184,9 +185,11 @@ def _about(record: OpRecord) -> Event:
 
 
 def _slice(category: str, name: str, pid: int, tid: int, start_s: float, end_s: float, args: Event) -> Event:
+    # Whole nanoseconds at both ends: Perfetto drops a slice that begins a rounding error before its predecessor ends.
+    start, end = round(1e9 * start_s), round(1e9 * end_s)
     return {
         "ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid,
-        "ts": start_s * 1e6, "dur": (end_s - start_s) * 1e6, "args": args,
+        "ts": start / 1e3, "dur": (end - start) / 1e3, "args": args,
     }  # fmt: skip
 
 
