@@ -27,7 +27,7 @@ LORA = {"r": 8, "targets": ["q_proj", "v_proj", "down_proj"]}
 
 
 def configurations() -> list[Config]:
-    return [*_ddp(), *_fsdp2(), *_fsdp1(), *_deepspeed(), *_deepspeed_corners()]
+    return [*_ddp(), *_fsdp2(), *_fsdp1(), *_deepspeed(), *_deepspeed_corners(), *_offload(), *_decay_groups()]
 
 
 def _make(engine: str, tag: str, world: int = 2, ga: int = 1, model: str = "llama", **settings: Any) -> Config:
@@ -217,4 +217,83 @@ def _deepspeed_corners() -> list[Config]:
         _zero("regather_ckpt", 3, ga=2, model="mixtral", zero=REGATHER, ckpt=True),
         _zero("low_rank", 3, zero=REGATHER, freeze=low_rank),
         _zero("frozen_ckpt", 3, ga=2, zero=REGATHER, freeze=["mlp", "norm"], ckpt=True),
+    ]
+
+
+def _offload() -> list[Config]:
+    """Optimizer, a part of it, and parameters on the CPU, where it meets other rules."""
+    on_cpu = {"device": "cpu", "pin_memory": False}
+    optimizer = SMALL_ZERO | {"offload_optimizer": on_cpu}
+    both = optimizer | {"offload_param": on_cpu}
+    regather = REGATHER | {"offload_optimizer": on_cpu, "offload_param": on_cpu}
+    parts = {"sub_group_size": 300000}
+    # the optimizer that partial offload asks for
+    cpu_adam = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "zero_force_ds_cpu_optimizer": True}
+    half = SMALL_ZERO | parts | {"offload_optimizer": on_cpu | {"ratio": 0.5}}
+    fp32_sum = {"data_types": {"grad_accum_dtype": "fp32"}}
+    return [
+        *[_zero("offload_overlap", stage, ga=2, zero=optimizer | {"overlap_comm": True}) for stage in (1, 2)],
+        *[_zero("offload_noclip", stage, zero=optimizer, clip=0.0) for stage in (2, 3)],
+        *[_zero("offload_accfp32", stage, ga=2, zero=optimizer, extra=fp32_sum) for stage in (1, 2, 3)],
+        _zero("offload_owners", 2, zero=optimizer | {"use_multi_rank_bucket_allreduce": False}),
+        _zero("offload", 2, 4, zero=optimizer),
+        _zero("offload", 3, 4, zero=optimizer),
+        _zero("offload_subgroups", 3, zero=optimizer | parts),
+        _zero("offload_half", 3, zero=half, extra=cpu_adam),
+        _zero("offload_half", 3, ga=2, zero=half, extra=cpu_adam),
+        _zero("offload_both", 3, ga=2, zero=both),
+        _zero("offload_both_zeroinit", 3, zero=both, zero_init=True),
+        _zero("offload_both_regather_ckpt", 3, ga=2, zero=regather, ckpt=True),
+        _zero("offload_lora", 3, zero=both, lora=LORA),
+        _make("fsdp2", "cpuoffload_nosync", ga=2, fsdp={"offload": True, "sync_only_last": True}),
+        _make("fsdp2", "cpuoffload_sync", ga=2, fsdp={"offload": True}),
+        _make("fsdp2", "cpuoffload_alone", 1, fsdp={"offload": True}),
+        _make("fsdp2", "cpuoffload_hsdp2x2", 4, fsdp={"offload": True, "mesh": [2, 2]}),
+        _make("fsdp2", "cpuoffload_bf16_noclip", clip=False, fsdp={"offload": True, "reduce_dtype": "bfloat16"}),
+        _make("fsdp1", "cpuoffload", fsdp={"offload": True}),
+        _make("fsdp1", "cpuoffload_nosync", ga=2, fsdp={"offload": True, "no_sync": True}),
+    ]
+
+
+def _decay_groups() -> list[Config]:
+    """Two parameter groups, as the Trainer makes them: without weight decay are norms and biases."""
+    tiny = SMALL_ZERO | {"reduce_bucket_size": 40000}
+    fp32_sum = {"data_types": {"grad_accum_dtype": "fp32"}}
+    offload = SMALL_ZERO | {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
+    found = [_zero("groups", stage, model="qwen2", zero=SMALL_ZERO, decay_groups=True) for stage in (0, 1, 2, 3)]
+    found += [_zero("groups_fp32", stage, zero=SMALL_ZERO, precision="fp32", decay_groups=True) for stage in (0, 1, 3)]
+    return [
+        *found,
+        _zero("groups_overlap", 1, ga=2, zero=SMALL_ZERO | {"overlap_comm": True}, decay_groups=True),
+        _zero(
+            "groups_owners",
+            2,
+            3,
+            model="gpt2",
+            zero=tiny | {"use_multi_rank_bucket_allreduce": False},
+            decay_groups=True,
+        ),
+        _zero(
+            "groups_roundrobin",
+            2,
+            3,
+            ga=2,
+            model="qwen2",
+            zero=tiny | {"round_robin_gradients": True, "use_multi_rank_bucket_allreduce": False},
+            decay_groups=True,
+        ),
+        _zero("groups_accfp32", 1, ga=2, zero=SMALL_ZERO, extra=fp32_sum, decay_groups=True),
+        _zero("groups_frozen", 2, zero=SMALL_ZERO, freeze=["layers.0.", "model.norm"], decay_groups=True),
+        _zero(
+            "groups_accfp32",
+            2,
+            3,
+            ga=2,
+            model="qwen2",
+            zero=tiny | {"use_multi_rank_bucket_allreduce": False},
+            extra=fp32_sum,
+            decay_groups=True,
+        ),
+        _zero("groups_offload", 2, ga=2, model="qwen2", zero=offload, decay_groups=True),
+        _zero("groups_offload", 3, ga=2, zero=offload | {"sub_group_size": 400000}, decay_groups=True),
     ]

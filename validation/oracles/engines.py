@@ -181,6 +181,7 @@ def run_fsdp1(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
         if settings.get("offload"):
             arguments["cpu_offload"] = CPUOffload(offload_params=True)
             torch.Tensor.pin_memory = lambda tensor, *arguments: tensor  # type: ignore[method-assign]
+            torch.cpu.Stream.synchronize = lambda stream: None  # type: ignore[attr-defined]
         prefetch = settings.get("backward_prefetch", "BACKWARD_PRE")
         wrapped = FullyShardedDataParallel(
             model,
