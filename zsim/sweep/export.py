@@ -54,10 +54,11 @@ def _inputs(store: Store) -> list[str]:
 def _csv(store: Store, path: Path) -> int:
     count = 0
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*_inputs(store), *COLUMNS, *_EXTRA], lineterminator="\n")
-        writer.writeheader()
+        names = [*_inputs(store), *COLUMNS, *_EXTRA]
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(names)
         for record in records(store):
-            writer.writerow(record)
+            writer.writerow(map(record.get, names))
             count += 1
     return count
 
@@ -78,11 +79,11 @@ def _parquet(store: Store, path: Path) -> int:
     count = 0
     with pq.ParquetWriter(path, schema) as writer:
         for batch in _batches(records(store)):
-            rows = [{**record, "fits": None if record["fits"] is None else bool(record["fits"])} for record in batch]
-            for row in rows:
-                row.update({name: _text(row.get(name)) for name in names})
-            writer.write_table(pa.Table.from_pylist(rows, schema))
-            count += len(rows)
+            columns = {name: [_text(record.get(name)) for record in batch] for name in names}
+            columns |= {name: [record[name] for record in batch] for name in (*COLUMNS, *_EXTRA)}
+            columns["fits"] = [None if fits is None else bool(fits) for fits in columns["fits"]]
+            writer.write_table(pa.table(columns, schema))
+            count += len(batch)
     return count
 
 

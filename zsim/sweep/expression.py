@@ -137,11 +137,11 @@ def field(data: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     """The value of a dotted path; None where it is not set. A section with a shorthand stands for that value."""
     value: Any = data
     for depth, part in enumerate(path):
-        if not isinstance(value, Mapping):
+        if not isinstance(value, dict):
             shorthand = _shorthand(path[:depth])
             value = {shorthand: value} if shorthand else {}
         value = value.get(part)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         value = value.get(_shorthand(path), value)
     return _number(value)
 

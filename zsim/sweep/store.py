@@ -23,12 +23,13 @@ from zsim.errors import InputError
 from zsim.sweep.evaluate import COLUMNS, Outcome
 
 SILENT_S = 60.0  # an owner on another machine that has not been heard of for so long is gone
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS scenarios (
   key BLOB PRIMARY KEY, inputs TEXT NOT NULL, sources TEXT NOT NULL, zsim TEXT NOT NULL, engine TEXT NOT NULL,
   {", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())}, wall_s REAL, finished_at REAL
 ) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS statuses ON scenarios (key, status);
 CREATE TABLE IF NOT EXISTS members (
   sweep BLOB NOT NULL, position INTEGER NOT NULL, key BLOB NOT NULL, PRIMARY KEY (sweep, position)
 ) WITHOUT ROWID;
@@ -99,9 +100,10 @@ class Store:
         """Of a few hundred entries, those whose outcome is there; all become members of the sweep."""
         with self.transaction():
             rows = [(self.sweep, entry.position, entry.key) for entry in entries]
-            self.db.executemany("INSERT OR REPLACE INTO members VALUES (?, ?, ?)", rows)
+            self.db.executemany(_MEMBER, rows)
         marks = ",".join("?" * len(entries))
-        query = f"SELECT key FROM scenarios WHERE key IN ({marks}) AND status != 'failed'"
+        # The index alone: rows are a hundred times as long as their keys.
+        query = f"SELECT key FROM scenarios INDEXED BY statuses WHERE key IN ({marks}) AND status != 'failed'"
         return {key for (key,) in self.db.execute(query, [entry.key for entry in entries])}
 
     def claim(self, key: bytes) -> str:
@@ -192,6 +194,9 @@ class Store:
         return self.db.execute("SELECT sweep, count(*) FROM members GROUP BY sweep").fetchall()
 
 
+# A file that scenarios name may have changed, and their keys with it; what is there already is not written again.
+_MEMBER = """INSERT INTO members VALUES (?, ?, ?)
+             ON CONFLICT DO UPDATE SET key = excluded.key WHERE key != excluded.key"""
 _JOIN = "FROM members JOIN scenarios USING (key) WHERE sweep = ?"
 
 
