@@ -212,6 +212,40 @@ def _deadly(task):  # type: ignore[no-untyped-def]
     return evaluate(task)
 
 
+class Poisoned(Executor):
+    """Loses every call that holds a scenario with micro_batch 3, as Dask does after three dead workers."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def submit(self, function, /, question, tasks):  # type: ignore[no-untyped-def,override]
+        self.sizes.append(len(tasks))
+        future: Future = Future()
+        if any(task.data["micro_batch"] == 3 for task in tasks):
+            future.set_exception(RuntimeError("gone"))
+        else:
+            future.set_result(function(question, tasks))
+        return future
+
+
+def test_of_many_in_one_call_only_the_deadly_one_is_lost(scenario: Path, tmp_path: Path) -> None:
+    executor = Poisoned()
+
+    @contextmanager
+    def hire() -> Iterator[Crew]:
+        yield Crew(executor, 1, 60.0)
+
+    sweep = from_options([scenario], ["micro_batch=1..5", "seq_len=128,256"])
+    with Store(tmp_path / "s.db", sweep_id(sweep)) as store:
+        tally = run(sweep, store, hire)
+        assert (tally.computed, tally.failed) == (10, 2)
+        assert [error for _, error, _ in store.errors()] == ["RuntimeError: gone"]
+        failed = [inputs for inputs, status in store.rows(("inputs", "status")) if status == "failed"]
+    assert len(failed) == 2
+    assert all('"micro_batch":3' in inputs for inputs in failed)
+    assert max(executor.sizes) > 2
+
+
 def test_export(expected: tuple[Path, Table], tmp_path: Path) -> None:
     import pandas as pd
 

@@ -16,15 +16,21 @@ from typing import Any
 
 from zsim.errors import InputError
 
+DASK_CALL_S = 0.25  # its scheduler takes some 5 ms for a call, in the process that writes the store
 COLLECT_AFTER = 1_000_000  # objects made and not released
 
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """An executor and how many scenarios it should have at once, so that no worker waits for the next."""
+    """An executor, and how much it should have at once, so that no worker waits for the next.
+
+    `window`: calls in flight. `call_s`: seconds of work that go into one call, where a call by itself costs
+    milliseconds; 0: a scenario each.
+    """
 
     executor: Executor
     window: int
+    call_s: float = 0.0
 
 
 @contextmanager
@@ -65,27 +71,28 @@ def dask(address: str, workers: int | None = None) -> Iterator[Crew]:
 
 def _crew_of(client: object) -> Crew:
     # Workers that join later get it too.
-    client.register_plugin(_no_profiler(), name="zsim-no-profiler")  # type: ignore[attr-defined]
+    client.register_plugin(_preparation(), name="zsim")  # type: ignore[attr-defined]
     cores = sum(client.ncores().values())  # type: ignore[attr-defined]
-    return Crew(client.get_executor(pure=False), 4 * max(cores, 1))  # type: ignore[attr-defined]
+    return Crew(client.get_executor(pure=False), 3 * max(cores, 1), DASK_CALL_S)  # type: ignore[attr-defined]
 
 
-def _no_profiler() -> object:
-    """Stops Dask's statistical profiler on a worker, for as long as the worker lives.
+def _preparation() -> object:
+    """Readies a Dask worker, and stops its statistical profiler for as long as it lives.
 
     The profiler holds the frames it samples, and their local variables with them, so that a tensor of
     `zsim.model.tape` may outlive its last use. `zsim.model.undisturbed` then runs the model again: right, but slow.
     """
     from distributed import WorkerPlugin
 
-    class NoProfiler(WorkerPlugin):
+    class Preparation(WorkerPlugin):
         def setup(self, worker: Any) -> None:
+            _prepare()
             for name in ("profile", "profile-cycle"):  # distributed/worker.py, Worker.__init__
                 callback = worker.periodic_callbacks.pop(name, None)
                 if callback is not None:
                     callback.stop()
 
-    return NoProfiler()
+    return Preparation()
 
 
 def usable_cores() -> int:
@@ -99,6 +106,10 @@ def _warm_up() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_die_with, args=(parent.sentinel,), daemon=True).start()
+    _prepare()
+
+
+def _prepare() -> None:
     import_module("zsim.api")
     # A scenario makes some 1e5 objects that live as long as it does; searching them for garbage costs a fifth of it.
     gc.freeze()

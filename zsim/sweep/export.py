@@ -79,7 +79,7 @@ def _parquet(store: Store, path: Path) -> int:
     count = 0
     with pq.ParquetWriter(path, schema) as writer:
         for batch in _batches(records(store)):
-            columns = {name: [_text(record.get(name)) for record in batch] for name in names}
+            columns: dict[str, list[Any]] = {name: [_text(record.get(name)) for record in batch] for name in names}
             columns |= {name: [record[name] for record in batch] for name in (*COLUMNS, *_EXTRA)}
             columns["fits"] = [None if fits is None else bool(fits) for fits in columns["fits"]]
             writer.write_table(pa.table(columns, schema))

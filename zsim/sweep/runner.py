@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from zsim.sweep.evaluate import COLUMNS, Outcome, Task, evaluate
+from zsim.sweep.evaluate import COLUMNS, Outcome, Task, each, evaluate
 from zsim.sweep.executors import Crew
 from zsim.sweep.grid import Case, Sweep
 from zsim.sweep.identity import Identity, engine_digest
 from zsim.sweep.store import Entry, Store
 
 CHUNK = 256  # cases looked up in the store at once
+MOST_AT_ONCE = 64  # scenarios in one call: what a killed sweep loses at most per worker
 POLL_S = 0.2
 BEAT_S = 5.0
 
@@ -90,29 +91,32 @@ class _Run:
     ) -> None:
         self.store, self.hire, self.report, self.memory_only = store, hire, report, memory_only
         self.tally = Tally()
-        self.flying: dict[Future[Outcome], Job] = {}
+        self.flying: dict[Future[list[Outcome]], list[Job]] = {}
+        self.next: list[Job] = []  # what the next call will take along
+        self.pace = Pace()
         self.others: list[Job] = []  # claimed by another process
         self.suspects: list[Job] = []  # in flight when the executor broke
         self.beaten = time.monotonic()
 
     def go(self, jobs: Iterator[Job]) -> Tally:
         wanted = self._wanted(jobs)
-        job = next(wanted, None)
-        if job is None:
+        first = next(wanted, None)
+        if first is None:
             return self.tally
-        while job is not None or self.suspects:  # until an executor has lived through
+        wanted, lived_through = itertools.chain([first], wanted), False
+        while not lived_through or self.suspects:
             with self.hire() as crew:
                 try:
                     self._try_suspects(crew)
-                    while job is not None:
-                        self._make_room(crew.window)
+                    for job in wanted:
                         self._start(crew, job)
-                        job = next(wanted, None)
-                    self._make_room(1)
+                    self._finish(crew)
                     self._wait_for_others(crew)
+                    lived_through = True
                 except BrokenExecutor:
-                    self.suspects += self.flying.values()
+                    self.suspects += [job for jobs in self.flying.values() for job in jobs] + self.next
                     self.flying.clear()
+                    self.next.clear()
         return self.tally
 
     def _wanted(self, jobs: Iterator[Job]) -> Iterator[Job]:
@@ -129,7 +133,9 @@ class _Run:
     def _start(self, crew: Crew, job: Job) -> None:
         claim = self.store.claim(job[0].key)
         if claim == "mine":
-            self._submit(crew, job)
+            self.next.append(job)
+            if len(self.next) >= self.pace.scenarios(crew.call_s):
+                self._send(crew)
         elif claim == "others":
             self.others.append(job)
             if len(self.others) > CHUNK:
@@ -137,28 +143,42 @@ class _Run:
         else:
             self._pass_over()
 
-    def _submit(self, crew: Crew, job: Job) -> None:
-        try:
-            self.flying[crew.executor.submit(evaluate, task_of(job[1], self.memory_only))] = job
-        except BrokenExecutor:
-            self.suspects.append(job)
-            raise
+    def _send(self, crew: Crew) -> None:
+        """What has been collected, as one call."""
+        if self.next:
+            self._make_room(crew, crew.window)
+            self._submit(crew, self.next)
+            self.next = []
 
-    def _make_room(self, window: int) -> None:
-        """Write what is finished, until less than `window` scenarios are in flight."""
+    def _submit(self, crew: Crew, jobs: list[Job]) -> None:
+        tasks = [task_of(case, self.memory_only) for _, case in jobs]
+        self.flying[crew.executor.submit(each, evaluate, tasks)] = jobs
+
+    def _finish(self, crew: Crew) -> None:
+        self._send(crew)
+        self._make_room(crew, 1)
+
+    def _make_room(self, crew: Crew, window: int) -> None:
+        """Write what is finished, until less than `window` calls are in flight."""
         while len(self.flying) >= window:
             done, _ = wait(self.flying, timeout=BEAT_S, return_when=FIRST_COMPLETED)
             broken: BrokenExecutor | None = None
-            finished = []
+            finished: list[tuple[Job, Outcome]] = []
             for future in done:
+                jobs = self.flying[future]
                 try:
-                    outcome = future.result()
+                    outcomes = future.result()
                 except BrokenExecutor as error:
                     broken = error
                     continue
                 except (Exception, CancelledError) as error:  # of the executor; `evaluate` keeps a scenario's own
-                    outcome = lost(f"{type(error).__name__}: {error}")
-                finished.append((self.flying.pop(future), outcome))
+                    if len(jobs) > 1:  # one of them is to blame; alone, it will be known
+                        del self.flying[future]
+                        for job in jobs:
+                            self._submit(crew, [job])
+                        continue
+                    outcomes = [lost(f"{type(error).__name__}: {error}")]
+                finished += zip(self.flying.pop(future), outcomes, strict=True)
             self._write(finished)
             if broken:
                 raise broken
@@ -171,6 +191,7 @@ class _Run:
             self.store.beat()
             self.beaten = time.monotonic()
         for _, outcome in finished:
+            self.pace.saw(outcome)
             self.tally.passed += 1
             self.tally.computed += 1
             self.tally.refused += outcome["status"] == "refused"
@@ -182,8 +203,8 @@ class _Run:
         while self.suspects:
             job = self.suspects.pop()
             try:
-                self._submit(crew, job)
-                self._make_room(1)
+                self._submit(crew, [job])
+                self._make_room(crew, 1)
             except BrokenExecutor:
                 self.flying.clear()
                 self.suspects = [other for other in self.suspects if other is not job]
@@ -208,11 +229,25 @@ class _Run:
             self.store.release_dead()
             waiting, self.others = self.others, []
             for job in waiting:
-                self._make_room(crew.window)
                 self._start(crew, job)
-            self._make_room(1)
+            self._finish(crew)
             if self.others:
                 time.sleep(POLL_S)
+
+
+class Pace:
+    """How long a scenario takes, by those seen last."""
+
+    def __init__(self) -> None:
+        self.wall_s: float | None = None
+
+    def saw(self, outcome: Outcome) -> None:
+        if outcome["wall_s"] is not None:
+            self.wall_s = outcome["wall_s"] if self.wall_s is None else 0.9 * self.wall_s + 0.1 * outcome["wall_s"]
+
+    def scenarios(self, seconds: float) -> int:
+        """How many come to so many seconds: at least one, and one as long as nothing is known."""
+        return 1 if self.wall_s is None else max(1, min(MOST_AT_ONCE, int(seconds / max(self.wall_s, 1e-6))))
 
 
 def lost(error: str) -> Outcome:
