@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from zsim.plan.spec import Fsdp1Plan
 from zsim.validation import titan_history
 from zsim.validation.evidence import setup_of
 from zsim.validation.published import Prediction, predict
@@ -147,3 +148,14 @@ def test_readings_that_agree_are_compared_however_far_off(rows):
     error = predicted(doubled).memory_error("allocated")
     assert error is not None
     assert error < -40
+
+
+def test_torchtitan_before_fsdp2(rows):
+    """Pull request 165 compares with FSDP1: 52.98 % of 95.04 GiB active, 67.23 % reserved."""
+    row = changed(
+        rows["tt-pr165-fsdp2-sac"], framework="torchtitan/torchtrain FSDP1", peak_mem_gib_allocated="50.35",
+        peak_mem_gib_reserved="63.90",
+    )  # fmt: skip
+    assert isinstance(setup_of(row).plan, Fsdp1Plan)
+    errors = [predicted(row).memory_error(kind) for kind in ("allocated", "reserved")]
+    assert all(error is not None and abs(error) <= 5 for error in errors)

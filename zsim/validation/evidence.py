@@ -309,7 +309,7 @@ def _plan(row: Row, cluster: Cluster) -> AnyPlan:
     if strategy not in ("fsdp-full", "fsdp-grad-op", "hsdp"):
         raise NotModeled(f"strategy {strategy!r}", row.file, row.line, "strategy")
     mesh = (cluster.nodes, cluster.gpus_per_node) if strategy == "hsdp" else None
-    if "torchtitan" in framework or "FSDP2" in framework:
+    if "FSDP1" not in framework and ("torchtitan" in framework or "FSDP2" in framework):
         return Fsdp2Plan(
             **common,
             reshard_after_forward=strategy == "fsdp-full",
