@@ -18,7 +18,7 @@ from zsim.errors import InputError, NotModeled
 from zsim.model.huggingface import from_config
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.model.trace import trace
-from zsim.plan.spec import DeepSpeedPlan
+from zsim.plan.spec import DeepSpeedPlan, Optimizer
 from zsim.program.lower import lower
 from zsim.program.ops import (
     ALL_GATHER,
@@ -368,3 +368,20 @@ def test_frozen_parameters_have_no_states():
         part = sum(ceil(n / 2) for n in trained) if stage == 3 else ceil(sum(trained) / 4) * 2
         assert states["master_weights"] == 4 * part
         assert states["parameters"] >= 2 * model.numel // (2 if stage == 3 else 1)
+
+
+def test_a_group_without_weight_decay_is_a_flat_buffer_of_its_own() -> None:
+    """Recordings (ds_*_groups_*) hold the order of all calls; here what the second group adds."""
+    model, workload = from_config(CONFIG, "small"), Workload(1, 16)
+    norms = sum(parameter.numel for parameter in model.parameters if "norm" in parameter.name)
+
+    def gathers(split: bool) -> list[int]:
+        plan = DeepSpeedPlan(world_size=4, stage=2, optimizer=Optimizer(decay_groups=split))
+        program = lower(model, trace(model, workload), plan, workload, steps=2)
+        works = [item.op.work for item in program.steps[1] if isinstance(item, Launch)]
+        return [work.in_numel for work in works if isinstance(work, Collective) and work.kind == "all_gather"]
+
+    (whole,) = gathers(split=False)
+    matrices, vectors = gathers(split=True)
+    assert matrices + vectors == whole
+    assert vectors == norms // 4

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from validation.oracles import models
+from validation.oracles import aio, models
 from validation.oracles.recorder import Recorder
 from validation.oracles.storage import StorageTracker
 
@@ -210,6 +210,10 @@ def run_deepspeed(config: Config, rank: int, world: int, recorder: Watcher) -> R
 
     settings = json.loads(json.dumps(config["ds"]))  # deepspeed changes it
     accumulation = settings["gradient_accumulation_steps"]
+    for section in ("offload_optimizer", "offload_param"):
+        if settings["zero_optimization"].get(section, {}).get("device") == "nvme":
+            settings["zero_optimization"][section]["nvme_path"] = config["folder"]
+            aio.install()
     # It has no CPU kernel; on GPUs it only defers the reuse of memory.
     torch.Tensor.record_stream = lambda *arguments: None  # type: ignore[method-assign]
     with recorder:

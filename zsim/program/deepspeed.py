@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 from zsim.errors import InputError, NotModeled
@@ -68,6 +69,26 @@ def frozen_bytes(model: ModelSpec, dtype: str) -> int:
 
 def trainable(model: ModelSpec) -> list[int]:
     return [index for index, parameter in enumerate(model.parameters) if parameter.trainable]
+
+
+def parameter_groups(model: ModelSpec, plan: DeepSpeedPlan) -> list[list[int]]:
+    """The optimizer's parameter groups, each in the order of parameters.
+
+    Without `decay_groups` one; with it two as the Trainer makes them (transformers 5.24 trainer.py,
+    get_decay_parameter_names): biases and the weights of norms, which do not decay, are the second.
+    """
+    params = trainable(model)
+    if not plan.optimizer.decay_groups:
+        return [params]
+    plain = [p for p in params if _NO_DECAY.search(model.parameters[p].name.lower()) or _is_layer_norm(model, p)]
+    return [group for group in ([p for p in params if p not in set(plain)], plain) if group]
+
+
+_NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+
+
+def _is_layer_norm(model: ModelSpec, param: int) -> bool:
+    return model.parameters[param].module_class == "LayerNorm"
 
 
 def in_backward(tree: Module) -> set[str]:

@@ -267,7 +267,8 @@ class Zero12OnCpu:
         if plan.dtype == "float16" or (plan.dtype == "bfloat16" and plan.check_grad_overflow):
             builder.host_wait(collective(builder, COMPUTE, "all_reduce", "uint8", 1, 1, "optimizer", "overflow"))
         # complete_grad_norm_calculation_for_cpu_offload: .item() of one norm after another
-        builder.host_wait(collective(builder, COMPUTE, "all_reduce", "float32", 1, 1, "optimizer", "grad norm"))
+        for _ in self.partitions.groups:
+            builder.host_wait(collective(builder, COMPUTE, "all_reduce", "float32", 1, 1, "optimizer", "grad norm"))
         for index, group in enumerate(self.partitions.groups):
             self._update(index, group.size, first)
 

@@ -1,4 +1,4 @@
-"""The flat parameter buffer of DeepSpeed stages 1 and 2 and its partitions (0.19.8, stage_1_and_2.py)."""
+"""The flat parameter buffers of DeepSpeed stages 1 and 2 and their partitions (0.19.8, stage_1_and_2.py)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from zsim.plan.spec import DeepSpeedPlan
 
 
 @dataclass(frozen=True)
-class Partitions:
-    """The flat buffer: parameters in `order`, padded at its end and cut into `world` partitions of `size` elements."""
+class Flat:
+    """A group's flat buffer: parameters in `order`, padded at the end, in `world` partitions of `size` elements."""
 
     order: tuple[int, ...]
     numel: Sequence[int]
@@ -42,19 +42,8 @@ class Partitions:
             start = stop
 
     @cached_property
-    def fullest(self) -> dict[int, int]:
-        """Parameters of the partition that touches the most elements -> elements inside it.
-
-        Ranks differ only in this: a parameter that crosses a boundary is kept whole on both sides.
-        """
-        return self._touched[self.fullest_rank]
-
-    @cached_property
-    def fullest_rank(self) -> int:
-        return max(range(self.world), key=lambda rank: sum(self.numel[param] for param in self._touched[rank]))
-
-    @cached_property
-    def _touched(self) -> list[dict[int, int]]:
+    def touched(self) -> list[dict[int, int]]:
+        """Per partition: its parameters -> elements of them inside it."""
         touched: list[dict[int, int]] = [{} for _ in range(self.world)]
         for param in self.order:
             for owner, elements in self.slices(param):
@@ -62,9 +51,53 @@ class Partitions:
         return touched
 
 
-def partition(params: Sequence[int], numel: Sequence[int], plan: DeepSpeedPlan) -> Partitions:
+@dataclass(frozen=True)
+class Partitions:
+    """The flat buffers, one per parameter group of the optimizer; a rank owns the same partition of each."""
+
+    groups: tuple[Flat, ...]
+
+    @property
+    def size(self) -> int:
+        """Elements that a rank owns."""
+        return sum(group.size for group in self.groups)
+
+    def slices(self, param: int) -> Iterator[tuple[int, int]]:
+        return self._group[param].slices(param)
+
+    @cached_property
+    def _group(self) -> dict[int, Flat]:
+        return {param: group for group in self.groups for param in group.order}
+
+    @cached_property
+    def fullest(self) -> dict[int, int]:
+        """Parameters of the rank that touches the most elements -> elements inside its partitions.
+
+        Ranks differ only in this: a parameter that crosses a boundary is kept whole on both sides.
+        """
+        return {param: elements for kept in self.kept for param, elements in kept.items()}
+
+    @property
+    def kept(self) -> list[dict[int, int]]:
+        """The same, per group."""
+        return [group.touched[self.fullest_rank] for group in self.groups]
+
+    @cached_property
+    def fullest_rank(self) -> int:
+        return max(range(self.groups[0].world), key=lambda rank: sum(map(sum, self._whole(rank))))
+
+    @property
+    def touched(self) -> list[int]:
+        """Per group: elements of the parameters of the fullest rank, each counted whole."""
+        return [sum(numels) for numels in self._whole(self.fullest_rank)]
+
+    def _whole(self, rank: int) -> list[list[int]]:
+        return [[group.numel[param] for param in group.touched[rank]] for group in self.groups]
+
+
+def partition(groups: Sequence[Sequence[int]], numel: Sequence[int], plan: DeepSpeedPlan) -> Partitions:
     """_round_robin_reorder gives every world-th parameter to the same partition."""
     world = plan.world_size
     if plan.round_robin_gradients:
-        params = [param for first in range(world) for param in params[first::world]]
-    return Partitions(tuple(params), numel, world)
+        groups = [[param for first in range(world) for param in params[first::world]] for params in groups]
+    return Partitions(tuple(Flat(tuple(params), numel, world) for params in groups))

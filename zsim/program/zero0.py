@@ -22,6 +22,7 @@ from zsim.program.deepspeed import (
     dtype_bytes,
     elementwise,
     frozen_bytes,
+    parameter_groups,
     trainable,
     whole_world,
 )
@@ -47,6 +48,7 @@ class Unsharded(Hooks):
     def __init__(self, builder: Builder, model: ModelSpec, plan: DeepSpeedPlan) -> None:
         self.builder, self.model, self.plan = builder, model, plan
         self.trainable = trainable(model)
+        self.groups = [[model.parameters[param].numel for param in group] for group in parameter_groups(model, plan)]
         self.numels = [model.parameters[param].numel for param in self.trainable]
         self.total = sum(self.numels)
         self.size = dtype_bytes(plan.dtype)
@@ -117,8 +119,9 @@ class Stage0(Unsharded):
             self._update(first=True)  # initialize_optimizer_states steps with gradients of zero
 
     def _update(self, first: bool) -> None:
-        numels = [self.total] if self.flat else self.numels
-        update(self.builder, self.plan.optimizer, numels, "float32", first=first)
+        for index, group in enumerate(self.groups):
+            numels = [sum(group)] if self.flat else group
+            update(self.builder, self.plan.optimizer, numels, "float32", first=first, key=f"optimizer:{index}")
 
     @property
     def flat(self) -> bool:
@@ -145,7 +148,7 @@ class Stage0(Unsharded):
         if self.flat:  # FP16_Optimizer flattens the casts, then drops both them and the model's gradients
             gradients = "flat gradients"
             builder.alloc(gradients, "gradients", 4 * total)
-            elementwise(builder, COMPUTE, "copy", "optimizer", 4 * total, 4 * total)
+            elementwise(builder, COMPUTE, "copy", "optimizer", 4 * total, 4 * total, launches=len(self.groups))
             builder.free("fp32 gradients")
             self.gradients.free_all()
         elementwise(builder, COMPUTE, "grad_norm", "optimizer", 4 * total, 0, launches=1 if self.flat else count)
@@ -173,7 +176,8 @@ class Bf16Optimizer(Unsharded):
 
     def allocate(self) -> None:
         builder, plan = self.builder, self.plan
-        self.partition = ceil(self.total / (2 * plan.world_size)) * 2
+        self.partitions = [ceil(sum(group) / (2 * plan.world_size)) * 2 for group in self.groups]
+        self.partition = sum(self.partitions)
         broadcast_model(builder, self.model, plan.dtype)
         flat = self.partition * plan.world_size
         builder.alloc("parameters", "parameters", flat * self.size + frozen_bytes(self.model, plan.dtype))
@@ -187,7 +191,7 @@ class Bf16Optimizer(Unsharded):
                 elementwise(builder, COMPUTE, "fill", "backward", 0, self.total * self.size, micro=micro)
             self.backward(tree, micro)
             self._accumulate()
-        self.all_reduce([self.partition * plan.world_size], 4)
+        self.all_reduce([part * plan.world_size for part in self.partitions], 4)
         self._update(first)
 
     def _accumulate(self) -> None:
@@ -205,11 +209,12 @@ class Bf16Optimizer(Unsharded):
         builder.host_wait(builder.last(COMPUTE))
         if plan.grad_clip:
             elementwise(builder, COMPUTE, "scale", "optimizer", 4 * total, 4 * total, launches=count)
-        update(builder, plan.optimizer, [part], "float32", first=first)
+        for index, numel in enumerate(self.partitions):
+            update(builder, plan.optimizer, [numel], "float32", first=first, key=f"optimizer:{index}")
         elementwise(builder, COMPUTE, "cast", "optimizer", 4 * part, self.size * part)
-        if plan.world_size > 1:
+        for numel in self.partitions if plan.world_size > 1 else ():
             collective(
-                builder, COMPUTE, "all_gather", plan.dtype, part, part * plan.world_size, "optimizer",
+                builder, COMPUTE, "all_gather", plan.dtype, numel, numel * plan.world_size, "optimizer",
                 "gather parameters",
             )  # fmt: skip
         elementwise(builder, COMPUTE, "fill", "optimizer", 0, 4 * part * plan.world_size)

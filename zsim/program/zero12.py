@@ -23,7 +23,7 @@ from zsim.program.deepspeed import (
     elementwise,
     frozen_bytes,
     overlaps,
-    trainable,
+    parameter_groups,
     whole_world,
 )
 from zsim.program.execute import Execution, Hooks
@@ -53,8 +53,8 @@ class Zero12(Hooks):
     def __init__(self, builder: Builder, model: ModelSpec, plan: DeepSpeedPlan) -> None:
         self.builder, self.model, self.plan = builder, model, plan
         self.numel = [parameter.numel for parameter in model.parameters]
-        self.trainable = trainable(model)
-        self.partitions = partition(self.trainable, self.numel, plan)
+        self.groups = parameter_groups(model, plan)
+        self.partitions = partition(self.groups, self.numel, plan)
         self.lane = REDUCE_SCATTER if overlaps(plan) else COMPUTE
         self.contiguous = plan.contiguous_gradients or bool(plan.offload_optimizer)
         self.size = dtype_bytes(plan.dtype)
@@ -90,11 +90,12 @@ class Zero12(Hooks):
                 self._end_backward()
         self.owner.step(first)
         if plan.world_size > 1:  # all_gather_into_tensor_dp_groups: allgather_bucket_size has no say
-            part = self.partitions.size
-            collective(
-                self.builder, COMPUTE, "all_gather", plan.dtype, part, part * plan.world_size, "optimizer",
-                "gather parameters",
-            )  # fmt: skip
+            for group in self.partitions.groups:
+                part = group.size
+                collective(
+                    self.builder, COMPUTE, "all_gather", plan.dtype, part, part * plan.world_size, "optimizer",
+                    "gather parameters",
+                )  # fmt: skip
 
     # ---- gradients ---------------------------------------------------------------------------------------------------
     def alloc_grads(self, params: Sequence[int]) -> None:
@@ -256,10 +257,11 @@ class Zero12(Hooks):
             self.reduced_before = []
 
     def _end_backward(self) -> None:
-        """reduce_gradients (stage 1: all of them only now, in parameter order), then the epilogue."""
+        """reduce_gradients (stage 1: all of them only now, group by group), then the epilogue."""
         if self.plan.stage == 1 and not overlaps(self.plan):
-            for param in self.trainable:
-                self._add(param)
+            for group in self.groups:
+                for param in group:
+                    self._add(param)
         self._flush()
         self._synchronize()
         self.owner.end_backward()

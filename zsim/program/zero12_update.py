@@ -25,11 +25,12 @@ class Zero12OnGpu:
         self.accum_size = dtype_bytes(accum_dtype(self.plan))
         # _use_compact_grad_partition_buffer: accumulation in float32 goes straight into the flat partition
         self.compact = accum_dtype(self.plan) == "float32" and self.plan.dtype in MIXED
-        self.kept: str | None = None  # key of the accumulated gradients
-        self.fresh: str | None = None  # key of this micro-step's
+        self.kept: str | None = None  # the accumulated gradients; their key, per group with its number
+        self.fresh: str | None = None  # this micro-step's
 
     def allocate(self) -> None:
-        self.builder.alloc("master weights", "master_weights", 4 * self.partitions.size)
+        for index, group in enumerate(self.partitions.groups):
+            self.builder.alloc(f"master weights {index}", "master_weights", 4 * group.size)
 
     def add_reduced(self, kept: Mapping[int, int]) -> None:
         """_add_to_grad_partition_buffer: parameter -> elements, cast to float32 (a temporary) and added."""
@@ -38,7 +39,8 @@ class Zero12OnGpu:
         rank, builder = self.rank, self.builder
         if self.kept is None:
             self.kept = "kept gradients"
-            builder.alloc(self.kept, "gradients", 4 * self.partitions.size, lane=rank.lane)
+            for index, group in enumerate(self.partitions.groups):
+                builder.alloc(f"{self.kept} {index}", "gradients", 4 * group.size, lane=rank.lane)
             elementwise(builder, rank.lane, "fill", "backward", 0, 4 * self.partitions.size, micro=rank.micro)
         elements = sum(kept.values())
         elementwise(
@@ -60,10 +62,9 @@ class Zero12OnGpu:
     def _allocate_fresh(self) -> None:
         if self.fresh is None:
             self.fresh = "kept gradients" if self.kept is None else "fresh gradients"
-            self.builder.alloc(self.fresh, "gradients", self._touched() * self.rank.grad_size, lane=self.rank.lane)
-
-    def _touched(self) -> int:
-        return sum(self.rank.numel[param] for param in self.partitions.fullest)
+            for index, elements in enumerate(self.partitions.touched):
+                nbytes = elements * self.rank.grad_size
+                self.builder.alloc(f"{self.fresh} {index}", "gradients", nbytes, lane=self.rank.lane)
 
     def end_backward(self) -> None:
         """independent_gradient_partition_epilogue: keep what was reduced, or add it to what is kept."""
@@ -77,12 +78,13 @@ class Zero12OnGpu:
         if self.kept is None:
             self.kept, self.fresh = self.fresh, None
         elif self.fresh is not None:
-            nbytes = self._touched() * rank.grad_size
+            nbytes = sum(self.partitions.touched) * rank.grad_size
             elementwise(
                 builder, COMPUTE, "accumulate", "backward", 2 * nbytes, nbytes,
                 launches=len(self.partitions.fullest), micro=rank.micro,
             )  # fmt: skip
-            builder.free(self.fresh)
+            for index in range(len(self.partitions.groups)):
+                builder.free(f"{self.fresh} {index}")
             self.fresh = None
 
     def step(self, first: bool) -> None:
@@ -94,26 +96,32 @@ class Zero12OnGpu:
             # has_inf_or_nan: a maximum and a minimum of every gradient
             elementwise(builder, COMPUTE, "grad_norm", "optimizer", 2 * kept_bytes, 0, launches=4 * count)
             builder.host_wait(collective(builder, COMPUTE, "all_reduce", "uint8", 1, 1, "optimizer", "overflow"))
-        # get_grad_norm_direct: every gradient in float64
-        elementwise(
-            builder, COMPUTE, "grad_norm", "optimizer", kept_bytes + 8 * numel, 8 * numel, launches=2 * count,
-            temp_peak=8 * max(self.partitions.fullest.values()),
-        )  # fmt: skip
-        event = collective(builder, COMPUTE, "all_reduce", "float32", 1, 1, "optimizer", "grad norm")
+        # get_grad_norm_direct: every gradient in float64, one sum over ranks per group
+        for group, kept in zip(self.partitions.groups, self.partitions.kept, strict=True):
+            elementwise(
+                builder, COMPUTE, "grad_norm", "optimizer", (self.accum_size + 8) * group.size, 8 * group.size,
+                launches=2 * len(kept), temp_peak=8 * max(kept.values(), default=0),
+            )  # fmt: skip
+            event = collective(builder, COMPUTE, "all_reduce", "float32", 1, 1, "optimizer", "grad norm")
         if plan.dtype != "bfloat16" or plan.check_grad_overflow:  # is_invalid_grad_norm
             builder.host_wait(event)
-        gradients = self._flat_fp32_gradients()
+        for index, group in enumerate(self.partitions.groups):
+            self._update(index, group.size, first)
+        self.kept = None
+
+    def _update(self, index: int, numel: int, first: bool) -> None:
+        """One parameter group after the other."""
+        builder, plan = self.builder, self.plan
+        gradients = self._flat_fp32_gradients(f"{self.kept} {index}", numel)
         if plan.grad_clip or plan.dtype == "float16":  # unscale_and_clip_grads
             elementwise(builder, COMPUTE, "scale", "optimizer", 4 * numel, 4 * numel)
-        update(builder, plan.optimizer, [numel], "float32", first=first)
+        update(builder, plan.optimizer, [numel], "float32", first=first, key=f"optimizer:{index}")
         builder.free(gradients)
         elementwise(builder, COMPUTE, "cast", "optimizer", 4 * numel, dtype_bytes(plan.dtype) * numel)
 
-    def _flat_fp32_gradients(self) -> str:
+    def _flat_fp32_gradients(self, kept: str, numel: int) -> str:
         """Flattened in the accumulation's dtype (a copy), cast to float32 (another), then the kept ones go."""
-        builder, numel = self.builder, self.partitions.size
-        kept, self.kept = self.kept, None
-        assert kept is not None
+        builder = self.builder
         if self.compact:
             return kept
         builder.alloc("flat gradients", "gradients", numel * self.accum_size)

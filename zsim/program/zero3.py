@@ -12,7 +12,15 @@ from collections.abc import Iterator, Sequence
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
-from zsim.program.deepspeed import broadcast_model, check, collective, dtype_bytes, in_backward, whole_world
+from zsim.program.deepspeed import (
+    broadcast_model,
+    check,
+    collective,
+    dtype_bytes,
+    in_backward,
+    parameter_groups,
+    whole_world,
+)
 from zsim.program.execute import Execution, Hooks
 from zsim.program.ops import COMPUTE, Instruction, Program
 from zsim.program.walk import modules_in_order
@@ -93,7 +101,8 @@ class Zero3(Hooks[DeepSpeedPlan]):
         self.gradients.allocate()
         for _ in range(3):  # stage3.py: before the flat partitions, before and after the optimizer's states
             collective(builder, COMPUTE, "barrier", "uint8", 1, 1, "init", "barrier")
-        for param in self.parameters.trainable:  # create_reduce_and_remove_grad_hooks
+        # create_reduce_and_remove_grad_hooks
+        for param in [param for group in parameter_groups(self.model, plan) for param in group]:
             shard, key = self.parameters.shard[param], f"gathered for hooks:{param}"
             builder.alloc(key, "all_gather_buffers", shard * plan.world_size * self.parameters.size)
             collective(

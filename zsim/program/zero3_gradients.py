@@ -17,6 +17,7 @@ from zsim.program.deepspeed import (
     dtype_bytes,
     elementwise,
     overlaps,
+    parameter_groups,
 )
 from zsim.program.nvme import Zero3OnNvme
 from zsim.program.offload import Zero3OnCpu
@@ -37,7 +38,11 @@ class Gradients:
         self.lane = REDUCE_SCATTER if overlaps(plan) else COMPUTE
         self.param_size = dtype_bytes(plan.dtype)
         self.comm_size = dtype_bytes(comm_dtype(plan))
-        self.sub_groups = sub_groups(parameters.trainable, self.shard, plan.sub_group_size)
+        self.sub_groups = [
+            sub_group
+            for group in parameter_groups(model, plan)
+            for sub_group in sub_groups(group, self.shard, plan.sub_group_size)
+        ]
         self.owner = OWNERS[plan.offload_optimizer](self)
         self.micro = 0
         self.last_micro = False

@@ -101,6 +101,11 @@ class OptimizerField(Section):
     name: Literal["adamw", "adam", "sgd", "lion", "adafactor", "muon", "adamw8bit"] = "adamw"
     impl: Literal["fused", "foreach", "loop", "cpu"] | None = None
     momentum: bool | None = None
+    decay_groups: bool | None = Field(
+        None,
+        description="deepspeed: biases and norms, which do not decay, are a parameter group of their own, as in each run "
+        "of the Trainer whose DeepSpeed configuration names no optimizer",
+    )
 
 
 class LoraField(Section):

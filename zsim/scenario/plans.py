@@ -67,6 +67,8 @@ def _optimizer(scenario: Scenario) -> Optimizer:
     given, framework = scenario.fields.optimizer.given(), scenario.fields.framework.name
     if "momentum" in given and given.get("name", "adamw") != "sgd":
         raise scenario.error(("optimizer", "momentum"), "is an option of sgd alone")
+    if given.get("decay_groups") and framework != "deepspeed":  # elsewhere groups share shards and collectives
+        raise scenario.error(("optimizer", "decay_groups"), "has an effect with framework deepspeed alone")
     if given.get("impl") == "cpu" and framework == "deepspeed" and not _offloads(scenario):
         raise scenario.error(("optimizer", "impl"), "cpu goes with zero.offload_optimizer, which is not set")
     return Optimizer(**given)

@@ -248,7 +248,10 @@ def _deepspeed(config: Mapping[str, Any], world: int) -> DeepSpeedPlan:
         world_size=world,
         grad_accum=settings.get("gradient_accumulation_steps", 1),
         grad_clip=settings.get("gradient_clipping") or None,
-        optimizer=Optimizer(impl="loop" if optimizer.get("torch_adam") else "cpu" if offloads else "fused"),
+        optimizer=Optimizer(
+            impl="loop" if optimizer.get("torch_adam") else "cpu" if offloads else "fused",
+            decay_groups=bool(config.get("decay_groups")),
+        ),
         prescale_gradients=settings.get("prescale_gradients", False),
         check_grad_overflow=settings.get("bf16", {}).get("check_grad_overflow", True),
         zero_init=bool(config.get("zero_init")),
