@@ -103,7 +103,7 @@ class OptimizerField(Section):
     momentum: bool | None = None
     decay_groups: bool | None = Field(
         None,
-        description="deepspeed: biases and norms, which do not decay, are a parameter group of their own, as in each run "
+        description="deepspeed: biases and norms, which do not decay, are a group of their own, as in all runs "
         "of the Trainer whose DeepSpeed configuration names no optimizer",
     )
 
