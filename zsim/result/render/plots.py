@@ -55,7 +55,7 @@ def comparison(results: Sequence[Result]) -> Figure:
     from matplotlib.figure import Figure
 
     names = ["\n".join(wrap(name, 16)) for name in titles(results)]
-    figure = Figure(figsize=(max(7.0, 3.0 + 1.6 * len(results)), 7.5), layout="constrained")
+    figure = Figure(figsize=(max(6.0, 3.0 + 1.6 * len(results)), 7.5), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True)
     base = np.zeros(len(results))
     for category, color in CATEGORY_COLORS.items():
@@ -69,6 +69,9 @@ def comparison(results: Sequence[Result]) -> Figure:
         capacity, book = result.gpu.capacity_bytes / GIB, result.textbook.per_gpu_bytes / GIB
         top.plot(width, [capacity] * 2, color="red", lw=2, label="capacity" if named else None)
         top.plot(width, [book] * 2, color="black", lw=1.2, ls="--", label="textbook: states" if named else None)
+    highest = max(max(result.gpu.nvidia_smi_bytes, result.gpu.capacity_bytes) for result in results)
+    top.set_ylim(0, 1.06 * highest / GIB)
+    top.set_xlim(-0.6, len(results) - 0.4)
     top.set_ylabel("GiB per GPU")
     _legend(top)
     base = np.zeros(len(results))
@@ -108,6 +111,7 @@ def scaling(results: Sequence[Result]) -> Figure:
         axes.annotate(text, (x, y), xytext=(6, -12), textcoords="offset points", fontsize="small")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
+    axes.margins(x=0.09)
     axes.set_xticks(gpus, [f"{count:,.0f}" for count in gpus])
     axes.set_yticks(speed, [f"{value:,.0f}" for value in speed])
     axes.set_xlabel("GPUs")
@@ -118,7 +122,7 @@ def scaling(results: Sequence[Result]) -> Figure:
 
 def _stack(axes: Axes, names: list[str], base: np.ndarray, height: np.ndarray, color: str, label: str) -> np.ndarray:
     if height.any():
-        axes.bar(names, height, bottom=base, color=color, label=label, width=0.7)
+        axes.bar(names, height, bottom=base, color=color, label=label, width=0.7 if len(names) > 1 else 0.35)
     return base + height
 
 
@@ -160,9 +164,10 @@ def _memory(axes: Axes, result: Result, view: RankView) -> None:
     axes.axhline(result.gpu.capacity_bytes / GIB, color="red", lw=1.5, label="capacity")
     if len(base):
         title = curve[top].kernel.op.label if curve[top].kernel else ""  # type: ignore[union-attr]
+        place = times[top] / (times[-1] or 1.0)
         axes.annotate(
             f"{base[top]:.1f} GiB: {title}", (times[top], base[top]), xytext=(0, 8), textcoords="offset points",
-            ha="center", fontsize="small", arrowprops={"arrowstyle": "-", "lw": 0.8},
+            ha="left" if place < 0.1 else "right" if place > 0.9 else "center", fontsize="small", arrowprops={"arrowstyle": "-", "lw": 0.8},
         )  # fmt: skip
     axes.set_ylim(0, 1.12 * max(result.gpu.capacity_bytes / GIB, base.max(initial=0)))
     axes.set_ylabel("GiB per GPU")
@@ -179,7 +184,7 @@ def _lanes(axes: Axes, view: RankView) -> None:
         records = view.on(lane)
         spans = [(r.start_s - origin, r.end_s - r.start_s) for r in records]
         axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=[_color(r) for r in records], rasterized=True)
-    axes.set_yticks(range(len(lanes)), [lane.replace("_", " ") for lane in lanes])
+    axes.set_yticks(range(len(lanes)), [lane.replace("_", "-") for lane in lanes])
     axes.set_xlim(0, view.steady.end_s - origin)
     axes.invert_yaxis()
     axes.set_xlabel("seconds from the start of the step")

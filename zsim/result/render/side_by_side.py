@@ -63,6 +63,8 @@ def _rows(lines: Iterable[Line], block: Sequence[int], letters: Sequence[str], l
                 yield f"  {name}"
                 name = ""
             yield f"  {name:<{label - 2}}" + "".join(f"{cell:>{CELL}}" for cell in cells)
+        elif len(set(cells)) == 1:
+            yield f"  {name}: {cells[0]}"
         else:
             yield f"  {name}"
             for index, cell in zip(block, cells, strict=True):
@@ -73,8 +75,10 @@ def show(value: Any, unit: str) -> str:
     """A value as people read it."""
     if value is None:
         return "-"
+    if not value and unit:
+        return "0"
     if unit == "bytes":
-        return f"{value / GIB:.2f} GiB"
+        return f"{value / GIB:.{1 if abs(value) >= 100 * GIB else 2}f} GiB"
     if unit == "s":
         return f"{value:.4f} s"
     if unit == "share":

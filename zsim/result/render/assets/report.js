@@ -9,7 +9,8 @@ function verdict() {
   const of = result.setup;
   $("setup").textContent = `${of.model} on ${of.world_size}× ${of.devices.join(", ")} (${of.cluster}), ${of.framework}` +
     (of.stage === null ? "" : ` stage ${of.stage}`) +
-    `, micro-batch ${of.workload.micro_batch} × ${whole(of.workload.seq_len)} tokens × ${of.plan.grad_accum} accumulation steps`;
+    `, micro-batch ${of.workload.micro_batch} × ${whole(of.workload.seq_len)} tokens` +
+    (of.plan.grad_accum > 1 ? ` × ${of.plan.grad_accum} accumulation steps` : "");
   const cards = [
     ["Memory needed", gib(gpu.nvidia_smi_bytes), `of ${gib(gpu.capacity_bytes)} per GPU`],
     ["Step", seconds(time.step_s), result.fits ? "steady state" : "as if it fitted"],
@@ -170,9 +171,13 @@ function compare() {
     ["host", "host_s", data.causes.host], ["other idle", "idle_s", data.causes.other]];
   chart("compare-time", () => ({ traces: kinds.map(([name, key, color]) => ({ type: "bar", name, x: names, y: data.compare.map((o) => o.result.time[key]),
     marker: { color }, hovertemplate: "%{y:.4f} s" })), layout: { barmode: "stack", yaxis: { title: { text: "seconds per step" } } } }));
+  const cached = (of) => of.nvidia_smi_bytes - Object.values(of.by_category).reduce((sum, bytes) => sum + bytes, 0);
   const categories = Object.keys(data.colors).filter((name) => data.compare.some((o) => o.result.memory.gpu.by_category[name]));
   chart("compare-memory", () => ({ traces: [...categories.map((name) => ({ type: "bar", name: data.labels[name] || words(name), x: names,
     y: data.compare.map((o) => (o.result.memory.gpu.by_category[name] || 0) / GIB), marker: { color: data.colors[name] }, hovertemplate: "%{y:.2f} GiB" })),
+  { type: "bar", name: "cached by the allocator", x: names, y: data.compare.map((o) => cached(o.result.memory.gpu) / GIB), marker: { color: css("--line") }, hovertemplate: "%{y:.2f} GiB" },
+  { type: "scatter", mode: "markers", name: "textbook: states", x: names, y: data.compare.map((o) => o.result.memory.textbook.per_gpu_bytes / GIB),
+    marker: { symbol: "line-ew-open", size: 40, color: css("--fg"), line: { width: 2 } }, hovertemplate: "%{y:.2f} GiB" },
   { type: "scatter", mode: "markers", name: "capacity", x: names, y: data.compare.map((o) => o.result.memory.gpu.capacity_bytes / GIB),
     marker: { symbol: "line-ew-open", size: 40, color: css("--bad"), line: { width: 3 } }, hovertemplate: "%{y:.2f} GiB" }],
   layout: { barmode: "stack", yaxis: { title: { text: "GiB per GPU" } } } }));
