@@ -165,9 +165,10 @@ def _memory(axes: Axes, result: Result, view: RankView) -> None:
     if len(base):
         title = curve[top].kernel.op.label if curve[top].kernel else ""  # type: ignore[union-attr]
         place = times[top] / (times[-1] or 1.0)
+        side = "left" if place < 0.1 else "right" if place > 0.9 else "center"  # so that the text stays inside
         axes.annotate(
             f"{base[top]:.1f} GiB: {title}", (times[top], base[top]), xytext=(0, 8), textcoords="offset points",
-            ha="left" if place < 0.1 else "right" if place > 0.9 else "center", fontsize="small", arrowprops={"arrowstyle": "-", "lw": 0.8},
+            ha=side, fontsize="small", arrowprops={"arrowstyle": "-", "lw": 0.8},
         )  # fmt: skip
     axes.set_ylim(0, 1.12 * max(result.gpu.capacity_bytes / GIB, base.max(initial=0)))
     axes.set_ylabel("GiB per GPU")
