@@ -19,7 +19,7 @@ from zsim.program.optimizer import clip, grad_norm, update
 from zsim.program.units import consecutive, groups_of, strided
 
 
-class Fsdp2(Hooks):
+class Fsdp2(Hooks[Fsdp2Plan]):
     def __init__(self, model: ModelSpec, tree: Module, plan: Fsdp2Plan, workload: Workload) -> None:
         self.model, self.tree, self.plan = model, tree, plan
         # torchtitan's Llama computes its rotary table in every forward
@@ -297,6 +297,8 @@ class Fsdp2(Hooks):
                 builder.launch(COMPUTE, "grad norm", "optimizer", work)
             clip(builder, owned, plan.storage_dtype, comm.device)
         update(builder, plan.optimizer, owned, plan.storage_dtype, first=first, device=comm.device)
+        if plan.optimizer.impl == "loop":
+            builder.host_work("fsdp2 update", "optimizer", len(owned))
         for unit in self.units:  # zero_grad
             if unit.has_sharded_grad:
                 builder.free(f"sharded grad:{unit.name}")

@@ -131,7 +131,9 @@ class Zero3(Hooks[DeepSpeedPlan]):
             self.gradients.last_micro = micro == self.plan.grad_accum - 1
             execution = Execution(self.builder, self, micro)
             execution.forward(self.tree)
+            self._charge_hooks("forward")
             execution.backward(self.tree)
+            self._charge_hooks("backward")
             self.gradients.end_backward()
             self.parameters.free(self.coordinator.release_leftovers())
         self.parameters.free(self.coordinator.partition_all())
@@ -171,10 +173,9 @@ class Zero3(Hooks[DeepSpeedPlan]):
     def _fetch(self, module: str, phase: str) -> None:
         fetch = self.coordinator.fetch(module, phase)
         self.hook_calls += 1
-        if fetch.needed or fetch.prefetched:  # one entry for the Python of the hooks since the last one
-            self.builder.host_work("zero3 hook", phase, self.hook_calls, module=module)
+        if fetch.needed or fetch.prefetched:
+            self._charge_hooks(phase, module)
             self.builder.host_work("zero3 gather", phase, len(fetch.needed) + len(fetch.prefetched), module=module)
-            self.hook_calls = 0
         if fetch.needed:
             self.parameters.gather(fetch.needed, module, phase)
         own = self.coordinator.params[module]
@@ -182,6 +183,12 @@ class Zero3(Hooks[DeepSpeedPlan]):
             self.parameters.wait(own, module, phase)
         if fetch.prefetched:
             self.parameters.gather(fetch.prefetched, module, phase)
+
+    def _charge_hooks(self, phase: str, module: str = "") -> None:
+        """One entry for the Python of the hooks since the last one."""
+        if self.hook_calls:
+            self.builder.host_work("zero3 hook", phase, self.hook_calls, module=module, micro=self.micro)
+            self.hook_calls = 0
 
     def _reset_step(self) -> None:
         """utils.py assert_ints_same_as_other_ranks: a list's length, then the list, from rank 0."""
