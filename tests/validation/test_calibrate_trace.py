@@ -190,28 +190,37 @@ def test_collectives_of_the_committed_capture_are_the_simulated_ones(name: str) 
     assert found.simulated.total() > 0
 
 
-@pytest.mark.parametrize("name", ["fsdp2_tiny", "zero2_tiny", "zero3_tiny", "ddp_small", "fsdp2_small"])
-def test_runs_that_were_not_fitted_are_predicted_as_ratios(committed: Calibration, name: str) -> None:
-    """Of other strategies and of another size, to the one that was: within 30 % of the range of interleaved rounds."""
+UNSEEN = [run.name for run in runs(GLOO) if run.name != "ddp_tiny"] if GLOO.exists() else []
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_runs_that_were_not_fitted_are_predicted(committed: Calibration, name: str) -> None:
+    """Other strategies and another size, in core seconds, whose rounds differ by up to 27 %."""
     seen, unseen = runs(GLOO, ("ddp_tiny",))[0], runs(GLOO, (name,))[0]
-    ratio = predicted(unseen, committed).time.step_s / predicted(seen, committed).time.step_s
+    step = predicted(unseen, committed).time.step_s
+    assert step == pytest.approx(unseen.best_s, rel=0.2)
     measured = ratios(GLOO, name, "ddp_tiny")
-    assert min(measured) / 1.3 < ratio < max(measured) * 1.3
+    assert min(measured) / 1.05 < step / predicted(seen, committed).time.step_s < max(measured) * 1.05
+
+
+def test_core_seconds_do_not_see_the_load_of_the_machine(committed: Calibration) -> None:
+    """The capture was made under a load of 10 to 17: by the wall clock steps took 2.3 to 5 times as long."""
+    for run in runs(GLOO):
+        assert min(run.wall) > 2 * run.best_s
+        assert max(run.rounds) / min(run.rounds) < 1.3
+    assert max(max(run.wall) / min(run.wall) for run in runs(GLOO)) > 1.3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ranks are pinned to cores")
 def test_live_capture_calibration_and_cross_prediction(tmp_path: Path) -> None:
-    """gloo on this machine: one size calibrates, another is predicted. On shared cores absolute times say nothing.
-
-    Other strategies are predicted from the committed capture only: what FSDP2 costs the host of a CPU run, DTensors and
-    waiting for every collective, is not modeled, and live ratios to DDP came out up to 40 % too low.
-    """
+    """gloo on this machine: DDP of one size calibrates; FSDP2, and both at another size, are predicted."""
     pytest.importorskip("torch.distributed.fsdp")
     pytest.importorskip("transformers")
     folder = tmp_path / "capture"
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
-        "zsim.validation.capture", "--out", str(folder), "--quick", "--model", "tiny,small", "--strategies", "ddp",
+        "zsim.validation.capture", "--out", str(folder), "--quick", "--model", "tiny,small",
+        "--strategies", "ddp,fsdp2",
     ]  # fmt: skip
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"}
@@ -224,15 +233,15 @@ def test_live_capture_calibration_and_cross_prediction(tmp_path: Path) -> None:
     refine(found, runs(folder, ("ddp_tiny",)))
     profile = tmp_path / "profile.yaml"
     profile.write_text(yaml.safe_dump(found.document()))
-    tiny, small = (compare(run, profile) for run in runs(folder))
-    assert tiny.same_collectives
-    assert small.same_collectives
-    # The calibrated run itself: what the fit left, beside the spread of its rounds.
-    assert abs(tiny.error("step")) < 0.1 + tiny.run.spread
-    # The other one, as a ratio of interleaved rounds: within 30 % of their range.
-    measured = ratios(folder, "ddp_small", "ddp_tiny")
-    ratio = small.predicted["step"] / tiny.predicted["step"]
-    assert min(measured) / 1.3 < ratio < max(measured) * 1.3
+    found_of = {run.name: compare(run, profile) for run in runs(folder)}
+    assert all(comparison.same_collectives for comparison in found_of.values())
+    tiny = found_of.pop("ddp_tiny")
+    assert abs(tiny.error("step")) < 0.05  # what the fit left
+    # The others, in core seconds, as ratios of interleaved rounds: within 25 % of their range.
+    for name, comparison in found_of.items():
+        measured = ratios(folder, name, "ddp_tiny")
+        ratio = comparison.predicted["step"] / tiny.predicted["step"]
+        assert min(measured) / 1.25 < ratio < max(measured) * 1.25, name
     for path in folder.glob("trace_*.json.gz"):
         trace = read(path)
         assert trace.rank == int(path.name.split("rank")[1][0])

@@ -20,13 +20,22 @@ def calibrate() -> None:
 @app.command()
 def capture(
     paths: Annotated[
-        list[Path], typer.Argument(help="Directories that capture wrote, and Kineto traces.", show_default=False)
+        list[Path], typer.Argument(
+            help="Directories that capture wrote, Kineto traces, output of nccl-tests, DeepSpeed's comms log.",
+            show_default=False,
+        ),
     ],
     base: Annotated[
-        str, typer.Option(help="Software stack whose constants hold where the data say nothing.")
+        str, typer.Option(help="Software stack, or device, whose constants hold where the data say nothing.")
     ] = "default",
     device: Annotated[
         str | None, typer.Option(help="Device of the traces, where they do not name it.", show_default=False)
+    ] = None,
+    op: Annotated[
+        str | None, typer.Option(help="Collective of a log that does not name it: all_gather...", show_default=False)
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=2, help="Ranks of a log that does not list them.", show_default=False)
     ] = None,
     runs: Annotated[
         str | None,
@@ -41,7 +50,7 @@ def capture(
     from zsim.validation.fit_profile import calibrate
     from zsim.validation.fit_steps import refine
 
-    found = calibrate(paths, base, device)
+    found = calibrate(paths, base, device, op, ranks)
     for folder in (path for path in paths if (path / "steps.csv").exists()):
         chosen = None if runs is None else () if runs == "none" else tuple(runs.split(","))
         if chosen != () and (made := read_runs(folder, chosen or ())):

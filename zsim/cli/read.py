@@ -20,7 +20,8 @@ app = new_app()
 @app.command()
 def read(
     files: Annotated[
-        list[Path], typer.Argument(help="Configurations, models, scenarios, topologies.", show_default=False)
+        list[Path],
+        typer.Argument(help="Configurations, models, scenarios, topologies, logs of collectives.", show_default=False),
     ],
     json: Json = False,
 ) -> int:
@@ -46,7 +47,7 @@ def describe(path: Path) -> dict[str, Any]:
     if path.is_dir():
         path = path / "config.json"
     if path.suffix.lower() in (".txt", ".xml", ".log", ""):
-        return _machine(path)
+        return _log(path) or _machine(path)
     document = detect.parse(path)
     if {"gpu", "gpus"} & document.data.keys():
         return _machine(path)
@@ -86,6 +87,28 @@ def _scenario(path: Path) -> dict[str, Any]:
     scenario = load(path)
     understood = scenario.fields.model_dump(exclude_none=True)
     return {"file": str(path), "kind": "scenario", "understood": understood, "notes": list(scenario.notes)}
+
+
+def _log(path: Path) -> dict[str, Any] | None:
+    """Output of nccl-tests, or DeepSpeed's comms log; None: the file is neither."""
+    from zsim.validation import nccl_log
+
+    try:
+        tables = nccl_log.read(path)
+    except InputError:
+        return None
+    understood, notes = {}, []
+    for number, table in enumerate(tables, 1):
+        best = max(table.rows, key=lambda row: row.busbw)
+        sizes = " to ".join(f"{pick(row.nbytes for row in table.rows):,} bytes" for pick in (min, max))
+        understood[f"table {number}"] = (
+            f"{table.op or 'unnamed collective'}, {table.ranks or 'unknown number of'} ranks"
+            f"{f' of {table.devices[0]}' if table.devices else ''}, {len(table.rows)} sizes, {sizes}, "
+            f"bus bandwidth up to {best.busbw / 1e9:.4g} GB/s"
+        )
+        notes += [f"table {number}: {warning}" for warning in table.warnings]
+    notes.append("zsim calibrate fits a profile to it, zsim validate collectives compares it with a topology")
+    return {"file": str(path), "kind": "measured collectives", "understood": understood, "notes": notes}
 
 
 def _machine(path: Path) -> dict[str, Any]:

@@ -14,7 +14,9 @@ what is missing. DIR then holds
     trace_*.json.gz    Kineto traces of every rank
 
 On CPUs each rank is pinned to one core and uses one thread: ranks that share cores, or more threads than cores, make
-times of products vary by a factor of two.
+times of products vary by a factor of two. Micro-benchmarks there are in core seconds, the CPU time of the process with
+gloo's threads, and steps in both: what other programs do to a shared machine (under a load of 12, steps took three
+times as long and a call of gloo 0.2 or 4 ms, a time slice of somebody else) changes core seconds by a tenth.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +36,7 @@ STRATEGIES = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 BENCH_COLUMNS = "kind,name,dtype,shape,world,bytes,flops,samples,median_s,p10_s,p90_s"
 STEP_COLUMNS = (
     "round,strategy,model,micro_batch,seq_len,dtype,world,parameters,steps,step_s,step_p10_s,step_p90_s,"
-    "forward_s,backward_s,optimizer_s,peak_bytes"
+    "forward_s,backward_s,optimizer_s,step_core_s,forward_core_s,backward_core_s,optimizer_core_s,peak_bytes"
 )
 
 
@@ -70,6 +73,10 @@ class Machine:
             free = torch.cuda.mem_get_info()[0]
             return min(1 << 26 if self.quick else 1 << 30, free // 16)
         return most
+
+    def clock(self) -> float:
+        """Seconds; on a CPU those that this process has computed."""
+        return time.process_time() if self.kind == "cpu" else time.perf_counter()
 
     def synchronize(self) -> None:
         import torch
@@ -136,6 +143,7 @@ def main(arguments: list[str] | None = None) -> None:
         machine.share_done()
         capture_bench.run(machine, models)
         capture_steps.run(machine, models, strategies)
+        dist.barrier()  # gloo aborts a rank whose peer leaves while it is still connected
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from statistics import median
 from typing import Any
 
@@ -18,6 +19,7 @@ from zsim.validation.capture import BENCH_COLUMNS, Machine
 from zsim.validation.capture_steps import MICRO_BATCH, SEQ_LEN, CapturedModel
 
 Row = list[Any]
+COLD_BYTES = 1 << 26  # more than caches hold
 
 
 def run(machine: Machine, models: list[CapturedModel]) -> None:
@@ -59,10 +61,10 @@ def seconds(machine: Machine, work: Callable[[], object], together: bool = False
         if together:
             dist.barrier()
             machine.synchronize()
-        begun = time.perf_counter()
+        begun = machine.clock()
         work()
         machine.synchronize()
-        durations.append(time.perf_counter() - begun)
+        durations.append(machine.clock() - begun)
     return durations
 
 
@@ -87,9 +89,9 @@ def launches(machine: Machine) -> list[Row]:
     begun = []
     for _ in range(5 if machine.quick else 20):
         machine.synchronize()
-        start = time.perf_counter()
+        start = machine.clock()
         hundred()
-        begun.append((time.perf_counter() - start) / 100)
+        begun.append((machine.clock() - start) / 100)
     return [row("launch", "add", begun, machine, nbytes=64)]
 
 
@@ -228,21 +230,27 @@ def collectives(machine: Machine) -> list[Row]:
     rows = []
     size = 1 << 10
     while size <= machine.largest:
-        full = torch.ones(size // 4, device=machine.device)
-        part = torch.ones(size // 4 // machine.world, device=machine.device)
-        whole = full[: part.numel() * machine.world]
-        calls: dict[str, Callable[[], object]] = {
-            "all_gather": lambda whole=whole, part=part: dist.all_gather_into_tensor(whole, part),  # type: ignore[misc]
-            "reduce_scatter": lambda whole=whole, part=part: dist.reduce_scatter_tensor(part, whole),  # type: ignore[misc]
-            "all_reduce": lambda full=full: dist.all_reduce(full),  # type: ignore[misc]
-            "broadcast": lambda full=full: dist.broadcast(full, 0),  # type: ignore[misc]
-            "send_recv": lambda full=full: _exchange(machine, full),  # type: ignore[misc]
-        }
-        for name, call in calls.items():
+        for name, call in _calls(machine, size).items():
             durations = seconds(machine, call, together=True)
             rows.append(row("collective", name, durations, machine, dtype="float32", nbytes=size))
         size *= 4
     return rows
+
+
+def _calls(machine: Machine, size: int) -> dict[str, Callable[[], object]]:
+    """One of each kind over `size` bytes, each time on other buffers: a training step never finds them in a cache."""
+    turns = range(min(64, max(1, COLD_BYTES // size)))
+    share = size // 4 // machine.world
+    full = cycle([torch.ones(size // 4, device=machine.device) for _ in turns])
+    part = cycle([torch.ones(share, device=machine.device) for _ in turns])
+    even = share * machine.world
+    return {
+        "all_gather": lambda: dist.all_gather_into_tensor(next(full)[:even], next(part)),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(next(part), next(full)[:even]),
+        "all_reduce": lambda: dist.all_reduce(next(full)),
+        "broadcast": lambda: dist.broadcast(next(full), 0),
+        "send_recv": lambda: _exchange(machine, next(full)),
+    }
 
 
 def _exchange(machine: Machine, buffer: torch.Tensor) -> None:
@@ -253,35 +261,38 @@ def _exchange(machine: Machine, buffer: torch.Tensor) -> None:
 
 
 def overlapped(machine: Machine) -> list[Row]:
-    """A product alone, and while an all-reduce is in flight: the median of those that ran entirely beside it."""
+    """Products alone, an all-reduce alone, and both at once, for several sizes of the all-reduce.
+
+    There are products enough to cover the all-reduce, so "both" is longer than the products by what it takes from them.
+    """
     if machine.world == 1:
         return []
     side = 256 if machine.kind == "cpu" else 4096
     a = torch.randn(side, side, device=machine.device, dtype=machine.dtype)
-    buffer = torch.ones(machine.largest // 4, device=machine.device)
-    alone = seconds(machine, lambda: a @ a)
-    # Means of each all-reduce, not single products: a shared core alternates between both kinds of work.
-    means: list[float] = []
-    for _ in range(5 if machine.quick else 15):
-        dist.barrier()
-        work = dist.all_reduce(buffer, async_op=True)
-        beside: list[float] = []
-        while True:
-            begun = time.perf_counter()
-            a @ a
-            if machine.kind == "cuda":
-                torch.cuda.current_stream().synchronize()
-            if work.is_completed():
-                break
-            beside.append(time.perf_counter() - begun)
-        work.wait()
-        machine.synchronize()
-        if beside:
-            means.append(sum(beside) / len(beside))
-    shape, flops = f"{side}x{side}x{side}", 2 * side**3
-    name = str(machine.dtype).removeprefix("torch.")
-    rows = [row("overlap", "alone", alone, machine, dtype=name, shape=shape, flops=flops)]
-    if means:
-        about: dict[str, Any] = {"dtype": name, "shape": shape, "nbytes": buffer.nbytes, "flops": flops}
-        rows.append(row("overlap", "beside all_reduce", means, machine, **about))
+    one = median(seconds(machine, lambda: a @ a))
+    name, shape = str(machine.dtype).removeprefix("torch."), f"{side}x{side}x{side}"
+    rows = []
+    for size in (machine.largest // 16, machine.largest // 4, machine.largest):
+        buffer = torch.ones(size // 4, device=machine.device)
+        reduce = seconds(machine, lambda buffer=buffer: dist.all_reduce(buffer), together=True)  # type: ignore[misc]
+        count = torch.tensor([1.5 * median(reduce) / one + 1], device=machine.device)
+        dist.broadcast(count, 0)  # ranks that did different numbers would wait for each other
+        products = int(count)
+
+        def compute(products: int = products) -> None:
+            for _ in range(products):
+                a @ a
+
+        def both(buffer: torch.Tensor = buffer, compute: Callable[[], None] = compute) -> None:
+            work = dist.all_reduce(buffer, async_op=True)
+            compute()
+            work.wait()
+
+        about: dict[str, Any] = {"nbytes": size, "dtype": name, "shape": shape, "flops": products * 2 * side**3}
+        for label, durations in (
+            ("products", seconds(machine, compute, together=True)),
+            ("all_reduce", reduce),
+            ("both", seconds(machine, both, together=True)),
+        ):
+            rows.append(row("overlap", label, durations, machine, **about))
     return rows

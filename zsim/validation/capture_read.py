@@ -11,11 +11,15 @@ from zsim.errors import InputError
 
 @dataclass(frozen=True)
 class Run:
-    """A run of a capture over its rounds. Times in seconds; `best` parts are those of the fastest round."""
+    """A run of a capture over its rounds. The parts of a step are those of the fastest round.
+
+    Times in seconds: on CPUs core seconds, which other programs on the machine do not stretch.
+    """
 
     name: str  # ddp_tiny
     scenario: Path
     rounds: tuple[float, ...]  # median step of each round, in order
+    wall: tuple[float, ...]  # likewise by the clock on the wall
     forward_s: float
     backward_s: float
     optimizer_s: float
@@ -49,14 +53,16 @@ def runs(folder: Path, only: tuple[str, ...] = ()) -> list[Run]:
 
 def _run(folder: Path, name: str, rows: list[dict[str, str]]) -> Run:
     try:
-        best = min(rows, key=lambda row: float(row["step_s"]))
+        clock = "_core_s" if rows[0].get("step_core_s") else "_s"
+        best = min(rows, key=lambda row: float(row["step" + clock]))
         return Run(
             name=name,
             scenario=folder / f"run_{name}.yaml",
-            rounds=tuple(float(row["step_s"]) for row in rows),
-            forward_s=float(best["forward_s"]),
-            backward_s=float(best["backward_s"]),
-            optimizer_s=float(best["optimizer_s"]),
+            rounds=tuple(float(row["step" + clock]) for row in rows),
+            wall=tuple(float(row["step_s"]) for row in rows),
+            forward_s=float(best["forward" + clock]),
+            backward_s=float(best["backward" + clock]),
+            optimizer_s=float(best["optimizer" + clock]),
             peak_bytes=int(best["peak_bytes"]) if best["peak_bytes"] else None,
             traces=tuple(sorted(folder.glob(f"trace_{name}_rank*.json.gz"))),
         )

@@ -90,7 +90,7 @@ def _train(machine: Machine, model: CapturedModel, strategy: str, traced: bool) 
         torch.cuda.reset_peak_memory_stats()
     for _ in range(3):
         step()
-    times: list[list[float]] = []
+    times: list[list[float]] = []  # forward, backward, optimizer, and their core seconds
     until = time.perf_counter() + (1.0 if machine.quick else 5.0)
     while True:
         times.append(step())
@@ -103,9 +103,12 @@ def _train(machine: Machine, model: CapturedModel, strategy: str, traced: bool) 
     peak = torch.cuda.max_memory_allocated() if machine.kind == "cuda" else ""
     if traced:
         _trace(machine, model, strategy, step)
-    totals = sorted(sum(parts) for parts in times)
+    totals, core = (sorted(sum(parts[half : half + 3]) for parts in times) for half in (0, 3))
     last = len(totals) - 1
-    parts = [median(column) for column in zip(*times, strict=True)]
+    parts: list[float | str] = [median(column) for column in zip(*times, strict=True)]
+    parts.insert(3, median(core))
+    if machine.kind != "cpu":
+        parts[3:] = [""] * 4
     name = str(machine.dtype).removeprefix("torch.")
     spread = [totals[int(0.1 * last)], totals[round(0.9 * last)]]
     shape = [MICRO_BATCH, SEQ_LEN, name, machine.world, parameters, len(times)]
@@ -146,7 +149,7 @@ def _trace(machine: Machine, model: CapturedModel, strategy: str, step: Callable
 
 
 def _engine(machine: Machine, model: CapturedModel, strategy: str) -> tuple[Callable[[], list[float]], int]:
-    """A function that trains one step and returns seconds of forward, backward and optimizer; and the parameters."""
+    """A function that trains one step and returns what `_timed` does; and the number of parameters."""
     torch.manual_seed(0)
     network = _network(machine, model, strategy)
     parameters = sum(parameter.numel() for parameter in network.parameters())
@@ -169,17 +172,21 @@ def _engine(machine: Machine, model: CapturedModel, strategy: str) -> tuple[Call
 
 
 def _timed(machine: Machine, network: Any, tokens: Any, backward: Any, update: Any) -> list[float]:
-    moments = [time.perf_counter()]
+    """Seconds of forward, backward and optimizer, then the CPU seconds of this process in each of them."""
+    moments: list[tuple[float, float]] = []
+
+    def passed() -> None:
+        machine.synchronize()
+        moments.append((time.perf_counter(), time.process_time()))
+
+    passed()
     loss = network(input_ids=tokens, labels=tokens).loss
-    machine.synchronize()
-    moments.append(time.perf_counter())
+    passed()
     backward(loss)
-    machine.synchronize()
-    moments.append(time.perf_counter())
+    passed()
     update()
-    machine.synchronize()
-    moments.append(time.perf_counter())
-    return [end - start for start, end in pairwise(moments)]
+    passed()
+    return [end[clock] - start[clock] for clock in (0, 1) for start, end in pairwise(moments)]
 
 
 def _network(machine: Machine, model: CapturedModel, strategy: str) -> torch.nn.Module:

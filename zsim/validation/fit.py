@@ -58,6 +58,10 @@ def non_negative(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -
     """Coefficients >= 0 of `columns` that make `seconds`, each point weighed by 1 / its seconds; and the rms error."""
     y = np.asarray(seconds, float)
     a = np.asarray(columns, float).T / y[:, None]
+    # Bytes beside ones would leave nothing of the smaller one within the precision of a pseudo-inverse.
+    scale = np.linalg.norm(a, axis=0)
+    scale = np.where(scale > 0, scale, 1.0)
+    a = a / scale
     active = list(range(a.shape[1]))
     while True:
         solved, *_ = np.linalg.lstsq(a[:, active], np.ones(len(y)), rcond=None)
@@ -70,8 +74,9 @@ def non_negative(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -
     covariance = np.linalg.pinv(a[:, active].T @ a[:, active]) * float(residual @ residual) / freedom
     found = [Estimate(0.0, 0.0, 0.0, len(y))] * a.shape[1]
     for place, (index, value) in enumerate(zip(active, solved, strict=True)):
-        half = _Z * sqrt(max(0.0, float(covariance[place, place])))
-        found[index] = Estimate(float(value), max(0.0, float(value) - half), float(value) + half, len(y))
+        middle = float(value / scale[index])
+        half = _Z * sqrt(max(0.0, float(covariance[place, place]))) / float(scale[index])
+        found[index] = Estimate(middle, max(0.0, middle - half), middle + half, len(y))
     return found, sqrt(float(residual @ residual) / len(y))
 
 

@@ -1,4 +1,4 @@
-"""Measured points that constants are fitted to: from a capture's CSV files, and from traces of anyone."""
+"""Measured points that constants are fitted to: from a capture's CSV files, traces and benchmark logs of anyone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from zsim.cost.collectives import KINDS
 from zsim.errors import InputError
+from zsim.validation import nccl_log
 from zsim.validation.kineto import read
 from zsim.validation.trace import Trace
 
@@ -17,16 +19,10 @@ Shape = tuple[int, int, int, int]
 
 @dataclass
 class Points:
-    """Seconds by what was run.
-
-    `quantile`: of kernels "p10_s" on CPUs, whose times other processes stretch, "median_s" on GPUs. Of collectives
-    always the median: gloo's p10 is what its sockets can do, but within steps its ranks do wait for a scheduler, and
-    profiles from medians predict steps better (validation/measured/gloo_cpu).
-    """
+    """Seconds by what was run: medians, on CPUs of core seconds."""
 
     device: str = ""
     backend: str = ""
-    quantile: str = "median_s"
     collectives: dict[tuple[str, int], list[tuple[float, float]]] = field(
         default_factory=dict
     )  # kind, ranks -> bytes, s
@@ -35,18 +31,24 @@ class Points:
     memory: list[tuple[float, float]] = field(default_factory=list)  # bytes, s
     optimizer: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # implementation -> elements, s
     launch: list[float] = field(default_factory=list)
-    overlap: tuple[float, float] | None = None  # s of a product alone, and beside an all-reduce
+    overlap: dict[float, dict[str, float]] = field(default_factory=dict)  # bytes -> s of products, all_reduce, both
     sources: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
-def gather(paths: Iterable[Path]) -> Points:
-    """From capture directories and trace files. Raises InputError."""
+def gather(paths: Iterable[Path], op: str | None = None, ranks: int | None = None) -> Points:
+    """From capture directories, traces (*.json, *.gz), and logs of nccl-tests and DeepSpeed (anything else).
+
+    `op`, `ranks`: of logs that do not say. Raises InputError.
+    """
     points = Points()
     for path in paths:
         if path.is_dir():
             _capture(path, points)
-        else:
+        elif {".json", ".gz"} & set(path.suffixes):
             _trace(read(path), points)
+        else:
+            _log(path, points, op, ranks)
         points.sources.append(path.name)
     return points
 
@@ -61,7 +63,6 @@ def _capture(folder: Path, points: Points) -> None:
         points.device, points.backend = machine["device"], machine["backend"]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"is damaged: {error!r}", machine_file) from None
-    points.quantile = "p10_s" if points.backend == "gloo" else "median_s"
     with bench.open(newline="", encoding="utf-8") as rows:
         for number, row in enumerate(csv.DictReader(rows), start=2):
             try:
@@ -72,10 +73,9 @@ def _capture(folder: Path, points: Points) -> None:
 
 def _row(row: dict[str, str], points: Points) -> None:
     kind, name, nbytes = row["kind"], row["name"], float(row["bytes"])
-    quantile = "median_s" if kind == "collective" else points.quantile
-    seconds = float(row[quantile])
+    seconds = float(row["median_s"])
     if not seconds > 0:
-        raise ValueError(f"{quantile} is {seconds}")
+        raise ValueError(f"median_s is {seconds}")
     if kind == "collective":
         points.collectives.setdefault((name, int(row["world"])), []).append((nbytes, seconds))
     elif kind == "gemm":
@@ -92,8 +92,7 @@ def _row(row: dict[str, str], points: Points) -> None:
     elif kind == "launch":
         points.launch.append(seconds)
     elif kind == "overlap":
-        alone, beside = points.overlap or (0.0, 0.0)
-        points.overlap = (seconds, beside) if name == "alone" else (alone, seconds)
+        points.overlap.setdefault(nbytes, {})[name] = seconds
 
 
 def _trace(trace: Trace, points: Points) -> None:
@@ -112,6 +111,27 @@ def _trace(trace: Trace, points: Points) -> None:
         points.collectives.setdefault((kind, ranks), []).append((nbytes, _low(seconds)))
     for (dtype, shape), seconds in products.items():
         points.gemms.setdefault(dtype, []).append((shape, _low(seconds)))
+
+
+def _log(path: Path, points: Points, op: str | None, ranks: int | None) -> None:
+    """Times out of place, as frameworks call collectives."""
+    for number, table in enumerate(nccl_log.read(path), 1):
+        name = f"{path.name}, table {number}"
+        points.notes += [f"{name}: {warning}" for warning in table.warnings]
+        kind, group = table.op or op, table.ranks or ranks
+        if kind is None or group is None:
+            missing = "which collective it ran (--op)" if kind is None else "on how many ranks (--ranks)"
+            raise InputError(f"table {number} does not say {missing}", path)
+        points.device = points.device or next(iter(table.devices), "")
+        points.backend = points.backend or "nccl"
+        if len(table.hosts) > 1:
+            points.notes.append(f"{name}: over {len(table.hosts)} machines, left out: profiles hold times within one")
+            continue
+        if group == 1 or kind not in KINDS:
+            points.notes.append(f"{name}: {kind} of {group} ranks, left out")
+            continue
+        measured = points.collectives.setdefault((kind, group), [])
+        measured += [(row.nbytes, row.seconds) for row in table.rows]
 
 
 def _low(seconds: list[float]) -> float:

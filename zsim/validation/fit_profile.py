@@ -10,6 +10,7 @@ from typing import Any
 from zsim.cluster.catalog import device as catalog_device
 from zsim.cluster.spec import Device
 from zsim.cost import attention
+from zsim.cost import profile as profiles
 from zsim.cost.profile import Profile, load_profile
 from zsim.errors import InputError
 from zsim.model.kernels import Attention
@@ -24,6 +25,7 @@ CONSTANTS = (
     "memory_efficiency.optimizer", "launch_gap", "collective_slowdown", "host.launch",
 )  # fmt: skip
 _SCATTER = 0.25  # rms error beyond which products follow no common law: mixed libraries, sparsity, other precisions
+_ALL = 0.95  # a collective that leaves kernels nothing, as gloo's threads do on the one core of their rank
 _MOST = 1.5  # times the catalog's peak: a clock above nominal is possible, more is a wrong device or dtype
 
 
@@ -93,18 +95,29 @@ class Calibration:
         return "\n".join(lines)
 
 
-def calibrate(paths: Sequence[Path], base: str = "default", device: str | None = None) -> Calibration:
-    """Fit a profile to captures and traces. `device`: the catalog's name where the traces do not tell it.
+def calibrate(
+    paths: Sequence[Path],
+    base: str = "default",
+    device: str | None = None,
+    op: str | None = None,
+    ranks: int | None = None,
+) -> Calibration:
+    """Fit a profile to captures, traces and logs of collectives.
 
-    Raises InputError where nothing can be determined.
+    `base`: a software stack, or a device (then under the default stack). `device`: the catalog's name where the files
+    do not tell it; `op`, `ranks`: as in `gather`. Raises InputError where nothing can be determined.
     """
-    points = gather(paths)
+    points = gather(paths, op, ranks)
+    if base not in (profiles.read("stacks") or {}):
+        if points.device and catalog_device(points.device) != catalog_device(base):
+            raise InputError(f"measured on {points.device}", field="--base", accepted="that device, or a stack")
+        device, base = device or base, "default"
     name = device or points.device
     if not name:
         raise InputError("do not say which device they ran on", field="device", accepted="a name of the catalog")
     known = catalog_device(name)
     profile = load_profile(known.name, base)
-    found = Calibration(known, base, points.sources, profile)
+    found = Calibration(known, base, points.sources, profile, notes=points.notes)
     _products(points, found)
     _attention(points, found, profile)
     _memory(points, found)
@@ -194,6 +207,11 @@ def _collectives(points: Points, found: Calibration) -> None:
 
 
 def _slowdown(points: Points, found: Calibration) -> None:
-    """Of a product beside an all-reduce."""
-    if points.overlap and 0 < points.overlap[0] < points.overlap[1]:
-        found.determined["collective_slowdown"] = fit.mean([points.overlap[1] / points.overlap[0]])
+    """What an all-reduce takes from the kernels beside it: a share of its own time, of which they get the rest."""
+    shares = [
+        (seconds["both"] - seconds["products"]) / seconds["all_reduce"]
+        for seconds in points.overlap.values()
+        if seconds.keys() >= {"both", "products", "all_reduce"}
+    ]
+    if shares:
+        found.determined["collective_slowdown"] = fit.mean([1 / (1 - min(max(x, 0.0), _ALL)) for x in shares])

@@ -19,6 +19,7 @@ from zsim.result.spec import Result
 from zsim.validation.capture_read import Run
 from zsim.validation.fit import mean
 from zsim.validation.fit_profile import Calibration
+from zsim.validation.trace_compare import phases
 
 DEFAULT, UPDATE = "memory_efficiency.default", "memory_efficiency.optimizer"
 _ARITHMETIC = {"matrix multiplication", "gemm", "attention"}
@@ -30,15 +31,14 @@ def refine(calibration: Calibration, runs: Sequence[Run]) -> None:
     for _ in range(_ROUNDS):
         shares: dict[str, list[float]] = {DEFAULT: [], UPDATE: []}
         for run in runs:
-            time = predicted(run, calibration).time
+            result = predicted(run, calibration)
+            time, parts = result.time, phases(result)
             families = dict(time.compute_by_family)
             update = families.pop("optimizer", 0.0)
             moving = sum(seconds for family, seconds in families.items() if family not in _ARITHMETIC)
-            exposed = sum(seconds for where, seconds in time.exposed_by.items() if where.endswith("/optimizer"))
-            in_update = time.compute_by_phase.get("optimizer", 0.0) + exposed
             for name, seconds, missing in (
-                (DEFAULT, moving, run.forward_s + run.backward_s - (time.step_s - in_update)),
-                (UPDATE, update, run.optimizer_s - in_update),
+                (DEFAULT, moving, run.forward_s + run.backward_s - parts["forward"] - parts["backward"]),
+                (UPDATE, update, run.optimizer_s - parts["optimizer"]),
             ):
                 # Where all else already takes longer than the measurement, the share cannot be told from it.
                 wanted = seconds + missing

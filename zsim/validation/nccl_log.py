@@ -8,8 +8,9 @@ DeepSpeed's comms log too.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 
 from zsim import units
 from zsim.errors import InputError
@@ -20,7 +21,7 @@ _ROW = re.compile(rf"^\s*(\d+)\s+(\d+)\s+(?:{_TYPES})\b\s*(sum|prod|min|max|avg|
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|N/A", re.IGNORECASE)
 _HEADER = re.compile(r"size\s+count")
 _TITLE = re.compile(r"\b(all_reduce|all_gather|reduce_scatter|broadcast|reduce|alltoall|sendrecv)_perf")
-_DEVICE = re.compile(r"Rank\s+(\d+)\b.*?device\s+\d+\s+\[[^\]]*\]\s+(.+?)\s*$")
+_DEVICE = re.compile(r"Rank\s+(\d+)\b(?:.*?\bon\s+(\S+))?.*?device\s+\d+\s+\[[^\]]*\]\s+(.+?)\s*$")
 _THREADS = re.compile(r"nThread (\d+) nGpus (\d+)")
 _VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
 _OPS = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
@@ -45,6 +46,7 @@ class Table:
     ranks: int | None = None
     gpus_per_process: int = 1
     devices: list[str] = field(default_factory=list)
+    hosts: set[str] = field(default_factory=set)  # names of the machines that the log lists
     version: str | None = None
     rows: list[Row] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -85,14 +87,15 @@ def parse(text: str) -> list[Table]:
             before = tables[-1]
             tables.append(Table(version=before.version, gpus_per_process=before.gpus_per_process))
             if not device and not threads:  # only a new header: the same ranks
-                tables[-1].ranks, tables[-1].devices = before.ranks, before.devices
+                tables[-1].ranks, tables[-1].devices, tables[-1].hosts = before.ranks, before.devices, before.hosts
             kinds = []
         if threads:
             tables[-1].gpus_per_process = int(threads.group(1)) * int(threads.group(2))
         elif version:
             tables[-1].version = version.group(1)
         elif device:
-            tables[-1].devices.append(device.group(2))
+            tables[-1].devices.append(device.group(3))
+            tables[-1].hosts.add(device.group(2) or "")
             tables[-1].ranks = max(tables[-1].ranks or 0, int(device.group(1)) + 1)  # often only the last line is kept
         elif title:
             tables[-1].op = _OPS.get(title.group(1), title.group(1))
@@ -173,11 +176,16 @@ def _rate(match: re.Match[str]) -> float:
 
 
 def _comms_logger(text: str) -> list[Table]:
-    """DeepSpeed's log_summary: op, then size, count, total ms, average ms, Gb/s. Negative totals overflowed there."""
+    """DeepSpeed's log_summary: op, then size, count, total ms, average ms, Gb/s. Negative totals overflowed there.
+
+    Its KB are 1024 bytes, of the tensor that the caller passes: of an all-gather a rank's part. The world's size
+    follows from the rates (0.19.8 utils/comms_logging.py, `convert_size` and `calc_bw_log`).
+    """
     tables: list[Table] = []
+    worlds: list[int] = []
     for line in text.splitlines():
         named = re.fullmatch(r"\s*(all_reduce|all_gather\w*|reduce_scatter\w*|broadcast|reduce|barrier)\s*", line)
-        row = re.match(r"\s+([\d.]+)\s*([KMG]?B)\s+\d+\s+(-?[\d.]+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)", line)
+        row = re.match(r"\s+([\d.]+)\s*([KMGT]?)B\s+\d+\s+(-?[\d.]+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)", line)
         if named:
             op = named.group(1)
             tables.append(
@@ -185,9 +193,30 @@ def _comms_logger(text: str) -> list[Table]:
             )
         elif row and tables:
             if float(row.group(3)) < 0:
-                tables[-1].warnings.append(f"{row.group(1)} {row.group(2)}: its total latency is negative, left out")
+                tables[-1].warnings.append(f"{row.group(1)} {row.group(2)}B: its total latency is negative, left out")
                 continue
-            nbytes, seconds = units.parse_size(f"{row.group(1)} {row.group(2)}"), float(row.group(4)) * 1e-3
+            nbytes = round(float(row.group(1)) * 1024 ** " KMGT".index(row.group(2) or " "))
+            seconds, rate, busbw = float(row.group(4)) * 1e-3, float(row.group(5)) / 8e-9, float(row.group(6)) / 8e-9
             if nbytes and seconds:
-                tables[-1].rows.append(Row(nbytes, seconds, nbytes / seconds, float(row.group(6)) * 1e9 / 8))
+                worlds += _world(tables[-1].op, nbytes, seconds, rate, busbw)
+                tables[-1].rows.append(Row(nbytes, seconds, nbytes / seconds, busbw))
+    ranks = round(median(worlds)) if worlds else None
+    for table in tables:
+        table.ranks = ranks
+        if table.op == "all_gather" and ranks:
+            table.rows = [replace(r, nbytes=r.nbytes * ranks, algbw=r.algbw * ranks) for r in table.rows]
+        elif table.op == "all_gather":
+            table.warnings.append("sizes are those of a rank's part: the number of ranks is not known")
     return [table for table in tables if table.rows]
+
+
+def _world(op: str | None, nbytes: int, seconds: float, rate: float, busbw: float) -> list[int]:
+    """Number of ranks as a row's rates tell it; none where they are too small or too near their limit."""
+    if rate < 1e8:
+        return []
+    if op in ("all_gather", "reduce_scatter"):
+        told = rate * seconds / nbytes
+    else:
+        share = busbw / rate if op == "all_reduce" else 1.0
+        told = 1 / (1 - share) if share < 0.98 else 0.0  # three digits tell no more than 50 ranks
+    return [round(told)] if 1.5 <= told < 1e6 else []

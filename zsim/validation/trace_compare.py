@@ -39,6 +39,8 @@ class Comparison:
 
     def text(self) -> str:
         lines = [f"{self.run.name}   rounds differ by up to {self.run.spread:.0%}"]
+        if self.run.wall != self.run.rounds:
+            lines.append(f"  core seconds; {min(self.run.wall) * 1e3:.2f} ms on the wall clock of the shared cores")
         for part in self.measured:
             measured, predicted = self.measured[part] * 1e3, self.predicted[part] * 1e3
             lines.append(
@@ -68,16 +70,24 @@ def _listed(found: Counter[tuple[str, int]]) -> str:
 def compare(run: Run, profile: Path | None) -> Comparison:
     """Simulate `run` under a profile (None: the base) and set it beside what was measured."""
     result = simulate(load_scenario(run.scenario, [f"profile={profile.resolve()}"] if profile else []))
-    time = result.time
-    parts = {
-        phase: time.compute_by_phase.get(phase, 0.0)
-        + sum(s for where, s in time.exposed_by.items() if where.endswith(f"/{phase}"))
-        for phase in ("forward", "backward", "optimizer")
-    }
     measured = {"forward": run.forward_s, "backward": run.backward_s, "optimizer": run.optimizer_s, "step": run.best_s}
     backend = result.setup.cluster.backend
     traced = _of_trace(read(run.traces[0])) if run.traces else None
-    return Comparison(run, result, measured, parts | {"step": time.step_s}, traced, _of_result(result, backend))
+    parts = phases(result) | {"step": result.time.step_s}
+    return Comparison(run, result, measured, parts, traced, _of_result(result, backend))
+
+
+def phases(result: Result) -> dict[str, float]:
+    """Seconds of forward, backward and optimizer as a capture measures them: each until its last op is done."""
+    view = result.slowest
+    ends = dict.fromkeys(("forward", "backward", "optimizer"), view.steady.start_s)
+    for record in view.records:
+        if record.step == view.steady.step:
+            phase = "backward" if record.op.phase == "recompute" else record.op.phase
+            ends[phase] = max(ends[phase], record.end_s)
+    ends["optimizer"] = view.steady.end_s
+    times = [view.steady.start_s, *ends.values()]
+    return {phase: max(0.0, end - start) for phase, start, end in zip(ends, times, ends.values(), strict=False)}
 
 
 def _of_trace(trace: Trace) -> Counter[tuple[str, int]]:
