@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from validation.oracles import aio
 from validation.oracles.engines import Config
 from validation.oracles.storage import StorageTracker
 
@@ -48,6 +49,7 @@ def configurations() -> list[Config]:
         _zero("z3_parameters", 3, offload_param=OFFLOAD),
         _zero("z2_pinned", 2, offload_optimizer=PINNED),
         _zero("z3_pinned", 3, offload_optimizer=PINNED, offload_param=PINNED),
+        _zero("z3_nvme", 3, offload_optimizer={"device": "nvme", "pin_memory": False}, **few),
         {"name": "fsdp2", "engine": "fsdp2", "world": 2, "model": "llama", "dtype": "bfloat16", "fsdp": reduced},
     ]
 
@@ -152,7 +154,8 @@ def _stage3(optimizer: Any) -> dict[str, list[Any]]:
     if optimizer.offload_param:
         found["parameters"] = list(optimizer.param_groups_fp16_flat_cpu_memory)
     used = {tensor.untyped_storage().data_ptr() for tensors in found.values() for tensor in tensors}
-    found["buffers"] = [block for block in _BLOCKS if block.untyped_storage().data_ptr() not in used]
+    pinned = [block for block in _BLOCKS if block.untyped_storage().data_ptr() not in used]
+    found["buffers"] = [*pinned, *aio.PINNED.values()]
     return found
 
 

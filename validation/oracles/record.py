@@ -71,6 +71,7 @@ def _rank(config: dict[str, Any], rank: int, store: str, results: Any, watcher: 
     )  # fmt: skip
     try:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+        config = config | {"folder": os.path.dirname(store)}
         results.put((rank, engines.run(config, rank, world, watcher()), None))
     except BaseException:
         results.put((rank, None, traceback.format_exc()))
