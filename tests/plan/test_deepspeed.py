@@ -178,3 +178,9 @@ def test_adam_means_adamw(params: dict[str, Any], kind: str) -> None:
 def test_zero_as_a_switch() -> None:
     assert fields(read({"train_batch_size": 8, "zero_optimization": True}))["zero.stage"] == 1
     assert fields(read({"train_batch_size": 8, "zero_optimization": False}))["zero.stage"] == 0
+
+
+@pytest.mark.parametrize(("params", "kept"), [({"lr": 0.1}, False), ({"lr": 0.1, "momentum": 0.9}, True)])
+def test_sgd_keeps_a_momentum_where_it_has_one(params: dict[str, Any], kept: bool) -> None:
+    reading = read({"optimizer": {"type": "SGD", "params": params}})
+    assert fields(reading)["optimizer.momentum"] is kept

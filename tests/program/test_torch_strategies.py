@@ -106,7 +106,9 @@ FSDP2 = st.builds(
     world_size=st.just(4),
     grad_accum=st.integers(1, 3),
     grad_clip=st.sampled_from([None, 1.0]),
-    optimizer=st.sampled_from([Optimizer(), Optimizer(impl="foreach"), Optimizer("sgd", "loop"), Optimizer("lion")]),
+    optimizer=st.sampled_from(
+        [Optimizer(), Optimizer(impl="foreach"), Optimizer("sgd", "loop", momentum=True), Optimizer("lion")]
+    ),
     param_dtype=st.sampled_from(["bfloat16", "float32"]),
     reduce_dtype=st.sampled_from(["bfloat16", "float32", "float16"]),
     reshard_after_forward=st.sampled_from([True, False, 2]),
@@ -298,8 +300,8 @@ def test_optimizer_states():
     model, _, _ = model_and_tree()
     n = model.numel
     assert states(Optimizer("adamw")) == 8 * n
-    assert states(Optimizer("sgd")) == states(Optimizer("lion")) == 4 * n
-    assert states(Optimizer("sgd", momentum=False)) == 0
+    assert states(Optimizer("sgd", momentum=True)) == states(Optimizer("lion")) == 4 * n
+    assert states(Optimizer("sgd")) == 0
     assert 2 * n < states(Optimizer("adamw8bit")) < 4 * n  # small tensors keep float32 states
     assert states(Optimizer("adafactor")) < n / 5
 

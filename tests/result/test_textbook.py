@@ -14,8 +14,8 @@ def test_eight_billion_parameters_on_four_gpus(stage, gb):
     ("optimizer", "formula"),
     [
         (Optimizer("adamw"), "P (4 + 12/N)"),
-        (Optimizer("sgd"), "P (4 + 8/N)"),
-        (Optimizer("sgd", momentum=False), "P (4 + 4/N)"),
+        (Optimizer("sgd", momentum=True), "P (4 + 8/N)"),
+        (Optimizer("sgd"), "P (4 + 4/N)"),
         (Optimizer("lion"), "P (4 + 8/N)"),
         (Optimizer("adamw8bit"), "P (4 + 6/N)"),
     ],

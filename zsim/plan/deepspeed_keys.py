@@ -156,6 +156,7 @@ OPTIMIZER_PARAMS: dict[str, Key] = {
     "foreach": used(bool),
     "fp32_optimizer_states": refused(bool, True, "CPU Adam with states in the gradients' type"),
     **{
+    "momentum": used(float, 0.0),
         name: none(kind, _OPTIMIZER_NUMBER)
         for name, kind in {
             "lr": float,
@@ -164,7 +165,6 @@ OPTIMIZER_PARAMS: dict[str, Key] = {
             "weight_decay": float,
             "bias_correction": bool,
             "amsgrad": bool,
-            "momentum": float,
             "muon_lr": float,
             "adam_lr": float,
             "ns_method": str,

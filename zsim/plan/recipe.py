@@ -24,7 +24,6 @@ OPTIMIZERS: dict[str, tuple[str, str | None]] = {
     "adafactor": ("adafactor", None),
     "sgd": ("sgd", None),
     "lion_32bit": ("lion", None),
-    "muon": ("muon", None),
 }
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """`name`: adamw, adam, sgd, lion, adafactor, muon, adamw8bit. `impl`: fused | foreach | loop | cpu."""
+    """`name`: adamw, adam, sgd, lion, adafactor, adamw8bit. `impl`: fused | foreach | loop | cpu."""
 
     name: str = "adamw"
     impl: str = "fused"
-    momentum: bool = True
+    momentum: bool = False  # of sgd, whose own default is none
     decay_groups: bool = False  # two parameter groups, the second without weight decay: biases and norms
 
 

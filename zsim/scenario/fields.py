@@ -98,9 +98,9 @@ class FrameworkField(Section):
 
 class OptimizerField(Section):
     shorthand = "name"
-    name: Literal["adamw", "adam", "sgd", "lion", "adafactor", "muon", "adamw8bit"] = "adamw"
+    name: Literal["adamw", "adam", "sgd", "lion", "adafactor", "adamw8bit"] = "adamw"
     impl: Literal["fused", "foreach", "loop", "cpu"] | None = None
-    momentum: bool | None = None
+    momentum: bool | None = Field(None, description="of sgd: whether it keeps one, false unless given")
     decay_groups: bool | None = Field(
         None,
         description="deepspeed: biases and norms, which do not decay, are a group of their own, as in all runs "
