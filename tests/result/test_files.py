@@ -49,4 +49,8 @@ def test_tables_agree_with_the_result(result):
 
 
 def test_a_notebook_shows_the_verdict(result):
-    assert "FITS: miniature" in result._repr_html_()
+    shown = result._repr_html_()
+    assert "FITS: miniature" in shown
+    assert f"{result.gpu.nvidia_smi_bytes / 2**30:.2f} GiB" in shown
+    assert "1.900 s" in shown  # the step
+    assert "500.00 ms" in shown  # exposed communication

@@ -69,9 +69,11 @@ def _helpful(result: Result, number: int) -> list[Change]:
     if not number:
         return []
     if not result.fits:
+        from zsim.cli.progress import working
         from zsim.result.remedies import remedies
 
-        return remedies(result, number)
+        with working("simulating what would make it fit"):
+            return remedies(result, number)
     from zsim.cli.processes import each
     from zsim.result.sensitivity import change
     from zsim.result.suggestions import best, candidates

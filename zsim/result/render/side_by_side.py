@@ -77,6 +77,8 @@ def show(value: Any, unit: str) -> str:
         return "-"
     if not value and unit:
         return "0"
+    if unit == "bytes" and abs(value) < 0.005 * GIB:
+        return f"{value / 2**20:.2f} MiB" if value >= 0.005 * 2**20 else f"{value} B"
     if unit == "bytes":
         return f"{value / GIB:.{1 if abs(value) >= 100 * GIB else 2}f} GiB"
     if unit == "s":

@@ -160,7 +160,7 @@ def _memory(result: Result, width: int, blocks: bool) -> Iterator[str]:
 
 
 def _time_title(result: Result) -> str:
-    return f"Step: {_seconds(result.time.step_s)}" + ("" if result.fits else ", as if it fitted")
+    return f"Step: {duration(result.time.step_s)}" + ("" if result.fits else ", as if it fitted")
 
 
 def _time(result: Result, width: int, blocks: bool) -> Iterator[str]:
@@ -168,7 +168,7 @@ def _time(result: Result, width: int, blocks: bool) -> Iterator[str]:
 
     def row(label: str, seconds: float) -> str:
         share = seconds / time.step_s if time.step_s else 0.0
-        return f"{label:<37}{_seconds(seconds):>9}{share:>7.1%}  {bar(share, width - 55, blocks)}".rstrip()
+        return f"{label:<37}{duration(seconds):>9}{share:>7.1%}  {bar(share, width - 55, blocks)}".rstrip()
 
     def parts(seconds: Mapping[str, float]) -> Iterator[str]:
         for name, value in seconds.items():
@@ -184,9 +184,9 @@ def _time(result: Result, width: int, blocks: bool) -> Iterator[str]:
     yield from parts(time.idle_by)
     if time.comm_s:
         hidden = time.overlapped_comm_s / time.comm_s
-        yield f"Collectives run for {_seconds(time.comm_s)}, {hidden:.0%} of it under compute."
+        yield f"Collectives run for {duration(time.comm_s)}, {hidden:.0%} of it under compute."
     if abs(time.first_step_s - time.step_s) > 0.05 * time.step_s:
-        yield f"The first step takes {_seconds(time.first_step_s)}."
+        yield f"The first step takes {duration(time.first_step_s)}."
     speed = result.throughput
     text = f"{speed.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, {speed.tokens_per_s:,.0f} in all"
     if speed.mfu is not None and speed.hfu is not None:
@@ -243,7 +243,8 @@ def bar(share: float, room: int, blocks: bool, mark: float | None = None) -> str
     return text
 
 
-def _seconds(value: float) -> str:
+def duration(value: float) -> str:
+    """Seconds as people read them."""
     if not value:
         return "0 s"
     if value >= 1:
