@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from zsim.errors import InputError, NotModeled
 from zsim.plan.deepspeed import read_document
 from zsim.plan.deepspeed_keys import ALIASES, LISTED, NONE, REFUSED, REMOVED, SECTIONS, USED, Key
 from zsim.plan.document import Document
+from zsim.plan.key_table import markdown
 from zsim.plan.reading import Reading
 
 KEYS = [(section, name, key) for section, keys in SECTIONS.items() for name, key in keys.items()]
@@ -175,6 +177,15 @@ def test_the_table_holds_every_key_of_the_top_level(config: Any) -> None:
     assert not missing
 
 
+def test_the_table_holds_every_key_of_aio_and_activation_checkpointing(config: Any) -> None:
+    from deepspeed.runtime.activation_checkpointing import config as checkpointing
+    from deepspeed.runtime.swap_tensor import constants as aio
+
+    names = {value for name, value in vars(aio).items() if name.startswith("AIO_") and not name.endswith("_DEFAULT")}
+    assert names - {aio.AIO_FORMAT} == SECTIONS["aio"].keys() - {"thread_count"}
+    assert checkpointing.ACT_CHKPT_DEFAULT.keys() | {"profile"} == SECTIONS["activation_checkpointing"].keys()
+
+
 def test_the_table_holds_every_key_of_expert_parallelism(config: Any) -> None:
     import inspect
     import re
@@ -193,3 +204,12 @@ def test_removed_keys_are_deepspeeds(config: Any) -> None:
 
 def test_default_of_clipping(config: Any) -> None:
     assert SECTIONS[""]["gradient_clipping"].default == config.GRADIENT_CLIPPING_DEFAULT
+
+
+def test_the_documented_table_is_this_one() -> None:
+    """Written by `python -m zsim.plan.key_table`; a row per key, each of which is a case above."""
+    text = (Path(__file__).parents[2] / "docs" / "deepspeed-keys.md").read_text(encoding="utf-8")
+    assert text == "\n".join(markdown()) + "\n"
+    rows = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `")}
+    sections = {full for full in SECTIONS if full}
+    assert rows >= {full_name(section, name) for section, name, _ in KEYS} - sections | REMOVED.keys()

@@ -72,6 +72,13 @@ def test_pinned_memory_is_a_power_of_two() -> None:
     assert [pinned_bytes(n) for n in (0, 1, 4096, 4097, 18_800_000_000)] == [0, 1, 4096, 8192, 1 << 35]
 
 
+@pytest.fixture
+def all_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of any size, for a small model."""
+    monkeypatch.setattr("zsim.program.nvme.MIN_AIO_BYTES", 0)
+
+
+@pytest.mark.usefixtures("all_swapped")
 def test_nvme_moves_sixteen_bytes_in_and_twelve_out_per_parameter() -> None:
     """Weights, both moments and gradients are read; the gradients, written in backward, are not written again."""
     found = moved(program(offload_optimizer="nvme"))
@@ -80,6 +87,27 @@ def test_nvme_moves_sixteen_bytes_in_and_twelve_out_per_parameter() -> None:
     assert found["nvme_write", "backward"] == 4 * OWNED
 
 
+def test_gradients_below_a_mebibyte_are_not_swapped() -> None:
+    """They stay on the GPU in float32 until their sub-group's update (swap_tensor/optimizer_utils.py)."""
+    run = program(offload_optimizer="nvme")
+    found = moved(run)
+    assert found["nvme_write", "backward"] == 0
+    assert found["nvme_read", "optimizer"] == 12 * OWNED
+    assert found["d2h", "optimizer"] == 4 * OWNED
+    sizes = {i.key: i.nbytes for i in run.steps[-1] if isinstance(i, Alloc) and i.key.startswith("unswapped")}
+    assert sum(sizes.values()) == 4 * OWNED
+    assert "gradients" not in held(run, "nvme")
+
+
+@pytest.mark.usefixtures("all_swapped")
+def test_before_the_first_update_there_are_no_moments_to_read() -> None:
+    run = program(offload_optimizer="nvme")
+    assert moved(run, step=0)["nvme_read", "optimizer"] == 8 * OWNED
+    made = [i.nbytes for i in run.steps[0] if isinstance(i, Alloc) and i.key.startswith("new moments")]
+    assert sum(made) == 8 * OWNED
+
+
+@pytest.mark.usefixtures("all_swapped")
 def test_nvme_holds_states_and_gradients_and_the_host_a_few_buffers() -> None:
     run = program(offload_optimizer="nvme", offload_optimizer_buffer_count=5)
     assert held(run, "nvme") == {"optimizer_states": 12 * OWNED, "gradients": 4 * OWNED}
@@ -93,6 +121,7 @@ def _is_adam(work: object) -> bool:
     return isinstance(work, CpuWork) and work.label == "adamw"
 
 
+@pytest.mark.usefixtures("all_swapped")
 def test_parameters_beyond_max_in_cpu_are_read_from_nvme_for_every_gather() -> None:
     few = {"offload_param": "nvme", "offload_optimizer": "nvme", "stage3_param_persistence_threshold": 0}
     all_kept = program(**few)

@@ -29,7 +29,7 @@ def test_host_memory_of_a_real_run_is_predicted(path: Path):
 
 def test_runs_cover_the_stages_and_fsdp2():
     names = {path.name.split(".")[0] for path in RUNS}
-    assert {"z1", "z2", "z2_pinned", "z3", "z3_parameters", "z3_pinned", "fsdp2"} <= names
+    assert {"z1", "z2", "z2_pinned", "z3", "z3_parameters", "z3_pinned", "z3_nvme", "fsdp2"} <= names
 
 
 def test_a_byte_more_is_seen(tmp_path: Path):

@@ -43,6 +43,8 @@ def refused(kind: type, default: Any, why: str) -> Key:
 
 _PRINTS = "printing and logging"
 _ALL_AT_ONCE = "all_gather_into_tensor gathers each parameter group at once"
+_CHECKPOINTING = "only models that call deepspeed.checkpointing, which Hugging Face's do not"
+_AIO = "the topology's NVMe rates stand for what requests of this kind reach"
 _LOSS_SCALE = "numbers only"
 _OPTIMIZER_NUMBER = "a number of the optimizer, not its shape"
 
@@ -154,9 +156,9 @@ OPTIMIZER_PARAMS: dict[str, Key] = {
     "torch_adam": used(bool, False),
     "adam_w_mode": none(bool, _OPTIMIZER_NUMBER),
     "foreach": used(bool),
+    "momentum": used(float, 0.0),
     "fp32_optimizer_states": refused(bool, True, "CPU Adam with states in the gradients' type"),
     **{
-    "momentum": used(float, 0.0),
         name: none(kind, _OPTIMIZER_NUMBER)
         for name, kind in {
             "lr": float,
@@ -221,10 +223,8 @@ TOP: dict[str, Key] = {
     "sequence_parallel_size": refused(int, 1, "Ulysses sequence parallelism"),
     "use_data_before_expert_parallelism": none(bool, "expert parallel groups"),
     "dataloader_drop_last": none(bool, "the data loader"),
-    "activation_checkpointing": none(
-        dict, "only models that call deepspeed.checkpointing, which Hugging Face's do not"
-    ),
-    "aio": none(dict, "the topology's NVMe rate stands for it"),
+    "activation_checkpointing": used(dict),
+    "aio": used(dict),
     "flops_profiler": used(dict),
     "comms_logger": none(dict, _PRINTS),
     "tensorboard": _MONITOR,
@@ -259,6 +259,23 @@ SECTIONS: dict[str, dict[str, Key]] = {
         "legacy_fusion": none(bool, "the wrapper of fp16 without ZeRO"),
     },
     "optimizer.params": OPTIMIZER_PARAMS,
+    "activation_checkpointing": {
+        "partition_activations": none(bool, _CHECKPOINTING),
+        "contiguous_memory_optimization": none(bool, _CHECKPOINTING),
+        "cpu_checkpointing": none(bool, _CHECKPOINTING),
+        "number_checkpoints": none(int, _CHECKPOINTING),
+        "synchronize_checkpoint_boundary": none(bool, _CHECKPOINTING),
+        "profile": none(bool, _PRINTS),
+    },
+    "aio": {
+        "block_size": none(int, _AIO),
+        "queue_depth": none(int, _AIO),
+        "intra_op_parallelism": none(int, _AIO),
+        "thread_count": none(int, _AIO),  # as intra_op_parallelism was called before
+        "single_submit": none(bool, _AIO),
+        "overlap_events": none(bool, _AIO),
+        "use_gds": refused(bool, False, "NVMe straight to the GPU (GPUDirect Storage)"),
+    },
     "torch_autocast": {
         "enabled": refused(bool, False, "torch.autocast inside DeepSpeed"),
         "dtype": none(str, "torch.autocast"),

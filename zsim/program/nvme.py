@@ -13,12 +13,13 @@ from zsim.errors import InputError
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder, pinned_bytes
 from zsim.program.deepspeed import dtype_bytes
-from zsim.program.offload import Zero3OnCpu
+from zsim.program.offload import Zero3OnCpu, copy
 from zsim.program.ops import CPU, D2H, NVME, Copy
 
 if TYPE_CHECKING:
     from zsim.program.zero3_gradients import Gradients
 
+MIN_AIO_BYTES = 1 << 20  # swap_tensor/utils.py: smaller tensors are not swapped
 STATES = 3  # of Adam, with the master weights; a fourth buffer holds the gradients (offload_config.py buffer_count)
 
 
@@ -40,6 +41,9 @@ class Zero3OnNvme(Zero3OnCpu):
             )
         self.reading: dict[int, int] = {}  # sub-group -> the read that fetches its states
         self.writing: int | None = None  # the last write that nobody has waited for
+        # optimizer_utils.py _swap_out_gradients: too small to swap, float32 gradients stay where they are, on the GPU
+        self.unswapped = {param for param, numel in enumerate(self.shard) if 4 * numel < MIN_AIO_BYTES}
+        self.held: list[set[int]] = [set(group) & self.unswapped for group in self.sub_groups]
 
     def allocate(self) -> None:
         """All in elements of the largest sub-group, as the buffer manager allocates them."""
@@ -48,11 +52,16 @@ class Zero3OnNvme(Zero3OnCpu):
         builder.alloc("swap buffers", "buffers", 4 * max(owned) * plan.offload_optimizer_buffer_count, "host")
         builder.alloc_host("gradient shards", "gradients", sum(owned) * self.accum_size, self.pinned)
         builder.alloc("states on NVMe", "optimizer_states", 4 * STATES * sum(owned), "nvme")
-        builder.alloc("gradients on NVMe", "gradients", 4 * sum(owned), "nvme")
+        swapped = sum(owned) - sum(self.shard[param] for held in self.held for param in held)
+        if swapped:
+            builder.alloc("gradients on NVMe", "gradients", 4 * swapped, "nvme")
 
     def _fp32_to_host(self, param: int) -> None:
         """swap_out_gradients: written as soon as they are in a buffer, in the background."""
         nbytes = 4 * self.shard[param]
+        if param in self.unswapped:
+            self.builder.alloc(f"unswapped gradient:{param}", "gradients", nbytes, lane=self.gradients.lane)
+            return
         self._move(D2H, nbytes)
         self.builder.wait_stream(NVME, D2H)
         swap(self.builder, "nvme_write", "gradients to NVMe", "backward", nbytes, self.gradients.micro)
@@ -60,24 +69,36 @@ class Zero3OnNvme(Zero3OnCpu):
     def _update(self, index: int, numel: int, first: bool) -> None:
         """swap_in_optimizer_state, the step on the CPU, swap_out_optimizer_state."""
         builder, plan, last = self.builder, self.plan, index == len(self.sub_groups) - 1
-        self._read(index, numel)
+        self._read(index, first)
         builder.host_wait(self.reading.pop(index))
+        held = self.held[index]
+        if held:  # read_unswapped_gradients: into the buffer that holds the others
+            nbytes = 4 * sum(self.shard[param] for param in held)
+            builder.host_wait(copy(builder, D2H, "unswapped gradients to host", "optimizer", nbytes, self.pinned))
         if plan.offload_optimizer_pipeline_read and not last:
-            following = sum(self.shard[param] for param in self.sub_groups[index + 1])
-            self._read(index + 1, following)
-        super()._update(index, numel, first=False)  # the states live in the swap buffers
+            self._read(index + 1, first)
+        if first:  # Adam makes its moments in pageable memory; after the update they live in the swap buffers
+            builder.alloc(f"new moments:{index}", "optimizer_states", 4 * (STATES - 1) * numel, "host")
+        super()._update(index, numel, first=False)
         if self.writing is not None:
             builder.host_wait(self.writing)
         builder.wait_stream(NVME, CPU)
         self.writing = swap(builder, "nvme_write", "states to NVMe", "optimizer", 4 * STATES * numel)
+        if first:
+            builder.free(f"new moments:{index}")
+        for param in sorted(held):
+            builder.free(f"unswapped gradient:{param}")
         if last or not plan.offload_optimizer_pipeline_write:
             builder.host_wait(self.writing)
             self.writing = None
 
-    def _read(self, index: int, numel: int) -> None:
-        """States and gradients."""
+    def _read(self, index: int, first: bool) -> None:
+        """States and gradients; before the first update there are no moments."""
         if index not in self.reading:
-            nbytes = 4 * (STATES + 1) * numel
+            states = 1 if first else STATES
+            swapped = [param for param in self.sub_groups[index] if param not in self.unswapped]
+            numels = [sum(self.shard[param] for param in params) for params in (self.sub_groups[index], swapped)]
+            nbytes = 4 * (states * numels[0] + numels[1])
             self.reading[index] = swap(self.builder, "nvme_read", "states from NVMe", "optimizer", nbytes)
 
 

@@ -42,7 +42,7 @@ def lower_zero0(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, steps: int)
     return Program(plan.world_size, whole_world(plan), init, built)
 
 
-class Unsharded(Hooks):
+class Unsharded(Hooks[DeepSpeedPlan]):
     """Full parameters, and full gradients from the first backward to the step."""
 
     def __init__(self, builder: Builder, model: ModelSpec, plan: DeepSpeedPlan) -> None:

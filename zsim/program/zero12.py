@@ -49,7 +49,7 @@ def lower_zero12(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: 
     return Program(plan.world_size, whole_world(plan), init, built)
 
 
-class Zero12(Hooks):
+class Zero12(Hooks[DeepSpeedPlan]):
     def __init__(self, builder: Builder, model: ModelSpec, plan: DeepSpeedPlan) -> None:
         self.builder, self.model, self.plan = builder, model, plan
         self.numel = [parameter.numel for parameter in model.parameters]

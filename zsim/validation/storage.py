@@ -53,6 +53,8 @@ class Ledger:
         return self.allocated + self.temporary
 
     def count(self, alloc: Alloc, sign: int) -> None:
+        if alloc.device == "nvme":
+            return
         self.allocated += sign * alloc.nbytes
         if alloc.device == "host":
             self.host[alloc.category] += sign * alloc.nbytes
