@@ -7,6 +7,7 @@ request costs (aio's block size, queue depth, threads) is in the rates of the to
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import ceil
 from typing import TYPE_CHECKING
 
 from zsim.errors import InputError
@@ -20,7 +21,13 @@ if TYPE_CHECKING:
     from zsim.program.zero3_gradients import Gradients
 
 MIN_AIO_BYTES = 1 << 20  # swap_tensor/utils.py: smaller tensors are not swapped
+AIO_ALIGNED_BYTES = 1024
 STATES = 3  # of Adam, with the master weights; a fourth buffer holds the gradients (offload_config.py buffer_count)
+
+
+def aligned_bytes(numel: int, size: int) -> int:
+    """Of a buffer: whole multiples of swap_tensor/utils.py AIO_ALIGNED_BYTES (intra_op_parallelism 1)."""
+    return ceil(numel * size / AIO_ALIGNED_BYTES) * AIO_ALIGNED_BYTES
 
 
 def swap(builder: Builder, direction: str, label: str, phase: str, nbytes: float, micro: int = 0) -> int:
@@ -49,7 +56,9 @@ class Zero3OnNvme(Zero3OnCpu):
         """All in elements of the largest sub-group, as the buffer manager allocates them."""
         builder, plan = self.builder, self.plan
         owned = [sum(self.shard[param] for param in group) for group in self.sub_groups]
-        builder.alloc("swap buffers", "buffers", 4 * max(owned) * plan.offload_optimizer_buffer_count, "host")
+        builder.alloc(
+            "swap buffers", "buffers", aligned_bytes(max(owned), 4) * plan.offload_optimizer_buffer_count, "host"
+        )
         builder.alloc_host("gradient shards", "gradients", sum(owned) * self.accum_size, self.pinned)
         builder.alloc("states on NVMe", "optimizer_states", 4 * STATES * sum(owned), "nvme")
         swapped = sum(owned) - sum(self.shard[param] for held in self.held for param in held)
@@ -127,7 +136,7 @@ class ParametersOnNvme:
 
     def allocate(self) -> None:
         builder, plan = self.builder, self.plan
-        buffers = plan.offload_param_buffer_size * plan.offload_param_buffer_count * self.size
+        buffers = aligned_bytes(plan.offload_param_buffer_size, self.size) * plan.offload_param_buffer_count
         builder.alloc("parameter swap buffers", "buffers", buffers, "host")
         # stage3.py _create_param_groups_fp16_flat_cpu_memory: as much as max_in_cpu allows, pinned
         builder.alloc("parameter shards", "parameters", pinned_bytes(self.kept_bytes), "host")
