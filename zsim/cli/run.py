@@ -48,15 +48,15 @@ def run(
 
         if quiet:
             print(terminal.verdict(result))
-            found = _helpful(result, changes)
         else:
             from rich.console import Console
 
-            console = Console()
-            terminal.render(result, console)
-            found = _helpful(result, changes)
-            if changes:
-                terminal.render_changes(result, found, console)
+            terminal.render(result, Console())
+        found = _helpful(result, changes)
+        if changes:
+            from rich.console import Console
+
+            terminal.render_changes(result, found, Console())
     if out is not None:
         from zsim.result.render import write_all
 

@@ -1,0 +1,32 @@
+"""The same function over many items: in order, on all cores, with what went wrong."""
+
+import os
+import sys
+
+import pytest
+
+from zsim.cli import processes
+from zsim.sweep import executors
+
+
+def test_results_come_in_order_whatever_cannot_be_sent():
+    offset = {"not": lambda: "picklable"}
+    assert processes.each(lambda item: (item * item, len(offset)), range(7), "squaring") == [
+        (n * n, 1) for n in range(7)
+    ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")
+def test_several_cores_are_used(monkeypatch):
+    monkeypatch.setattr(executors, "usable_cores", lambda: 2)
+    assert os.getpid() not in processes.each(lambda _: os.getpid(), range(4), "asking")
+    monkeypatch.setattr(executors, "usable_cores", lambda: 1)
+    assert set(processes.each(lambda _: os.getpid(), range(4), "asking")) == {os.getpid()}
+
+
+def test_a_bug_is_not_lost():
+    def fails(item):
+        return 1 // (item - 2)
+
+    with pytest.raises(ZeroDivisionError):
+        processes.each(fails, range(4), "dividing")
