@@ -129,6 +129,7 @@ FILES = {
             "precision": "bf16",
             "checkpointing": "selective",
             "compile": True,
+            "loss": "compiled",
             "implementation": "torchtitan",
             "attention": "sdpa",
             "optimizer.name": "adamw",
@@ -397,3 +398,20 @@ def test_offload_of_every_saved_tensor_is_refused() -> None:
     data = {"base_model": "m", "gradient_checkpointing": "offload", "activation_offloading": True}
     with pytest.raises(NotModeled, match="every saved tensor"):
         read("axolotl", data)
+
+
+@pytest.mark.parametrize(
+    ("section", "compiled", "loss"),
+    [
+        ("enable = true", True, "compiled"),
+        ('enable = true\ncomponents = ["model"]', True, None),
+        ('enable = true\ncomponents = ["loss"]', None, "compiled"),
+        ("enable = false", None, None),
+    ],
+)
+def test_torchtitan_compiles_what_components_name(tmp_path: Path, section: str, compiled, loss) -> None:
+    """torchtitan's config: Compile.components, ["model", "loss"] by default."""
+    path = tmp_path / "job.toml"
+    path.write_text(f'[model]\nname = "llama3"\nflavor = "8B"\n[compile]\n{section}\n')
+    fields = said(detect.read(parse_toml(path), "torchtitan"))
+    assert (fields.get("compile"), fields.get("loss")) == (compiled, loss)

@@ -23,7 +23,7 @@ _READ = {
     "mixed_precision_param", "mixed_precision_reduce", "data_parallel_replicate_degree",
     "data_parallel_shard_degree", "fsdp_reshard_after_forward", "enable_cpu_offload", "name", "flavor",
     "implementation", "fused", "early_step_in_backward", "mode", "selective_ac_option", "converters",
-    "enable_float8_linear", "enable", "compile",
+    "enable_float8_linear", "enable", "compile", "components",
 }  # fmt: skip
 _IMPLEMENTATIONS = {"fused": "fused", "foreach": "foreach", "for-loop": "loop"}
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
@@ -58,8 +58,7 @@ def read_torchtitan(document: Document, ranks: int | None = None) -> Reading:
     _parallelism(reading, sections.get("parallelism", {}), training)
     _optimizer(reading, sections.get("optimizer", {}))
     _checkpointing(reading, sections.get("activation_checkpoint", {}))
-    if sections.get("compile", {}).get("enable", training.get("compile", False)):
-        reading.set(("compile",), True, ("compile", "enable"))
+    _compile(reading, sections.get("compile", {}), training)
     reading.fields[("implementation",)] = "torchtitan"
     reading.fields[("attention",)] = "sdpa"
     name = f"{model.get('name', 'llama3')} {model.get('flavor', '')}".strip()
@@ -102,6 +101,17 @@ def _training(reading: Reading, training: dict[str, Any]) -> None:
             ("training", "mixed_precision_param"), f"{dtype!r} is not known", ", ".join(_DTYPES)
         )
     reading.set(("precision",), _DTYPES[dtype], ("training", "mixed_precision_param"))
+
+
+def _compile(reading: Reading, section: dict[str, Any], training: dict[str, Any]) -> None:
+    """torchtitan compiles each block, and the loss besides (from April 2025; `components` from August)."""
+    if not section.get("enable", training.get("compile", False)):
+        return
+    components = _take(reading, "compile", section, "components", ["model", "loss"], list)
+    if "model" in components:
+        reading.set(("compile",), True, ("compile", "enable"))
+    if "loss" in components:
+        reading.set(("loss",), "compiled", ("compile", "components" if "components" in section else "enable"))
 
 
 def _parallelism(reading: Reading, section: dict[str, Any], training: dict[str, Any]) -> None:

@@ -259,8 +259,14 @@ class ScenarioFields(Section):
     attention: Literal["flash", "flash3", "cudnn", "sdpa", "efficient", "eager"] = Field(
         "flash", description="efficient: SDPA that is given a mask (padded batches; transformers 4.38 to 4.40)"
     )
-    loss: Literal["hf", "fused"] = "hf"
-    kernels: Literal["torch", "liger"] = Field("torch", description="liger: its fused RMSNorm and SwiGLU")
+    loss: Literal["hf", "held", "compiled", "fused"] = Field(
+        "hf",
+        description="hf: float32 logits; held: which the training loop holds through the backward; compiled: by "
+        "torch.compile (torchtitan); fused: in chunks, so that all logits never exist",
+    )
+    kernels: Literal["torch", "liger", "unsloth"] = Field(
+        "torch", description="liger: its fused RMSNorm and SwiGLU; unsloth: its RMSNorm and loss in place"
+    )
     implementation: Literal["hf", "torchtitan"] = Field("hf", description="whose modules")
     grad_clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = 1.0
     compile: bool = False

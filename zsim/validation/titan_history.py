@@ -27,7 +27,7 @@ def after(row: Row, change: Change) -> bool:
     if stated:
         return f"{stated[1]}-{stated[2]}" >= month
     thread = re.search(r"\b(?:PR|issue) (\d+)", row["source"])
-    return bool(thread) and int(thread[1]) >= number
+    return thread is not None and int(thread[1]) >= number
 
 
 def loss(row: Row) -> str:
