@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,40 @@ def test_the_table_holds_every_pydantic_field(config: Any) -> None:
             if key.effect == USED and key.default is not None:
                 default = field.default.value if hasattr(field.default, "value") else field.default
                 assert key.default == default, f"{section}.{name}"
+
+
+def test_values_are_refused_as_deepspeed_refuses_them(config: Any) -> None:
+    """Numbers and texts, for every used key. A group of no ranks passes DeepSpeed's check, and fails later."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from deepspeed.runtime.zero.offload_config import (
+        DeepSpeedZeroOffloadOptimizerConfig,
+        DeepSpeedZeroOffloadParamConfig,
+    )
+
+    def accepted(act: Callable[..., Any], error: type[Exception], *arguments: Any, **keys: Any) -> bool:
+        try:
+            act(*arguments, **keys)
+        except error:
+            return False
+        return True
+
+    differ = []
+    for section, model in {
+        "zero_optimization": DeepSpeedZeroConfig,
+        "zero_optimization.offload_param": DeepSpeedZeroOffloadParamConfig,
+        "zero_optimization.offload_optimizer": DeepSpeedZeroOffloadOptimizerConfig,
+    }.items():
+        names = [
+            name for name, key in SECTIONS[section].items() if key.effect == USED and key.kind in (int, float, bool)
+        ]
+        for name in names:
+            for value in (0, 1, -1, 0.5, 1.5, "x", "1000", "1e9"):
+                around = {} if section == "zero_optimization" else {"device": "cpu"}
+                theirs = accepted(model, Exception, **around, **{name: value})
+                ours = accepted(read_with, InputError, section, name, value)
+                if theirs != ours and not name.startswith("cpu_offload"):
+                    differ.append((section, name, value, theirs))
+    assert differ == [("zero_optimization", "zero_hpz_partition_size", 0, True)]
 
 
 def test_the_table_holds_every_key_of_the_top_level(config: Any) -> None:

@@ -24,7 +24,7 @@ def test_host_memory_of_a_real_run_is_predicted(path: Path):
     assert len(exact) >= 12
     assert [line.moment for line in outcome.lines if not line.exact] == ["start-up", "first step", "last step"]
     # the states dominate: an error of one of them would show
-    assert max(line.recorded for line in outcome.lines) > 1e9
+    assert max(line.recorded for line in outcome.lines) > 0.9e9
 
 
 def test_runs_cover_the_stages_and_fsdp2():

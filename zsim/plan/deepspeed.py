@@ -103,7 +103,7 @@ class _Reader:
 
     def known(self, section: str, path: Path_, full: str, key: Key, value: Any) -> None:
         if key.kind is dict:
-            if value is None and key.effect != REFUSED:
+            if value is None:
                 return None
             if full == "zero_optimization" and isinstance(value, bool):
                 return self.old_zero(path, value)
@@ -247,6 +247,10 @@ class _Reader:
         for name, key in SECTIONS[full].items():
             value = self.values.get(f"{full}.{name}")
             if name != "device" and key.effect == USED and value not in (None, AUTO):
+                share = name == "ratio"
+                if value < 0 or (share and value > 1):
+                    accepted = "0 to 1" if share else "0 or more"
+                    raise self.error((*path[:2], name), f"{value} is out of range", accepted=accepted)
                 self.set(("zero", side, name), value, f"{full}.{name}")
         ratio = self.values.get(f"{full}.ratio", 1.0)
         if ratio not in (None, AUTO) and ratio < 1.0 and stage != 3:
