@@ -17,6 +17,11 @@ COPY_LATENCY = 10e-6  # launch and completion of one cudaMemcpyAsync
 PAGEABLE_SLOWDOWN = 5.0  # pinned over pageable, 4-6x (DeepSpeed PR 5301)
 
 
+def kind(work: Copy) -> str:
+    """As a measured profile names it: "h2d pinned"."""
+    return f"{work.direction} {'pinned' if work.pinned else 'pageable'}"
+
+
 def lay(cluster: Cluster, work: Copy, ranks: tuple[int, ...]) -> Transfer:
     """All `ranks` doing this copy at the same time, each between its GPU and its own socket's memory.
 

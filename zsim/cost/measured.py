@@ -1,13 +1,23 @@
-"""Collectives as they were measured on the machine itself: a latency and a bandwidth for each range of sizes."""
+"""Transfers as measured on the machine itself: collectives by range of sizes, copies alone and all at once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from zsim.cost import nccl
 from zsim.cost.transfer import Transfer
+
+Loads = Mapping[str, float]
+_LOCAL = re.compile(r"\bn\d+/")  # of the name of a link
+
+
+def local_loads(transfer: Transfer, capacity: Mapping[str, float]) -> Loads:
+    """Seconds per byte of payload on each link, by its name within the machine."""
+    return {_LOCAL.sub("", link): load / capacity[link] for link, load in transfer.usage.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +53,44 @@ class Measured:
             return replace(base, latency_s=latency, max_rate=rate / groups)
         usage = {link: load * min(1.0, alone_rate / rate) for link, load in base.usage.items()}
         return replace(base, usage=usage, latency_s=latency, max_rate=rate)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCopy:
+    """Copies of one direction and kind of memory: bytes/s of a rank `alone`, and of each of `ranks` `together`."""
+
+    ranks: int
+    latency: float
+    alone: float
+    together: float
+
+    def transfer(self, base: Transfer, each: Sequence[Loads]) -> Transfer:
+        """`base` with the measured rates. `each`: seconds per byte on the links of the machine, for each of its ranks.
+
+        Links that only one rank uses get the rate alone, those that several share what was measured together, so that
+        copies of any number of ranks, and whatever else crosses these links, share them.
+        """
+        everyone: Counter[str] = Counter()
+        for loads in each:
+            everyone.update(loads)
+        shared = {link for link in everyone if sum(link in loads for loads in each) > 1}
+        factors = dict.fromkeys(everyone, 1.0)
+        for links, rate in (
+            (everyone.keys() - shared, self.alone),
+            (shared, self.together * self.ranks / len(each)),
+        ):
+            slowest = max((everyone[link] for link in links), default=0.0)
+            factors |= dict.fromkeys(links, 1 / (rate * slowest))
+        usage = {link: load * factors[_LOCAL.sub("", link)] for link, load in base.usage.items()}
+        return replace(base, usage=usage, latency_s=self.latency)
+
+
+def read_copies(document: Mapping[str, Any]) -> dict[str, MeasuredCopy]:
+    """From a profile's `copies`: "h2d pinned" -> rates."""
+    return {
+        kind: MeasuredCopy(entry["ranks"], *(float(entry[name]) for name in ("latency", "alone", "together")))
+        for kind, entry in document.items()
+    }
 
 
 def read_measured(document: Mapping[str, Any]) -> dict[str, Measured]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from zsim.cluster.spec import Cluster, Device
 from zsim.cost import attention, collectives, copies, gemm, host, memory
-from zsim.cost.measured import Measured
+from zsim.cost.measured import Measured, MeasuredCopy, local_loads
 from zsim.cost.profile import Profile
 from zsim.cost.transfer import Transfer
 from zsim.errors import NotModeled
@@ -95,7 +95,10 @@ class Price:
                 if measured := self.profile.collectives.get(work.kind):
                     known = self._as_measured(measured, work, groups, known)
             else:
-                known = copies.lay(self.cluster, work, tuple(rank for group in groups for rank in group))
+                ranks = tuple(rank for group in groups for rank in group)
+                known = copies.lay(self.cluster, work, ranks)
+                if (copied := self.profile.copies.get(copies.kind(work))) and known.usage:
+                    known = self._copy_as_measured(copied, work, ranks[0], known)
             self._transfers[key] = known
         return known
 
@@ -106,6 +109,15 @@ class Price:
             return base
         per_byte = max((load / self.link_capacity[link] for link, load in base.usage.items()), default=0.0)
         return measured.transfer(work.kind, base, ranks, len(groups), 1 / per_byte if per_byte else float("inf"))
+
+    def _copy_as_measured(self, measured: MeasuredCopy, work: Copy, rank: int, base: Transfer) -> Transfer:
+        node = self.cluster.places[rank][0]
+        each = [
+            local_loads(copies.lay(self.cluster, work, (other,)), self.link_capacity)
+            for other, place in enumerate(self.cluster.places)
+            if place[0] == node
+        ]
+        return measured.transfer(base, each)
 
     def compute_slowdown(self, active: Collection[Collective | Copy]) -> float:
         """Factor >= 1 on kernels while `active` are in flight on the same GPU.

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from zsim.cost.measured import Measured, read_measured
+from zsim.cost.measured import Measured, MeasuredCopy, read_copies, read_measured
 
 PROFILES = Path(__file__).parent / "profiles"
 Document = Mapping[str, Any]
@@ -111,7 +111,9 @@ class Profile:
     cpu: CpuCost
     provenance: str
     evidence: tuple[Evidence, ...] = ()
-    collectives: Mapping[str, Measured] = field(default_factory=dict)  # by kind, where the machine itself was measured
+    # By kind, where the machine itself was measured.
+    collectives: Mapping[str, Measured] = field(default_factory=dict)
+    copies: Mapping[str, MeasuredCopy] = field(default_factory=dict)  # "h2d pinned"
 
     def expected_error(self, gpus: int, framework: str) -> Evidence | None:
         """The nearest evidence for a run of `framework` on `gpus` GPUs: first the same stack, then the same framework,
@@ -156,8 +158,8 @@ def _load_file(device: str, path: Path) -> Profile:
     }  # fmt: skip
     try:
         made = build(device, base, lambda wanted: _merge(read(wanted) or {}, changes.get(wanted, {})) or None)
-        measured = read_measured(own.get("collectives", {}))
-        return replace(made, stack=str(path), provenance=own["provenance"], collectives=measured)
+        measured, copies = read_measured(own.get("collectives", {})), read_copies(own.get("copies", {}))
+        return replace(made, stack=str(path), provenance=own["provenance"], collectives=measured, copies=copies)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"is no profile: {error!r}", path, accepted=accepted) from None
 

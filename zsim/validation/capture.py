@@ -50,6 +50,7 @@ class Machine:
     device: Any
     quick: bool
     out: Path
+    largest: int = 1 << 22  # bytes of the largest buffer, one value for all ranks
     done: set[str] = field(default_factory=set)
 
     @property
@@ -63,16 +64,17 @@ class Machine:
         """For the repetitions of one measurement."""
         return 0.08 if self.quick else 0.4
 
-    @property
-    def largest(self) -> int:
-        """Bytes of the largest buffer, so that four of them fit in a quarter of what is free."""
+    def size_buffers(self) -> None:
+        """Four of the largest fit in a quarter of what is free on the fullest GPU: ranks that measured different sizes
+        would wait for each other."""
         import torch
+        import torch.distributed as dist
 
-        most = (1 << 22) if self.quick else (1 << 26)
+        self.largest = (1 << 22) if self.quick else (1 << 26)
         if self.kind == "cuda":
-            free = torch.cuda.mem_get_info()[0]
-            return min(1 << 26 if self.quick else 1 << 30, free // 16)
-        return most
+            free = torch.tensor([torch.cuda.mem_get_info()[0] // 16], device=self.device)
+            dist.all_reduce(free, dist.ReduceOp.MIN)
+            self.largest = min(1 << 26 if self.quick else 1 << 30, int(free)) // 1024 * 1024
 
     def clock(self) -> float:
         """Seconds; on a CPU those that this process has computed."""
@@ -141,6 +143,7 @@ def main(arguments: list[str] | None = None) -> None:
         if machine.rank == 0:
             _describe(machine)
         machine.share_done()
+        machine.size_buffers()
         capture_bench.run(machine, models)
         capture_steps.run(machine, models, strategies)
         dist.barrier()  # gloo aborts a rank whose peer leaves while it is still connected
@@ -220,7 +223,7 @@ def device_name(machine: Machine) -> str:
 
     if machine.kind == "cuda":
         return torch.cuda.get_device_name(0)
-    return "CPU core" if machine.kind == "cpu" else "Apple GPU"
+    return "CPU core" if machine.kind == "cpu" else _output("sysctl", "-n", "machdep.cpu.brand_string")
 
 
 def _output(*command: str) -> str:

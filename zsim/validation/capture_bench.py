@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from itertools import cycle
@@ -40,8 +41,12 @@ def run(machine: Machine, models: list[CapturedModel]) -> None:
             machine.append("microbench.csv", BENCH_COLUMNS, measure())
 
 
-def seconds(machine: Machine, work: Callable[[], object], together: bool = False) -> list[float]:
-    """Durations of repeated calls, until the budget is spent. `together`: all ranks start each call at once."""
+def seconds(machine: Machine, work: Callable[[], object], together: bool = False, on_host: bool = False) -> list[float]:
+    """Durations of repeated calls, until the budget is spent. `together`: all ranks start each call at once.
+
+    On CUDA those of the stream, unless the work is done `on_host`: the host's clock would add launch and
+    synchronization to each call.
+    """
     at_least, at_most = (5, 60) if machine.quick else (9, 300)
     for _ in range(2):
         work()
@@ -56,6 +61,8 @@ def seconds(machine: Machine, work: Callable[[], object], together: bool = False
         agreed = torch.tensor([count], device=machine.device)
         dist.broadcast(agreed, 0)
         count = int(agreed)
+    if machine.kind == "cuda" and not on_host:
+        return _on_stream(machine, work, count, together)
     durations = []
     for _ in range(count):
         if together:
@@ -66,6 +73,20 @@ def seconds(machine: Machine, work: Callable[[], object], together: bool = False
         machine.synchronize()
         durations.append(machine.clock() - begun)
     return durations
+
+
+def _on_stream(machine: Machine, work: Callable[[], object], count: int, together: bool) -> list[float]:
+    """Between events around each call. Without a barrier the host runs ahead, so that the GPU does not wait for it."""
+    events = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(count)]
+    for begun, ended in events:
+        if together:
+            dist.barrier()
+            machine.synchronize()
+        begun.record()
+        work()
+        ended.record()
+    machine.synchronize()
+    return [begun.elapsed_time(ended) * 1e-3 for begun, ended in events]
 
 
 def row(
@@ -195,11 +216,26 @@ def optimizer_steps(machine: Machine) -> list[Row]:
         for name, options in variants.items():
             step = torch.optim.AdamW([parameter], **options).step
             rows.append(row("optimizer", name, seconds(machine, step), machine, dtype="float32", nbytes=28 * numel))
-    if machine.kind == "cuda":
-        parameter = torch.nn.Parameter(torch.randn(1 << 22))
-        parameter.grad = torch.randn_like(parameter)
-        step = torch.optim.AdamW([parameter], fused=True).step
-        rows.append(row("optimizer", "cpu", seconds(machine, step, True), machine, dtype="float32", nbytes=28 << 22))
+    return rows + cpu_optimizer(machine)
+
+
+def cpu_optimizer(machine: Machine) -> list[Row]:
+    """Fused AdamW on the host, all ranks at once, more than caches hold: with one thread, and a share of the cores.
+
+    The column "shape" tells the threads.
+    """
+    rows = []
+    before, share = torch.get_num_threads(), (os.cpu_count() or 1) // machine.world
+    parameter = torch.nn.Parameter(torch.randn(1 << 23))
+    parameter.grad = torch.randn_like(parameter)
+    step = torch.optim.AdamW([parameter], fused=True).step
+    # CPU ranks are pinned to a core; core seconds of several threads would be their sum.
+    for threads in (1,) if machine.kind == "cpu" or share < 2 else (1, share):
+        torch.set_num_threads(threads)
+        durations = seconds(machine, step, together=machine.world > 1, on_host=True)
+        about: dict[str, Any] = {"dtype": "float32", "shape": str(threads), "nbytes": 28 * parameter.numel()}
+        rows.append(row("optimizer", "cpu", durations, machine, **about))
+    torch.set_num_threads(before)
     return rows
 
 
@@ -208,18 +244,22 @@ def copies(machine: Machine) -> list[Row]:
     if machine.kind != "cuda":
         return []
     rows = []
-    nbytes = min(machine.largest, 1 << 28)
-    there = torch.empty(nbytes, dtype=torch.uint8, device=machine.device)
-    for kind, here in (("pinned", torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)),
-                       ("pageable", torch.empty(nbytes, dtype=torch.uint8))):  # fmt: skip
-        for name, target, source in (("h2d", there, here), ("d2h", here, there)):
-            copy = lambda target=target, source=source: target.copy_(source, non_blocking=True)  # noqa: E731
-            together = seconds(machine, copy, together=True)
-            rows.append(row("copy", f"{name} {kind} together", together, machine, nbytes=nbytes))
-            dist.barrier()
-            if machine.rank == 0:
-                rows.append(row("copy", f"{name} {kind} alone", seconds(machine, copy), machine, nbytes=nbytes))
-            dist.barrier()
+    most = min(machine.largest, 1 << 28)
+    for nbytes in (most >> 8, most >> 4, most):
+        there = torch.empty(nbytes, dtype=torch.uint8, device=machine.device)
+        for kind in ("pinned", "pageable"):
+            here = torch.empty(nbytes, dtype=torch.uint8, pin_memory=kind == "pinned")
+            for name, target, source in (("h2d", there, here), ("d2h", here, there)):
+
+                def copy(target: torch.Tensor = target, source: torch.Tensor = source) -> object:
+                    return target.copy_(source, non_blocking=True)
+
+                together = seconds(machine, copy, together=True)
+                rows.append(row("copy", f"{name} {kind} together", together, machine, nbytes=nbytes))
+                dist.barrier()
+                if machine.rank == 0:
+                    rows.append(row("copy", f"{name} {kind} alone", seconds(machine, copy), machine, nbytes=nbytes))
+                dist.barrier()
     return rows
 
 

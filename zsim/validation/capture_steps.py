@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import time
@@ -113,6 +114,7 @@ def _train(machine: Machine, model: CapturedModel, strategy: str, traced: bool) 
     spread = [totals[int(0.1 * last)], totals[round(0.9 * last)]]
     shape = [MICRO_BATCH, SEQ_LEN, name, machine.world, parameters, len(times)]
     del step
+    gc.collect()  # hooks and modules refer to each other; what stayed would count in the next run's peak
     if machine.kind == "cuda":
         torch.cuda.empty_cache()
     return [*shape, median(totals), *spread, *parts, peak]
@@ -210,7 +212,7 @@ def _fully_shard(machine: Machine, network: Any) -> torch.nn.Module:
 
     mesh = init_device_mesh(machine.kind, (machine.world,))
     policy = MixedPrecisionPolicy(param_dtype=machine.dtype, reduce_dtype=torch.float32)
-    for block in network.model.layers:
+    for block in [module for module in network.modules() if type(module).__name__ in (network._no_split_modules or ())]:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(network, mesh=mesh, mp_policy=policy)
     return network

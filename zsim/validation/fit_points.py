@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from zsim.cluster.files import read_machine
+from zsim.cluster.spec import Host
 from zsim.cost.collectives import KINDS
 from zsim.errors import InputError
 from zsim.validation import nccl_log
@@ -32,6 +34,10 @@ class Points:
     optimizer: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # implementation -> elements, s
     launch: list[float] = field(default_factory=list)
     overlap: dict[float, dict[str, float]] = field(default_factory=dict)  # bytes -> s of products, all_reduce, both
+    copies: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # "h2d pinned alone" -> bytes, s
+    cpu_optimizer: dict[int, list[tuple[int, float]]] = field(default_factory=dict)  # threads -> elements, s
+    world: int = 1
+    host: Host | None = None  # of the captured machine, as its topology file describes it
     sources: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -60,9 +66,12 @@ def _capture(folder: Path, points: Points) -> None:
             raise InputError("is no capture: it lacks " + file.name, folder, accepted="a directory that capture wrote")
     try:
         machine = json.loads(machine_file.read_text(encoding="utf-8"))
-        points.device, points.backend = machine["device"], machine["backend"]
+        points.device, points.backend, points.world = machine["device"], machine["backend"], int(machine["world"])
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"is damaged: {error!r}", machine_file) from None
+    for name in ("topology.txt", "topology.yaml"):
+        if (folder / name).exists():
+            points.host = read_machine(folder / name)[0].host
     with bench.open(newline="", encoding="utf-8") as rows:
         for number, row in enumerate(csv.DictReader(rows), start=2):
             try:
@@ -87,6 +96,10 @@ def _row(row: dict[str, str], points: Points) -> None:
         points.attention.setdefault(name, []).append((about, seconds))
     elif kind == "memory":
         points.memory.append((nbytes, seconds))
+    elif kind == "copy":
+        points.copies.setdefault(name, []).append((nbytes, seconds))
+    elif kind == "optimizer" and name == "cpu":
+        points.cpu_optimizer.setdefault(int(row["shape"]), []).append((int(nbytes) // 28, seconds))
     elif kind == "optimizer":
         points.optimizer.setdefault(name, []).append((int(nbytes) // 28, seconds))
     elif kind == "launch":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.cluster.catalog import device as catalog_device
-from zsim.cluster.spec import Device
+from zsim.cluster.spec import Device, Host
 from zsim.cost import attention
 from zsim.cost import profile as profiles
 from zsim.cost.profile import Profile, load_profile
@@ -22,10 +22,11 @@ from zsim.validation.fit_points import Points, gather
 # What a profile holds and a capture can determine, in the order of reports.
 CONSTANTS = (
     "gemm.efficiency", "gemm.depth", "attention.flash.forward", "attention.flash.backward", "memory_efficiency.default",
-    "memory_efficiency.optimizer", "launch_gap", "collective_slowdown", "host.launch",
+    "memory_efficiency.optimizer", "launch_gap", "collective_slowdown", "host.launch", "copies",
+    "cpu.dram_efficiency", "cpu.thread_bandwidth",
 )  # fmt: skip
 _SCATTER = 0.25  # rms error beyond which products follow no common law: mixed libraries, sparsity, other precisions
-_ALL = 0.95  # a collective that leaves kernels nothing, as gloo's threads do on the one core of their rank
+_ALL = 0.95  # and above: all, as gloo's threads take of the one core of their rank
 _MOST = 1.5  # times the catalog's peak: a clock above nominal is possible, more is a wrong device or dtype
 
 
@@ -38,11 +39,14 @@ class Calibration:
     determined: dict[str, Estimate] = field(default_factory=dict)
     plain: dict[str, int] = field(default_factory=dict)  # constants without an interval
     collectives: dict[str, tuple[int, list[tuple[float, fit.Line]]]] = field(default_factory=dict)
+    # "h2d pinned" -> ranks, a rank alone, each of all ranks
+    copies: dict[str, tuple[int, fit.Line, fit.Line]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
     def left(self) -> list[str]:
-        return [name for name in CONSTANTS if name not in self.determined]
+        known = [*self.determined, *(["copies"] if self.copies else [])]
+        return [name for name in CONSTANTS if not any(other.startswith(name) for other in known)]
 
     def document(self) -> dict[str, Any]:
         """What is written as YAML, and read as `profile:` of a scenario."""
@@ -71,6 +75,15 @@ class Calibration:
                 }
                 for kind, (ranks, lines) in self.collectives.items()
             },
+            "copies": {
+                kind: {
+                    "ranks": ranks,
+                    "latency": alone.latency.value,
+                    "alone": alone.slope.inverse().value,
+                    "together": together.slope.inverse().value,
+                }
+                for kind, (ranks, alone, together) in self.copies.items()
+            },
             "determined": {
                 name: {"value": e.value, "low": e.low, "high": e.high, "points": e.points}
                 for name, e in self.determined.items()
@@ -91,6 +104,11 @@ class Calibration:
                     f"{title:<40}{latency.value * 1e6:>9.1f} us   {latency.low * 1e6:.1f} to {latency.high * 1e6:.1f}; "
                     f"{rate.value / 1e9:.3g} GB/s ({rate.low / 1e9:.3g} to {rate.high / 1e9:.3g}); rms {line.error:.0%}"
                 )
+        for kind, (ranks, *both) in self.copies.items():
+            for who, line in zip(("alone", f"each of {ranks}"), both, strict=True):
+                rate = line.slope.inverse()
+                said = f"{rate.value / 1e9:.3g} GB/s ({rate.low / 1e9:.3g} to {rate.high / 1e9:.3g})"
+                lines.append(f"{f'copy {kind}, {who}':<40}{line.latency.value * 1e6:>9.1f} us   {said}")
         lines += [f"left at the base: {', '.join(self.left) or 'nothing'}", *self.notes]
         return "\n".join(lines)
 
@@ -124,7 +142,9 @@ def calibrate(
     _optimizer(points, found)
     _collectives(points, found)
     _slowdown(points, found)
-    if not found.determined and not found.collectives:
+    _copies(points, found)
+    _cpu(points, found, profile)
+    if not (found.determined or found.collectives or found.copies):
         raise InputError(
             f"{', '.join(points.sources)}: nothing in it determines a constant",
             accepted="a capture, or traces with sizes of collectives or shapes of products",
@@ -215,3 +235,33 @@ def _slowdown(points: Points, found: Calibration) -> None:
     ]
     if shares:
         found.determined["collective_slowdown"] = fit.mean([1 / (1 - min(max(x, 0.0), _ALL)) for x in shares])
+
+
+def _copies(points: Points, found: Calibration) -> None:
+    for kind in sorted({name.rsplit(" ", 1)[0] for name in points.copies}):
+        measured = [points.copies.get(f"{kind} {who}", []) for who in ("alone", "together")]
+        if any(len(rows) < 2 for rows in measured):
+            found.notes.append(f"copies {kind}: one size, or not both alone and together, determine no rate")
+            continue
+        alone, together = (fit.line(*zip(*rows, strict=True)) for rows in measured)
+        if alone.slope.value and together.slope.value:
+            found.copies[kind] = points.world, alone, together
+
+
+def _cpu(points: Points, found: Calibration, profile: Profile) -> None:
+    """Adam on the host: bytes/s of one thread; and, where all ranks fill the DRAM, their share of its nominal rate."""
+    host, traffic = points.host, 28  # bytes per element: parameter, gradient and two moments read, three written
+    alone = None
+    for threads, measured in sorted(points.cpu_optimizer.items()):
+        rate = fit.mean([traffic * numel / seconds for numel, seconds in measured])
+        if threads == 1:
+            alone = found.determined[f"cpu.thread_bandwidth.{_vendor(host, profile)}"] = rate
+        elif alone and rate.value > _ALL * threads * alone.value:
+            found.notes.append(f"CPU optimizer: {threads} threads are {threads} times as fast as one: DRAM has more")
+        elif host is not None:
+            found.determined["cpu.dram_efficiency"] = rate.scaled(points.world / host.dram_bandwidth)
+
+
+def _vendor(host: Host | None, profile: Profile) -> str:
+    """The entry that prices this host."""
+    return host.vendor if host is not None and host.vendor in profile.cpu.thread_bandwidth else "default"
