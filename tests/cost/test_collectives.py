@@ -16,7 +16,7 @@ from zsim.cluster.load import cluster_from, load_topology
 from zsim.cluster.spec import Cluster
 from zsim.cost import copies
 from zsim.cost.bench import bench, bus_factor, parse_sizes, seconds_alone
-from zsim.cost.collectives import KINDS, lay, transfer
+from zsim.cost.collectives import KINDS, lay, shape_of, transfer
 from zsim.cost.layouts import lay_out
 from zsim.engine.network import fair_rates
 from zsim.errors import InputError, NotModeled
@@ -349,3 +349,10 @@ def test_the_network_shares_what_the_layouts_load() -> None:
     both = fair_rates([here, copy], capacity)
     assert both[0] < alone
     assert both[1] < fair_rates([copy], capacity)[0]
+
+
+def test_only_nvidias_switches_add_up() -> None:
+    """A machine stated with AMD GPUs behind a switch has no NVLS."""
+    cluster = cluster_from({"gpu": "MI300X", "gpus": 8, "nvlink": "switch"})
+    assert not shape_of(cluster, (tuple(range(8)),)).nvswitch
+    assert seconds_alone(cluster, lay(cluster, work("all_reduce", 1024 * MIB, 8), (tuple(range(8)),))) > 0

@@ -14,7 +14,7 @@ from zsim.engine.simulator import Simulation
 from zsim.plan.document import Document, read_yaml
 from zsim.plan.spec import Fsdp2Plan
 from zsim.program.lower import lower
-from zsim.sweep import launch, planner
+from zsim.sweep import launch, plan_plots, planner
 from zsim.sweep.choices import INDISTINGUISHABLE, Choice, Plan, by_cost, by_time
 from zsim.sweep.evaluate import evaluate
 from zsim.sweep.glance import cycle, glance
@@ -199,6 +199,20 @@ def test_written_configurations_say_the_same_plan(machine: Machine, tmp_path: Pa
             topology = f"cluster: {{topology: {machine.topology}, nodes: {machine.nodes or 1}}}\n"
             (config.parent / "back.yaml").write_text(f"{text}{topology}deepspeed_config: ds_config.json\n")
             assert load_scenario(config.parent / "back.yaml").resolve().plan == wanted.plan
+
+
+def test_plots_show_every_choice(found: tuple[Plan, Document], tmp_path: Path) -> None:
+    plan, _ = found
+    picture, page = plan_plots.write(plan, by_time, tmp_path)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    text = page.read_text()
+    assert text.count("<tr") == 1 + len(plan.choices)
+    assert text.count('class="best"') == 1
+    assert "<svg" in text
+    assert "src=" not in text  # needs nothing else
+    winner = plan.winner(by_time)
+    assert winner is not None
+    assert winner.candidate.title in text
 
 
 def test_nothing_fits(tmp_path: Path) -> None:

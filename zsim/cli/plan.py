@@ -35,7 +35,8 @@ def plan(
     by: Annotated[Literal["time", "cost"], typer.Option(help="What the best is best in.")] = "time",
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one per core unless given.")] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the best as scenario.yaml and its framework's file.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write the best as scenario.yaml, its framework's file, and plots."),
     ] = None,
     json: Json = False,
 ) -> int:
@@ -68,9 +69,9 @@ def plan(
             if machine not in usable:
                 console.print(f"not searched: {machine}, over which {batch} sequences do not divide")
     if winner and out is not None:
-        from zsim.sweep.launch import write
+        from zsim.sweep import launch, plan_plots
 
-        for path in write(winner, base, out):
+        for path in [*launch.write(winner, base, out), *plan_plots.write(found, key, out)]:
             print(f"wrote {path}")
     return 0 if winner else 3
 

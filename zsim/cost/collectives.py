@@ -119,7 +119,8 @@ def shape_of(cluster: Cluster, groups: Groups) -> nccl.Shape:
         for gpu in part.gpus:
             generations.add(GENERATIONS.get(node.devices[gpu].architecture, "old"))
             switch = node.switch_of.get(gpu)
-            nvswitch = nvswitch and switch is not None and switch == node.switch_of.get(part.gpus[0])
+            multicasts = switch is not None and node.devices[gpu].vendor.lower() == "nvidia"
+            nvswitch = nvswitch and multicasts and switch == node.switch_of.get(part.gpus[0])
             link_rate = min(link_rate, node.links[f"gpu{gpu}>{switch}"].bandwidth if switch else 0.0)
         if part.nodes > 1:
             nics = nics_of(node, part.gpus)
