@@ -140,7 +140,7 @@ def test_pipelining_reads_the_next_sub_group_before_the_update_of_this_one() -> 
         return [label for label in labels if label in ("states from NVMe", "adamw")]
 
     assert order(program(offload_optimizer="nvme"))[:4] == ["states from NVMe", "adamw"] * 2
-    piped = program(offload_optimizer="nvme", offload_optimizer_pipeline_read=True)
+    piped = program(offload_optimizer="nvme", offload_optimizer_pipeline_read=True, offload_optimizer_buffer_count=8)
     assert order(piped)[:4] == ["states from NVMe", "states from NVMe", "adamw", "states from NVMe"]
     assert moved(piped) == moved(program(offload_optimizer="nvme"))
 
@@ -160,6 +160,16 @@ def test_partial_offload_leaves_the_first_sub_groups_on_the_gpu() -> None:
     ("options", "error"),
     [
         ({"offload_optimizer": "nvme", "offload_optimizer_buffer_count": 3}, InputError),
+        ({"offload_optimizer": "nvme", "offload_optimizer_pipeline_read": True}, InputError),
+        (
+            {
+                "offload_optimizer": "nvme",
+                "offload_optimizer_pipeline_read": True,
+                "offload_optimizer_pipeline_write": True,
+                "offload_optimizer_buffer_count": 11,
+            },
+            InputError,
+        ),
         ({"offload_optimizer": "nvme", "offload_param": "nvme", "offload_param_buffer_size": 10}, InputError),
         ({"offload_param": "nvme"}, NotModeled),
         ({"offload_optimizer": "nvme", "offload_optimizer_ratio": 0.5}, NotModeled),

@@ -163,7 +163,9 @@ def _deepspeed() -> list[Config]:
     found += [_zero("offload", stage, ga=2, zero=SMALL_ZERO | offload) for stage in (2, 3)]
     found += [_zero("tied", stage, zero=SMALL_ZERO, over=TIED) for stage in (2, 3)]
     found += [_zero("frozen", stage, zero=SMALL_ZERO, freeze=["layers.0.", "layers.1."]) for stage in (2, 3)]
-    found += [_zero("lora", 2, zero=SMALL_ZERO, lora=LORA)]
+    found += [_zero("lora", stage, zero=SMALL_ZERO, lora=LORA) for stage in (2, 3)]
+    found += [_zero("lora_persist0", 3, zero=REGATHER | {"stage3_param_persistence_threshold": 0}, lora=LORA)]
+    found += [_zero("lora_ckpt", 3, ga=2, model="qwen2", zero=REGATHER, lora=LORA, ckpt=True)]
     return [
         *found,
         _zero("multirank_rs", 2, 4, zero=SMALL_ZERO | {"use_multi_rank_bucket_allreduce": False}),
@@ -223,6 +225,9 @@ def _deepspeed_corners() -> list[Config]:
 def _offload() -> list[Config]:
     """Optimizer, a part of it, and parameters on the CPU, where it meets other rules."""
     on_cpu = {"device": "cpu", "pin_memory": False}
+    on_nvme = {"device": "nvme", "pin_memory": False}
+    piped = {"pipeline_read": True, "pipeline_write": True, "buffer_count": 12}
+    many = on_nvme | {"buffer_count": 80, "buffer_size": 300000, "max_in_cpu": 0}
     optimizer = SMALL_ZERO | {"offload_optimizer": on_cpu}
     both = optimizer | {"offload_param": on_cpu}
     regather = REGATHER | {"offload_optimizer": on_cpu, "offload_param": on_cpu}
@@ -245,6 +250,9 @@ def _offload() -> list[Config]:
         _zero("offload_both_zeroinit", 3, zero=both, zero_init=True),
         _zero("offload_both_regather_ckpt", 3, ga=2, zero=regather, ckpt=True),
         _zero("offload_lora", 3, zero=both, lora=LORA),
+        _zero("offload_nvme", 3, ga=2, zero=SMALL_ZERO | {"offload_optimizer": on_nvme}),
+        _zero("offload_nvme_piped", 3, zero=SMALL_ZERO | parts | {"offload_optimizer": on_nvme | piped}),
+        _zero("offload_nvme_both", 3, zero=SMALL_ZERO | {"offload_optimizer": on_nvme, "offload_param": many}),
         _make("fsdp2", "cpuoffload_nosync", ga=2, fsdp={"offload": True, "sync_only_last": True}),
         _make("fsdp2", "cpuoffload_sync", ga=2, fsdp={"offload": True}),
         _make("fsdp2", "cpuoffload_alone", 1, fsdp={"offload": True}),

@@ -40,11 +40,15 @@ class Zero3OnNvme(Zero3OnCpu):
 
     def __init__(self, gradients: Gradients) -> None:
         super().__init__(gradients)
-        if self.plan.offload_optimizer_buffer_count < STATES + 1:
+        # pipelined_optimizer_swapper.py: with it the next sub-group's buffers, and those of the one being written
+        piped = self.plan.offload_optimizer_pipeline_read + self.plan.offload_optimizer_pipeline_write
+        count, groups = self.plan.offload_optimizer_buffer_count, min(1 + piped, len(self.sub_groups))
+        needed = (STATES + 1) * groups
+        if count < needed:
             raise InputError(
-                f"{self.plan.offload_optimizer_buffer_count} buffers, and Adam has 4 tensors per parameter",
+                f"{count} buffers: DeepSpeed runs out of them, with Adam's 4 tensors of {groups} sub-groups at a time",
                 field="zero.offload_optimizer.buffer_count",
-                accepted="4 or more",
+                accepted=f"{needed} or more",
             )
         self.reading: dict[int, int] = {}  # sub-group -> the read that fetches its states
         self.writing: int | None = None  # the last write that nobody has waited for
