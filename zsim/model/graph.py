@@ -150,8 +150,9 @@ class Segment:
 class Call:
     """One call of a module: child calls and segments in order."""
 
-    __slots__ = ("body", "module")
+    __slots__ = ("body", "differentiable", "module")
 
     def __init__(self, module: Any) -> None:
         self.module = module
+        self.differentiable = True  # what it returns requires a gradient
         self.body: list[Call | Segment] = []

@@ -75,7 +75,7 @@ class Module:
         outer, tape.label = tape.label, self.kind
         tape.enter(self)
         result = self.forward(*args)
-        tape.leave()
+        tape.leave(result)
         tape.label = outer
         return result
 
@@ -173,7 +173,11 @@ class Embedding(Module):
         self.weight = Weight(net, rows, width)
 
     def forward(self, indices: Tensor) -> Tensor:
-        return P.embedding(indices, self.weight)
+        out = P.embedding(indices, self.weight)
+        if self.net.checkpointing != "none" and self.net.implementation == "hf" and not out.needs_grad:
+            # transformers 5.24 gradient_checkpointing_enable: enable_input_require_grads, also on a frozen embedding
+            out.tape.link((), lambda g: (), out)
+        return out
 
 
 class RMSNorm(Module):

@@ -130,8 +130,9 @@ class LoraLinear(Module):
         outputs, inputs = base.size
         self.base_layer = base
         self.lora_dropout = ModuleDict(net)
-        # peft puts nn.Identity where nothing is dropped
-        self.drop = self.lora_dropout.add(Dropout(net, lora.dropout)) if lora.dropout else None
+        self.drop = self.lora_dropout.add(Dropout(net, lora.dropout))
+        if not lora.dropout:
+            self.drop.class_name = "Identity"
         self.children.pop("drop", None)
         self.lora_A = ModuleDict(net)
         self.lora_B = ModuleDict(net)
@@ -140,9 +141,7 @@ class LoraLinear(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         result = self.base_layer(x)
-        if self.drop is not None:
-            x = self.drop(x)
-        update = self.lora_B.default(self.lora_A.default(x))
+        update = self.lora_B.default(self.lora_A.default(self.drop(x)))
         return F.add(result, F.scale(update))
 
 

@@ -109,6 +109,7 @@ class Module:
     body: tuple[Module | Compute, ...] = ()
     checkpointed: bool = False
     expert: bool = False
+    differentiable: bool = True  # what it returns requires a gradient
 
 
 @dataclass(frozen=True, slots=True)

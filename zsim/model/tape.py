@@ -62,8 +62,8 @@ class Tape:
         self._stack.append(call)
         self._boundary = True
 
-    def leave(self) -> None:
-        self._stack.pop()
+    def leave(self, result: Any) -> None:
+        self._stack.pop().differentiable = not isinstance(result, Tensor) or result.needs_grad
         self._boundary = True
 
     def part(self) -> None:

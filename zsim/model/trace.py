@@ -67,7 +67,7 @@ class _Tracer:
             workload.loss,
             workload.implementation,
             workload.kernels,
-            _layer_keys(spec),
+            _layer_keys(spec, reached=workload.checkpointing != "none" and workload.implementation == "hf"),
         )
         self.model = families.build(net)
         if spec.tuning is not None:
@@ -97,7 +97,7 @@ class _Tracer:
         ids, labels = (Tensor(Storage(tape, shape, "int64", False), shape, row_major(shape), "int64") for _ in range(2))
         root = tape.begin()
         loss = self.model(ids, labels)
-        if not loss.needs_grad:
+        if not (loss.needs_grad and self.spec.trainable_numel):
             raise InputError("no parameter is trainable")
         tape.finish_forward()
         tape.backward(loss)
@@ -128,6 +128,7 @@ class _Tracer:
             body,
             layer.checkpointed,
             any(weight.expert for weight in layer.weights.values()),
+            call.differentiable,
         )
 
     def _repeated(self, blocks: Blocks, templates: dict[int, _Plan]) -> Iterator[_Repeat]:
@@ -163,6 +164,7 @@ class _Plan(NamedTuple):
     body: list[_Plan | _Repeat | Compute]
     checkpointed: bool
     expert: bool
+    differentiable: bool
 
     def module(self, path: str, shift: int) -> Module:
         body: list[Module | Compute] = []
@@ -175,16 +177,19 @@ class _Plan(NamedTuple):
                 body.append(item.plan.module(item.path, item.shift))
         params = tuple([index + shift for index in self.params]) if shift else self.params
         return Module(
-            path + self.suffix, self.module_class, self.role, params, tuple(body), self.checkpointed, self.expert
-        )
+            path + self.suffix, self.module_class, self.role, params, tuple(body), self.checkpointed, self.expert,
+            self.differentiable,
+        )  # fmt: skip
 
 
-def _layer_keys(spec: ModelSpec) -> tuple[tuple[object, ...], ...]:
-    """Per layer which of its parameters are trainable and whether its input needs a gradient; () if all are."""
+def _layer_keys(spec: ModelSpec, reached: bool) -> tuple[tuple[object, ...], ...]:
+    """Per layer which of its parameters are trainable and whether its input needs a gradient; () if all are.
+
+    `reached`: something before the first layer requires a gradient, even if nothing there is trainable.
+    """
     if spec.trainable_numel == spec.numel:
         return ()
     layers: dict[int, list[bool]] = {}
-    reached = False  # something before the first layer is trainable
     for parameter in spec.parameters:
         number = next((int(part) for part in parameter.name.split(".") if part.isdigit()), None)
         if number is not None:

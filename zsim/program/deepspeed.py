@@ -107,7 +107,7 @@ def in_backward(tree: Module) -> set[str]:
                 computes, backward = computes or inner_computes, backward or inner_backward
             else:
                 computes, backward = True, backward or bool(item.backward or item.grads)
-        if backward or not computes:
+        if backward or (module.differentiable and not computes):
             found.add(module.name)
         return computes, backward
 

@@ -131,6 +131,8 @@ class Zero3(Hooks[DeepSpeedPlan]):
             self.gradients.last_micro = micro == self.plan.grad_accum - 1
             execution = Execution(self.builder, self, micro)
             execution.forward(self.tree)
+            if first and not micro:
+                self.coordinator.register(self._external())
             self._charge_hooks("forward")
             execution.backward(self.tree)
             self._charge_hooks("backward")
@@ -141,6 +143,19 @@ class Zero3(Hooks[DeepSpeedPlan]):
         self.parameters.gather_persistent(self.coordinator.gather_persistent())
         self.parameters.drop_secondary()
         return self.prologue, self.builder.finish()
+
+    def _external(self) -> dict[str, Params]:
+        """What a module's own code read of another one in the first forward (parameter_offload.py, ZeROOrderedDict).
+
+        peft's LoraLayer.forward asks for the dtype of lora_A's weight, which is not there unless it is persistent.
+        """
+        return {
+            module.name: tuple(param for param in item.params if param not in self.coordinator.persistent)
+            for module in modules_in_order(self.tree)
+            if module.name in self.hooked
+            for item in module.body
+            if isinstance(item, Module) and item.name == f"{module.name}.lora_A.default"
+        }
 
     # ---- module hooks ------------------------------------------------------------------------------------------------
     def pre_forward(self, module: Module, phase: str) -> None:

@@ -76,6 +76,11 @@ class Coordinator:
     def __post_init__(self) -> None:
         self.params = {**self.owned, **{leaf: self.inside[leaf] for leaf in self.leaves}}
 
+    def register(self, external: Mapping[str, Params]) -> None:
+        """register_external_parameter: from now on a module is fetched with these parameters of others, too."""
+        for module, params in external.items():
+            self.params[module] = tuple(sorted({*self.params[module], *params}))
+
     def reset_step(self) -> tuple[int, ...]:
         """Start of a forward. Returns the lengths of the integer lists that ranks compare with rank 0's.
 

@@ -100,12 +100,14 @@ class OptimizerField(Section):
     shorthand = "name"
     name: Literal["adamw", "adam", "sgd", "lion", "adafactor", "adamw8bit"] = "adamw"
     impl: Literal["fused", "foreach", "loop", "cpu"] | None = None
-    momentum: bool | None = Field(None, description="of sgd: whether it keeps one, false unless given")
-    decay_groups: bool | None = Field(
-        None,
-        description="deepspeed: biases and norms, which do not decay, are a group of their own, as in all runs "
-        "of the Trainer whose DeepSpeed configuration names no optimizer",
-    )
+    momentum: Annotated[bool | None, Field(description="of sgd: whether it keeps one, false unless given")] = None
+    decay_groups: Annotated[
+        bool | None,
+        Field(
+            description="deepspeed: biases and norms, which do not decay, are a group of their own, as in all runs of "
+            "the Trainer whose DeepSpeed configuration names no optimizer"
+        ),
+    ] = None
 
 
 class LoraField(Section):
