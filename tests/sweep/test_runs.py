@@ -262,6 +262,14 @@ def test_export(expected: tuple[Path, Table], tmp_path: Path) -> None:
     assert set(frame["zero.stage"]) == {1, 2, 3}
 
 
+@pytest.mark.parametrize("target", ["t.xls", "nowhere/t.csv"])
+def test_a_wrong_target_is_said_before_anything_is_computed(target: str, scenario: Path, tmp_path: Path) -> None:
+    store = tmp_path / "s.db"
+    done = subprocess.run(command(scenario, store, "--out", str(tmp_path / target)), capture_output=True, text=True)
+    assert done.returncode == 2
+    assert not store.exists()
+
+
 def test_a_file_that_is_no_store(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     path.write_text("something else entirely, and long enough to be read as a header " * 20)

@@ -54,6 +54,7 @@ def sweep(
     else:
         wanted = from_options([file], vary, set_)
     part = _shard(shard)
+    _check(out)
     path = store or Path(file.stem + ".db")
     with Store(path, sweep_id(wanted, fit_only)) as opened:
         with _bar(len(range(part[0] - 1, wanted.size, part[1]))) as report:
@@ -83,6 +84,15 @@ def sweep(
 
             render(opened, wanted, tally, Console(highlight=False))
         return 0 if fit_only or opened.count()["fit"] else 3
+
+
+def _check(targets: list[Path]) -> None:
+    """Hours of work are not to end in a typo. Raises InputError."""
+    for target in targets:
+        if target.suffix not in (".csv", ".parquet", ".png", ".html"):
+            raise InputError("is not known by its ending", target, accepted=".csv, .parquet, .png or .html")
+        if not target.absolute().parent.is_dir():
+            raise InputError("no such folder", target.parent)
 
 
 def _shard(text: str) -> tuple[int, int]:
