@@ -88,7 +88,7 @@ class MeasuredCopy:
 def read_copies(document: Mapping[str, Any]) -> dict[str, MeasuredCopy]:
     """From a profile's `copies`: "h2d pinned" -> rates."""
     return {
-        kind: MeasuredCopy(entry["ranks"], *(float(entry[name]) for name in ("latency", "alone", "together")))
+        kind: MeasuredCopy(_ranks(entry, 1), *(float(entry[name]) for name in ("latency", "alone", "together")))
         for kind, entry in document.items()
     }
 
@@ -96,9 +96,15 @@ def read_copies(document: Mapping[str, Any]) -> dict[str, MeasuredCopy]:
 def read_measured(document: Mapping[str, Any]) -> dict[str, Measured]:
     """From a profile's `collectives`: kind -> ranks and regimes."""
     return {
-        kind: Measured(entry["ranks"], tuple(_regime(**regime) for regime in entry["regimes"]))
+        kind: Measured(_ranks(entry), tuple(_regime(**regime) for regime in entry["regimes"]))
         for kind, entry in document.items()
     }
+
+
+def _ranks(entry: Mapping[str, Any], least: int = 2) -> int:
+    if not isinstance(entry["ranks"], int) or entry["ranks"] < least or ("regimes" in entry and not entry["regimes"]):
+        raise ValueError("a measurement without ranks or sizes")
+    return entry["ranks"]
 
 
 def _regime(up_to: float, latency: float, bandwidth: float) -> Regime:

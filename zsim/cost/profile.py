@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -153,15 +154,25 @@ def _load_file(device: str, path: Path) -> Profile:
     if own["device"] != device:
         raise InputError(f"was calibrated on {own['device']}, the cluster has {device}", path, field="device")
     base, name = own.get("base", "default"), slug(device)
-    changes: dict[str, Document] = {
-        name: own["values"], "fitted": {"values": {name: own["values"]}}, "stacks": {base: own.get("host", {})},
-    }  # fmt: skip
     try:
+        _check_numbers({key: own.get(key, {}) for key in ("values", "host", "collectives", "copies")})
+        changes: dict[str, Document] = {
+            name: own["values"], "fitted": {"values": {name: own["values"]}}, "stacks": {base: own.get("host", {})},
+        }  # fmt: skip
         made = build(device, base, lambda wanted: _merge(read(wanted) or {}, changes.get(wanted, {})) or None)
         measured, copies = read_measured(own.get("collectives", {})), read_copies(own.get("copies", {}))
         return replace(made, stack=str(path), provenance=own["provenance"], collectives=measured, copies=copies)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"is no profile: {error!r}", path, accepted=accepted) from None
+
+
+def _check_numbers(value: Any) -> None:
+    """Raises ValueError where something under `value` is neither a mapping, a list, nor a number >= 0."""
+    for inner in value.values() if isinstance(value, dict) else value:
+        if isinstance(inner, (dict, list)):
+            _check_numbers(inner)
+        elif isinstance(inner, bool) or not 0 <= float(inner) < inf:
+            raise ValueError(f"{inner!r} where a number should be")
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from zsim.errors import InputError
@@ -43,22 +44,33 @@ def runs(folder: Path, only: tuple[str, ...] = ()) -> list[Run]:
     if not steps.exists():
         raise InputError("is no capture with training runs: it lacks steps.csv", folder, accepted="a capture")
     lines: dict[str, list[dict[str, str]]] = {}
-    with steps.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            lines.setdefault(f"{row['strategy']}_{row['model']}", []).append(row)
+    for row in csv_rows(steps):
+        lines.setdefault(f"{row.get('strategy')}_{row.get('model')}", []).append(row)
     if unknown := [name for name in only if name not in lines]:
         raise InputError(f"has no run {unknown[0]!r}", steps, accepted=", ".join(lines))
     return [_run(folder, name, rows) for name, rows in lines.items() if not only or name in only]
+
+
+def csv_rows(path: Path) -> list[dict[str, str]]:
+    """Rows by column. Raises InputError for what is no text."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"cannot be read: {error}", path) from None
 
 
 def _run(folder: Path, name: str, rows: list[dict[str, str]]) -> Run:
     try:
         clock = "_core_s" if rows[0].get("step_core_s") else "_s"
         best = min(rows, key=lambda row: float(row["step" + clock]))
+        rounds = tuple(float(row["step" + clock]) for row in rows)
+        if not all(0 < seconds < inf for seconds in rounds):
+            raise ValueError(f"steps of {min(rounds)} to {max(rounds)} seconds")
         return Run(
             name=name,
             scenario=folder / f"run_{name}.yaml",
-            rounds=tuple(float(row["step" + clock]) for row in rows),
+            rounds=rounds,
             wall=tuple(float(row["step_s"]) for row in rows),
             forward_s=float(best["forward" + clock]),
             backward_s=float(best["backward" + clock]),

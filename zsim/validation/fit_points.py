@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 from zsim.cluster.files import read_machine
@@ -13,6 +13,7 @@ from zsim.cluster.spec import Host
 from zsim.cost.collectives import KINDS
 from zsim.errors import InputError
 from zsim.validation import nccl_log
+from zsim.validation.capture_read import csv_rows
 from zsim.validation.kineto import read
 from zsim.validation.trace import Trace
 
@@ -72,19 +73,18 @@ def _capture(folder: Path, points: Points) -> None:
     for name in ("topology.txt", "topology.yaml"):
         if (folder / name).exists():
             points.host = read_machine(folder / name)[0].host
-    with bench.open(newline="", encoding="utf-8") as rows:
-        for number, row in enumerate(csv.DictReader(rows), start=2):
-            try:
-                _row(row, points)
-            except (KeyError, TypeError, ValueError) as error:
-                raise InputError(f"is no measurement: {error!r}", bench, number) from None
+    for number, row in enumerate(csv_rows(bench), start=2):
+        try:
+            _row(row, points)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"is no measurement: {error!r}", bench, number) from None
 
 
 def _row(row: dict[str, str], points: Points) -> None:
     kind, name, nbytes = row["kind"], row["name"], float(row["bytes"])
     seconds = float(row["median_s"])
-    if not seconds > 0:
-        raise ValueError(f"median_s is {seconds}")
+    if not (0 < seconds < inf and 0 <= nbytes < inf):
+        raise ValueError(f"{nbytes} bytes in {seconds} seconds")
     if kind == "collective":
         points.collectives.setdefault((name, int(row["world"])), []).append((nbytes, seconds))
     elif kind == "gemm":

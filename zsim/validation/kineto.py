@@ -12,10 +12,10 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping
-from math import isfinite, prod
+from math import prod
 from pathlib import Path
 from sys import intern
-from typing import IO, Any
+from typing import IO, Any, TypeGuard
 
 from zsim.errors import InputError
 from zsim.validation.trace import COMMUNICATION, COPY, Call, Nested, Slice, Step, Trace, classify
@@ -54,6 +54,8 @@ _ARGS = (
     "Collective name", "In msg nelems", "Out msg nelems", "Group size", "dtype", "Process Group Name", "stream",
     "correlation", "Input Dims", "Input type", "phase", "module", "micro-batch",
 )  # fmt: skip
+_LISTS = ("Input Dims", "Input type")
+_HUGE = 1e18  # beyond what microseconds and numbers of elements can be
 _MATRIX = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
 
 
@@ -68,6 +70,9 @@ def read(path: Path | str) -> Trace:
         elif not isinstance(value, dict):
             raise InputError(f"holds {value!r:.40} where an event should be", path, accepted=_ACCEPTED)
         elif value.get("ph") == "X" and value.get("cat") not in ("python_function", "Trace", "overhead"):
+            for key in ("cat", "pid", "tid"):
+                if not isinstance(value.get(key), (str, int, float, type(None))):
+                    raise InputError(f"an event has {key} = {value[key]!r:.40}", path, accepted=_ACCEPTED)
             events.append(_kept(value))
     if not any("cat" in event for event in events):
         raise InputError("holds no event of a profiled run", path, accepted=_ACCEPTED)
@@ -80,7 +85,9 @@ def _kept(event: Event) -> Event:
     if isinstance(kept.get("name"), str):
         kept["name"] = intern(kept["name"])
     if isinstance(args := event.get("args"), dict):
-        kept["args"] = {key: args[key] for key in _ARGS if key in args}
+        kept["args"] = {
+            key: args[key] for key in _ARGS if isinstance(args.get(key), list if key in _LISTS else (str, int, float))
+        }
         if event.get("cat") == "cpu_op" and event.get("name") not in _MATRIX:
             kept["args"].pop("Input Dims", None)
             kept["args"].pop("Input type", None)
@@ -226,7 +233,7 @@ class _Reading:
     def _checked(self, event: Event) -> bool:
         for field in ("ts", "dur"):
             value = event.get(field, 0 if field == "dur" else None)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < _HUGE:
                 name = f"{event.get('name')!r:.60}"
                 raise InputError(f"event {name} has {field} = {value!r:.40}", self.path, accepted="microseconds")
         return isinstance(event.get("name"), str)
@@ -325,7 +332,7 @@ class _Reading:
         dims, types = _args(note).get("Input Dims"), _args(note).get("Input type")
         if not isinstance(dims, list) or not dims or not isinstance(types, list) or not types:
             return Call(kind, group_size=world)
-        shapes = [dim for dim in dims if isinstance(dim, list) and all(isinstance(n, int) for n in dim)]
+        shapes = [dim for dim in dims if _is_shape(dim)]
         sent = sum(prod(shape) for shape in shapes)
         received = sent
         if world and kind == "all_gather":
@@ -395,7 +402,13 @@ def _dtype(name: object) -> str | None:
 
 
 def _whole(value: object) -> int | None:
-    return int(value) if isinstance(value, (int, float)) or (isinstance(value, str) and value.isdigit()) else None
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value) if len(value) < 20 else None
+    return int(value) if isinstance(value, (int, float)) and 0 <= value < _HUGE else None
+
+
+def _is_shape(dims: object) -> TypeGuard[list[int]]:
+    return isinstance(dims, list) and all(isinstance(n, int) and 0 <= n < _HUGE for n in dims)
 
 
 def _product(op: Event) -> tuple[int, int, int, int, str] | None:
@@ -406,6 +419,6 @@ def _product(op: Event) -> tuple[int, int, int, int, str] | None:
     first = 1 if op["name"] in ("aten::addmm", "aten::baddbmm") else 0
     a, b = (*dims[first : first + 2], None, None)[:2]
     dtype = _dtype(types[first]) if len(types) > first else None
-    if not (isinstance(a, list) and isinstance(b, list) and len(a) == len(b) >= 2 and a[-1] == b[-2] and dtype):
+    if not (_is_shape(a) and _is_shape(b) and len(a) == len(b) >= 2 and a[-1] == b[-2] and dtype):
         return None
     return prod(a[:-2]), a[-2], b[-1], a[-1], dtype
