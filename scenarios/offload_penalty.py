@@ -7,6 +7,7 @@ import zsim
 
 HERE = Path(__file__).parent
 MACHINES = ("a100_1_pcie4", "h100_1_pcie5", "gh200", "gb300_4", "mac_studio_m3_ultra")
+THREADS = {"gb300_4": 36}  # OMP_NUM_THREADS where GPUs share cores; a process alone takes all by itself
 
 
 def rows() -> Iterator[str]:
@@ -39,6 +40,7 @@ def _step(machine: str, place: str, micro_steps: int) -> zsim.Result:
         "cluster": f"../topologies/{machine}.yaml",
         "zero.offload_optimizer": place,
         "grad_accum": micro_steps,
+        "omp_num_threads": THREADS.get(machine, "null"),
     }
     overrides = [f"{field}={value}" for field, value in settings.items()]
     return zsim.simulate(HERE / "optimizer_offload.yaml", overrides)
