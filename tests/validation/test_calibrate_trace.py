@@ -169,6 +169,28 @@ def test_what_cannot_be_calibrated_is_refused(tmp_path: Path) -> None:
         runs(folder)
 
 
+def test_sizes_too_small_to_tell_a_bandwidth_make_a_profile_all_the_same(tmp_path: Path) -> None:
+    folder = capture_of_known_constants(tmp_path / "capture")
+    bench = folder / "microbench.csv"
+    with bench.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:  # four sizes of one time, and then a slow line: two ranges, the first without a slope
+        if row["kind"] == "collective":
+            seconds = 1e-4 if float(row["bytes"]) < 2**17 else 0.1 + float(row["bytes"]) / 1e8
+            row |= dict.fromkeys(("median_s", "p10_s", "p90_s"), str(seconds))
+    with bench.open("w", newline="") as file:
+        writer = csv.DictWriter(file, BENCH_COLUMNS.split(","))
+        writer.writeheader()
+        writer.writerows(rows)
+    found = calibrate([folder])
+    assert found.document()["collectives"]["all_reduce"]["regimes"][0]["bandwidth"] > 1e12
+    path = tmp_path / "profile.yaml"
+    path.write_text(yaml.safe_dump(found.document()))
+    from zsim.api import load_scenario, simulate
+
+    assert simulate(load_scenario(scenario(tmp_path, "ddp", 256, 4), [f"profile={path}"])).time.step_s > 0
+
+
 def ratios(folder: Path, over: str, under: str) -> list[float]:
     """Step times of two runs, round by round: measured in turns, so that a busy minute slows both."""
     both = {run.name: run for run in runs(folder)}

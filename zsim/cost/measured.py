@@ -88,7 +88,7 @@ class MeasuredCopy:
 def read_copies(document: Mapping[str, Any]) -> dict[str, MeasuredCopy]:
     """From a profile's `copies`: "h2d pinned" -> rates."""
     return {
-        kind: MeasuredCopy(_ranks(entry, 1), *(float(entry[name]) for name in ("latency", "alone", "together")))
+        kind: MeasuredCopy(_ranks(entry, 1), float(entry["latency"]), _rate(entry["alone"]), _rate(entry["together"]))
         for kind, entry in document.items()
     }
 
@@ -108,4 +108,10 @@ def _ranks(entry: Mapping[str, Any], least: int = 2) -> int:
 
 
 def _regime(up_to: float, latency: float, bandwidth: float) -> Regime:
-    return Regime(float(up_to), float(latency), float(bandwidth))  # YAML reads 1e9 as text
+    return Regime(float(up_to), float(latency), _rate(bandwidth))  # YAML reads 1e9 as text
+
+
+def _rate(value: Any) -> float:
+    if not float(value) > 0:
+        raise ValueError(f"a rate of {value}")
+    return float(value)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +170,7 @@ def _check_numbers(value: Any) -> None:
     for inner in value.values() if isinstance(value, dict) else value:
         if isinstance(inner, (dict, list)):
             _check_numbers(inner)
-        elif isinstance(inner, bool) or not 0 <= float(inner) < inf:
+        elif isinstance(inner, bool) or not float(inner) >= 0:  # infinite: sizes too small to tell a bandwidth
             raise ValueError(f"{inner!r} where a number should be")
 
 
