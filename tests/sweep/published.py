@@ -77,6 +77,7 @@ def compare(row: Row, folder: Path, executor: Executor, workers: int) -> Compari
         (("checkpointing",), row["activation_checkpoint"]),
     ]
     published = glance(Task(str(base.file), str(folder), merged(base.data, settings), {}))
+    assert published["status"] == "ok", published["error"]
     begun = time.perf_counter()
     batch = row.count("micro_batch") * accumulated * machine.ranks
     plan = planner.plan(base, [machine], batch, executor, workers)
@@ -139,8 +140,11 @@ def _sharding(row: Row, machine: Machine) -> list[tuple[tuple[str, ...], Any]]:
         return [(("framework",), "deepspeed"), *fields]
     if "FSDP2" in row["framework"]:
         return [(("framework",), "fsdp2")]
-    kind = {"hsdp": "HYBRID_SHARD", "fsdp-full": "FULL_SHARD"}[strategy]
-    return [(("framework",), "fsdp1"), (("fsdp", "sharding_strategy"), kind)]
+    if strategy == "hsdp":
+        mesh = [machine.ranks // machine.gpus_per_node, machine.gpus_per_node]
+        hybrid = (("fsdp", "sharding_strategy"), "HYBRID_SHARD")
+        return [(("framework",), "fsdp1"), hybrid, (("fsdp", "mesh"), mesh)]
+    return [(("framework",), "fsdp1"), (("fsdp", "sharding_strategy"), "FULL_SHARD")]
 
 
 HEAD = """| run | as published | step | free | planned | step | free |
