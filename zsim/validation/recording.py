@@ -197,7 +197,7 @@ def _fsdp1(config: Mapping[str, Any], world: int) -> Fsdp1Plan:
     fields = _take(config.get("fsdp", {}), _FSDP1, "fsdp")
     if "mesh" in fields:
         fields["mesh"] = tuple(fields["mesh"])
-    return Fsdp1Plan(**_shared(config, world), **fields)
+    return Fsdp1Plan(**_shared(config, world), storage_dtype=config.get("dtype", "float32"), **fields)
 
 
 _ZERO = {
