@@ -35,8 +35,10 @@ def zsim(*arguments: str) -> str:
     """What the command prints to a terminal of 80 columns, with its colours."""
     environment = os.environ | {"FORCE_COLOR": "1", "COLUMNS": "80", "TERM": "xterm-256color"}
     command = [sys.executable, "-m", "zsim", *arguments]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}  # no progress bars
-    return subprocess.run(command, cwd=ROOT, env=environment, text=True, **pipes).stdout
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    return done.stdout  # without the progress bars
 
 
 def save(name: str, png: bytes, width: int = WIDEST) -> None:
