@@ -10,7 +10,7 @@ MIB = 2**20
 @dataclass(eq=False)
 class Piece:
     size: int
-    state: str = "free"  # free | used | pending (freed, but another stream still reads it)
+    state: str = "free"  # free | used | the key of a free that another stream holds up
 
 
 @dataclass(eq=False)
@@ -86,7 +86,7 @@ class NaiveAllocator:
     def give_back(self) -> None:
         for segment in self.segments:
             for piece in segment.pieces:
-                if piece.state == "pending":
+                if piece.state != "used":
                     piece.state = "free"
             segment.merge()
         self.segments = [segment for segment in self.segments if any(piece.state != "free" for piece in segment.pieces)]
