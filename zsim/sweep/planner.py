@@ -177,8 +177,9 @@ class _Search:
         return False
 
     def _give_up(self, line: _Line, reason: str) -> None:
-        self.answer.searched[reason] += sum(len(candidate.strategy.tunings) for candidate in line.left)
-        line.left.clear()
+        if line.left:
+            self.answer.searched[reason] += sum(len(candidate.strategy.tunings) for candidate in line.left)
+            line.left.clear()
 
     def tune(self) -> None:
         """Bucket sizes of the best, in time and in cost.
