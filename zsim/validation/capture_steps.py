@@ -160,7 +160,8 @@ def _engine(machine: Machine, model: CapturedModel, strategy: str) -> tuple[Call
         engine = _deepspeed(machine, network, int(strategy[4:]))
         return lambda: _timed(machine, engine, tokens, engine.backward, engine.step), parameters
     if strategy == "ddp":
-        wrapped: torch.nn.Module = torch.nn.parallel.DistributedDataParallel(network)
+        # A lone rank trains as trainers do, without a Reducer.
+        wrapped = network if machine.world == 1 else torch.nn.parallel.DistributedDataParallel(network)
     else:
         wrapped = _fully_shard(machine, network)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-4, foreach=machine.kind != "cpu")
