@@ -1,4 +1,4 @@
-"""Makes the pictures of outputs.md again: `python docs/pictures.py`, with the test requirements and Chromium installed.
+"""Makes the pictures of outputs.md and README.md again: `python docs/pictures.py`. Needs the test extra and Chromium.
 
 Two are made by hand, as their viewers are pages on the web: perfetto.png and memory_viz.png.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"
-RUN = "scenarios/qwen7b_8x4090.yaml"
+FLAGSHIP, RUN = "scenarios/qwen32b_8xh100.yaml", "scenarios/qwen7b_8x4090.yaml"
 STAGES = ("compare", "scenarios/llama31_8b_4xa100_zero2.yaml", "--stages", "0,1,2,3")
 NODES = ("compare", "scenarios/llama31_8b_512xh100_fsdp2.yaml", "--vary", "cluster.nodes=1,4,16,64")
 SWEEP = (
@@ -67,10 +67,12 @@ def pictures(folder: Path, opened: Callable[..., Any]) -> None:
         (folder / "text.html").write_text(as_html(*arguments), encoding="utf-8")
         save(name, opened(folder / "text.html", 900).locator("pre").screenshot())
 
+    zsim(FLAGSHIP, "--changes", "0", "--out", str(folder / "flagship"))
     zsim(RUN, "--out", str(folder / "run"))
     zsim(*STAGES, "--out", str(folder / "stages"))
     zsim(*NODES, "--out", str(folder / "nodes"))
     zsim(*SWEEP, "--store", str(folder / "sweep.db"), "--out", str(folder / "sweep.html"))
+    save("../flagship", (folder / "flagship" / "memory_timeline.png").read_bytes())
     save("memory_timeline", (folder / "run" / "memory_timeline.png").read_bytes())
     save("breakdown", (folder / "run" / "breakdown.png").read_bytes(), 560)
     save("stages", (folder / "stages" / "comparison.png").read_bytes(), 900)

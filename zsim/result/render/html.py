@@ -92,7 +92,7 @@ def _side_by_side(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 def _memory(result: Result, view: RankView) -> dict[str, Any]:
     """Bytes by category over the steady step, in GiB, and the kernel that runs."""
-    curve = list(_thinned(list(points(view, CATEGORY_COLORS))))
+    curve = list(_thinned(list(points(view, CATEGORY_COLORS, result.gpu.limit_bytes))))
     texts = Texts()
     columns = {name: [point.held[name] for point in curve] for name in CATEGORY_COLORS}
     columns["framework"] = [result.gpu.framework_bytes] * len(curve)

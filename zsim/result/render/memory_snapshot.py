@@ -33,9 +33,7 @@ def write(result: Result, path: Path) -> None:
 def snapshot(result: Result) -> dict[str, Any]:
     """The snapshot of the fullest GPU, as device 0."""
     view = RankView(result.program, result.timeline, result.gpu.peak_rank)
-    gpu = result.gpu
-    limit = gpu.capacity_bytes - gpu.framework_bytes if gpu.fits else None
-    recorder = _Recorder(limit, ops=_ops(result.program))
+    recorder = _Recorder(result.gpu.limit_bytes, ops=_ops(result.program))
     replay((event for event in view.ledgers["gpu"] if event.step <= view.steady.step), allocator=recorder)
     return {
         "segments": [_segment(recorder, address) for address in sorted(recorder.segments)],

@@ -148,7 +148,7 @@ def memory_and_lanes(result: Result) -> Figure:
 
 
 def _memory(axes: Axes, result: Result, view: RankView) -> None:
-    curve = list(points(view, CATEGORY_COLORS))
+    curve = list(points(view, CATEGORY_COLORS, result.gpu.limit_bytes))
     times = [point.time_s for point in curve]
     base = np.zeros(len(curve))
     for name, color in CATEGORY_COLORS.items():

@@ -1,0 +1,35 @@
+"""Memory over the steady step, as the report draws it."""
+
+import pytest
+
+import zsim
+from tests.result import made
+from zsim.program.ops import DELAYED_FREES
+from zsim.result.critical_path import RankView
+from zsim.result.curve import points
+from zsim.result.render.style import CATEGORY_COLORS
+
+
+@pytest.fixture(scope="module")
+def result():
+    """The flagship: its host frees far ahead of the streams, and the allocator has to wait for them."""
+    return zsim.simulate(made.TOPOLOGIES.parent / "scenarios" / "qwen32b_8xh100.yaml")
+
+
+def totals(result, limit):
+    view = RankView(result.program, result.timeline, result.gpu.peak_rank)
+    for point in points(view, CATEGORY_COLORS, limit):
+        assert point.held[DELAYED_FREES] >= 0
+        yield sum(point.held.values()), point.held[DELAYED_FREES]
+
+
+def test_what_fits_is_drawn_under_its_capacity(result):
+    assert result.fits
+    assert result.gpu.allocator_retries > 0
+    curve = list(totals(result, result.gpu.limit_bytes))
+    assert max(total for total, _ in curve) <= result.gpu.limit_bytes
+    assert max(total - delayed for total, delayed in curve) == result.gpu.peak_allocated_bytes
+
+
+def test_without_a_limit_nothing_waits(result):
+    assert max(total for total, _ in totals(result, None)) > result.gpu.limit_bytes
