@@ -61,18 +61,17 @@ def figure(plan: Plan, by: By) -> Figure:
     if winner is not None:
         axes.scatter([hours(winner)], [cost(winner)], marker="*", s=230, color="black", label="best", zorder=4)
     axes.set(xlabel="hours per 1e9 tokens", ylabel=f"{unit(plan)} per 1e9 tokens", title="Time against cost")
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    axes.margins(x=0.15)
+    axes.set_xlim(0, 1.1 * max(map(hours, plan.choices), default=1.0))
+    axes.set_ylim(0, 1.1 * max(map(cost, plan.choices), default=1.0))
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", loc="lower left")  # nothing is both cheap and fast
     return drawn
 
 
 def _name(axes: object, choice: Choice) -> None:
     text = f"{choice.candidate.machine}\n{choice.candidate.strategy.name}"
     place = (hours(choice), cost(choice))
-    axes.annotate(text, place, textcoords="offset points", xytext=(6, 6), fontsize="x-small")  # type: ignore[attr-defined]
+    axes.annotate(text, place, textcoords="offset points", xytext=(8, -20), fontsize="x-small")  # type: ignore[attr-defined]
 
 
 def hours(choice: Choice) -> float:
