@@ -63,7 +63,7 @@ def as_html(*arguments: str) -> str:
 
 def pictures(folder: Path, opened: Callable[..., Any]) -> None:
     """`opened(file, width, dark)` is Playwright's page of an HTML file."""
-    for name, arguments in (("terminal", (RUN,)), ("explain", ("explain", RUN)), ("compare", STAGES)):
+    for name, arguments in (("terminal", (RUN, "--changes", "3")), ("explain", ("explain", RUN)), ("compare", STAGES)):
         (folder / "text.html").write_text(as_html(*arguments), encoding="utf-8")
         save(name, opened(folder / "text.html", 900).locator("pre").screenshot())
 

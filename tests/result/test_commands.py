@@ -1,7 +1,12 @@
 """zsim compare and zsim explain from the command line, on a model small enough to be quick."""
 
+import contextlib
 import json
+import os
+import pty
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -138,7 +143,7 @@ def test_a_settings_name_is_what_set_takes(scenario, sharding):
 
 
 def test_the_report_ends_with_what_would_help(capsys, scenario):
-    code, output = run(capsys, "run", scenario)
+    code, output = run(capsys, "run", scenario, "--changes", "3")
     assert code == 0
     report, _, help_ = output.out.partition("\nWhat would help\n")
     assert report.startswith("FITS")
@@ -149,6 +154,22 @@ def test_the_report_ends_with_what_would_help(capsys, scenario):
     for gain, name in lines:
         assert float(gain) == pytest.approx(100 * gains[name], abs=0.051)
     assert sum(name.endswith("as fast") for _, name in lines) <= 1
+
+
+def test_a_terminal_gets_changes_unasked_and_a_pipe_does_not(scenario):
+    command = [sys.executable, "-m", "zsim", str(scenario)]
+    piped = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "What would help\n  --changes 3" in piped
+    ours, its = pty.openpty()
+    process = subprocess.Popen(command, stdout=its, stderr=subprocess.DEVNULL, env=os.environ | {"TERM": "dumb"})
+    os.close(its)
+    shown = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while more := os.read(ours, 1 << 16):
+            shown += more
+    assert process.wait() == 0
+    os.close(ours)
+    assert re.search(rb"What would help\s+\+[\d.]+% tokens/s: ", shown)
 
 
 def test_machines_get_changes_only_when_they_ask(capsys, scenario):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -29,15 +30,16 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the verdict only.")] = False,
     changes: Annotated[
         int | None,
-        typer.Option(min=0, help="How many changes that would help to look for; 3, with --quiet and --json none."),
+        typer.Option(min=0, help="Simulate what would help, that many; 3 on a terminal or if it does not fit, else 0."),
     ] = None,
 ) -> int:
     """Simulate a scenario: does it fit, how fast is it, what holds it back, and what would help?"""
     from zsim.api import simulate
 
     result = simulate(scenario, set_)
-    if changes is None:
-        changes = 0 if quiet or json else 3
+    if changes is None:  # simulating them takes longer than the run itself: a job or a pipe does not wait for them
+        wanted = not result.fits or sys.stdout.isatty()
+        changes = 3 if wanted and not (quiet or json) else 0
     if json:
         from json import dumps
 
@@ -53,10 +55,10 @@ def run(
 
             terminal.render(result, Console())
         found = _helpful(result, changes)
-        if changes:
+        if changes or not quiet:
             from rich.console import Console
 
-            terminal.render_changes(result, found, Console())
+            terminal.render_changes(result, found if changes else None, Console())
     if out is not None:
         from zsim.result.render import write_all
 

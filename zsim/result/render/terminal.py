@@ -51,8 +51,8 @@ def render(result: Result, console: Console) -> None:
                 say(line, indent=2)
 
 
-def render_changes(result: Result, changes: Sequence[Change], console: Console) -> None:
-    """Prints what would help, or make a run fit; each line was simulated."""
+def render_changes(result: Result, changes: Sequence[Change] | None, console: Console) -> None:
+    """Prints what would help, or make a run fit; each line was simulated. None: says how to have them simulated."""
     width = min(console.width, WIDEST)
 
     def say(text: str, style: str = "", indent: int = 2) -> None:
@@ -61,6 +61,9 @@ def render_changes(result: Result, changes: Sequence[Change], console: Console) 
 
     console.print()
     say("What would help" if result.fits else "What would make it fit", "bold", 0)
+    if changes is None:
+        say("--changes 3 simulates it, as on a terminal; zsim explain every setting and part")
+        return
     for change in changes:
         gain = f"{change.gain:+.1%} tokens/s" if result.fits else f"{change.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"
         say(f"{gain}: {change.name}" + _beside(result, change))
