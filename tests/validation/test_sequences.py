@@ -27,9 +27,10 @@ def test_there_are_recordings_of_every_engine():
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name.removesuffix(".jsonl.gz"))
 def test_recorded_collectives_are_predicted(path: Path):
-    outcome = sequences.compare(read(path))
+    found = read(path)
+    outcome = sequences.compare(found)
     assert outcome.matches, outcome.refused or outcome.difference
-    assert outcome.calls > 0
+    assert outcome.calls > 0 or found.header["world"] == 1  # FSDP2 on one GPU calls nothing
 
 
 def recording(name: str) -> Recording:
