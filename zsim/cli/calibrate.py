@@ -20,7 +20,8 @@ def calibrate() -> None:
 @app.command()
 def capture(
     paths: Annotated[
-        list[Path], typer.Argument(
+        list[Path],
+        typer.Argument(
             help="Directories that capture wrote, Kineto traces, output of nccl-tests, DeepSpeed's comms log.",
             show_default=False,
         ),
