@@ -32,7 +32,6 @@ def timeline(sim: Simulation) -> Timeline:
     notes = []
     if sim.steady is None:
         notes.append(f"no two steps in a row agree within {done - 1} steps; the last one is reported")
-    steady = sim.steady if sim.steady is not None else done - 1
     return Timeline(
         ops=ops,
         memory=memory,
@@ -40,7 +39,7 @@ def timeline(sim: Simulation) -> Timeline:
         steps=steps,
         link_capacity=sim.price.link_capacity,
         rank_classes=sim.classes,
-        steady_step=(steady - 1) * len(sim.ranks),
+        steady_step=(sim.reported - 1) * len(sim.ranks),
         events=sim.events,
         notes=notes,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import simpy
@@ -32,13 +33,21 @@ def run(program: Program, rank_classes: Sequence[tuple[int, ...]], price: Prices
     """
     if not fold:
         rank_classes = [(rank,) for rank in range(program.world_size)]
-    # Tens of thousands of records come to life here and none dies; searching them for garbage would double the time.
+    with uncollected():
+        simulation = Simulation(program, rank_classes, price)
+        simulation.run()
+        found = timeline(simulation)
+        simulation.dissolve()
+    return found
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Tens of thousands of records come to life within, and none dies: searching them for garbage doubles the time."""
     collecting = gc.isenabled()
     gc.disable()
     try:
-        simulation = Simulation(program, rank_classes, price)
-        simulation.run()
-        return timeline(simulation)
+        yield
     finally:
         if collecting:
             gc.enable()
@@ -93,6 +102,17 @@ class Simulation:
             if self.env.peek() == INFINITY and not self.finished.triggered:
                 raise RuntimeError(f"deadlock at {self.now} s: {self._stuck()}") from None
             raise
+
+    @property
+    def reported(self) -> int:
+        """The steady step, or the last one if there is none."""
+        return self.steady if self.steady is not None else min(map(len, self.step_ends)) - 1
+
+    def dissolve(self) -> None:
+        """Forget everything, at the end: ranks, lanes and events hold each other in memory."""
+        for rank in self.ranks:
+            vars(rank).clear()
+        vars(self).clear()
 
     # Programs and prices, once per distinct step program.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from zsim.cluster.spec import Cluster, Device
-from zsim.engine.allocator import replay
+from zsim.engine.allocator import Reserved, replay
 from zsim.engine.ledger import TEMPORARY
 from zsim.engine.timeline import MemoryEvent
 from zsim.program.ops import COMPUTE, DELAYED_FREES, RANK_0, Launch, Op, Program
@@ -86,9 +86,7 @@ def _gpu(view: RankView, cluster: Cluster, program: Program) -> GpuMemory:
     outside = framework_bytes(device, program)
     limit = device.usable_bytes - outside
     top, run = peak(events), replay(events, limit)
-    failed, reserved = run.out_of_memory, run.peak_bytes
-    if failed is not None:
-        reserved = max(reserved + failed.nbytes, top.total)
+    failed, reserved = run.out_of_memory, wanted_bytes(run, events)
     return GpuMemory(
         capacity_bytes=device.usable_bytes,
         peak_allocated_bytes=top.total,
@@ -101,6 +99,13 @@ def _gpu(view: RankView, cluster: Cluster, program: Program) -> GpuMemory:
         out_of_memory_at=describe(view, failed) if failed else None,
         allocator_retries=run.retries,
     )
+
+
+def wanted_bytes(run: Reserved, events: Sequence[MemoryEvent]) -> int:
+    """What the allocator reserved at its peak or, where it ran out of memory, would have had to reserve at least."""
+    if run.out_of_memory is None:
+        return run.peak_bytes
+    return max(run.peak_bytes + run.out_of_memory.nbytes, peak(events).total)
 
 
 def describe(view: RankView, event: MemoryEvent | None) -> str:

@@ -1,34 +1,39 @@
 """What a planner asks of a setup: whether it fits, how much it leaves free, and how long its step takes.
 
 Of many micro-steps only a few are simulated. Those in the middle of a step issue the same; once two in a row have run
-the same, op by op, on every rank, each further one does, and only adds its own length.
+the same, op by op, on every rank, each further one does, and only adds its own length. The records that a report needs
+are not made.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 
 from zsim.cluster.classes import rank_classes
+from zsim.cluster.spec import Cluster
+from zsim.engine.allocator import replay
 from zsim.engine.lanes import INFINITY, Rank
-from zsim.engine.records import timeline
-from zsim.engine.simulator import SAME, Simulation
+from zsim.engine.ledger import memory_events
+from zsim.engine.simulator import SAME, Simulation, uncollected
 from zsim.program.lower import lower
-from zsim.result.critical_path import RankView
+from zsim.program.ops import Program
 from zsim.result.measure import throughput
-from zsim.result.memory import measure_gpu
+from zsim.result.memory import framework_bytes, wanted_bytes
 from zsim.result.need import need
 from zsim.scenario import Setup
 from zsim.sweep.evaluate import Outcome, Task, answered
 from zsim.sweep.probe import price_of, setup_of
 
 # Micro-steps simulated: the last two before the very last are compared. What the first one leaves behind, such as a
-# reduction that overlaps, may reach into the second.
-SHOWN = (4, 6)
+# reduction that overlaps, may reach into the second, and from there into the third where parameters come from the host.
+SHOWN = (5, 7)
 
 
 def glance(task: Task) -> Outcome:
     """As `evaluate`, without the columns that say why the step takes so long."""
-    return answered(task, _glance)
+    with uncollected():
+        return answered(task, _glance)
 
 
 def _glance(task: Task) -> Outcome:
@@ -64,22 +69,41 @@ def _simulated(setup: Setup, more: int) -> Outcome | None:
     each = cycle(simulation, setup.plan.grad_accum - 2) if more else 0.0
     if each is None:
         return None
-    times = timeline(simulation)
-    views = [RankView(program, times, ranks[0]) for ranks in times.rank_classes]
-    gpu = measure_gpu(views, setup.cluster, program)
-    slowest = max(views, key=lambda view: view.steady.end_s - view.steady.start_s)
-    step_s = slowest.steady.end_s - slowest.steady.start_s + more * each
+    steady = simulation.reported
+    lengths = {
+        rank: ends[steady] - ends[steady - 1] for rank, ends in zip(simulation.ranks, simulation.step_ends, strict=True)
+    }
+    slowest = max(lengths, key=lengths.__getitem__)
+    step_s = lengths[slowest] + more * each
     whole = replace(setup, plan=replace(setup.plan, grad_accum=accumulated))
-    speed = throughput(whole, setup.cluster.devices[slowest.rank], step_s)
-    return {
-        "fits": gpu.fits,
+    speed = throughput(whole, setup.cluster.devices[slowest.number], step_s)
+    memory = min(
+        (_memory(rank, steady, setup.cluster, program) for rank in simulation.ranks),
+        key=lambda gpu: gpu["headroom_bytes"],
+    )
+    simulation.dissolve()
+    return memory | {
         "decided_by": "clock",
         "tokens_per_step": tokens,
         "step_s": step_s,
         "tokens_per_s": speed.tokens_per_s,
         "mfu": speed.mfu,
-        "needed_bytes": gpu.nvidia_smi_bytes,
-        "headroom_bytes": gpu.headroom_bytes,
+    }
+
+
+def _memory(rank: Rank, steady: int, cluster: Cluster, program: Program) -> Outcome:
+    """As `result.memory.measure_gpu` has it."""
+    device = cluster.devices[rank.number]
+    outside = framework_bytes(device, program)
+    limit = device.usable_bytes - outside
+    steps = islice(memory_events(rank), steady + 1)
+    events = [event for step in steps for event in step if event.device == "gpu"]
+    run = replay(events, limit)
+    wanted = wanted_bytes(run, events)
+    return {
+        "fits": run.out_of_memory is None and wanted <= limit,
+        "needed_bytes": wanted + outside,
+        "headroom_bytes": limit - wanted,
     }
 
 

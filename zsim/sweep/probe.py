@@ -7,7 +7,7 @@ from pathlib import Path
 
 from zsim.cluster.classes import rank_classes
 from zsim.cost.price import Price
-from zsim.engine.simulator import Simulation
+from zsim.engine.simulator import Simulation, uncollected
 from zsim.errors import InputError
 from zsim.model.spec import Module
 from zsim.plan.document import Document
@@ -58,6 +58,11 @@ class Least:
 
 def least_seconds(task: Task) -> Least:
     """Both are 0 where the task is refused."""
+    with uncollected():
+        return _least_seconds(task)
+
+
+def _least_seconds(task: Task) -> Least:
     try:
         setup = setup_of(task)
         program = lower(setup.model, setup.tree, replace(setup.plan, grad_accum=1), setup.workload)
@@ -74,8 +79,10 @@ def step_seconds(program: Program, setup: Setup, price: Price) -> float:
     """The steady step of the slowest rank, without the records that a report needs."""
     simulation = Simulation(program, rank_classes(setup.cluster), price)
     simulation.run()
-    steady = simulation.steady or min(map(len, simulation.step_ends)) - 1
-    return max(ends[steady] - ends[steady - 1] for ends in simulation.step_ends)
+    steady = simulation.reported
+    seconds = max(ends[steady] - ends[steady - 1] for ends in simulation.step_ends)
+    simulation.dissolve()
+    return seconds
 
 
 def _kernels(module: Module, price: Price, rank: int) -> float:
