@@ -76,8 +76,8 @@ def _least_seconds(task: Task) -> Least:
 
 
 def step_seconds(program: Program, setup: Setup, price: Price) -> float:
-    """The steady step of the slowest rank, without the records that a report needs."""
-    simulation = Simulation(program, rank_classes(setup.cluster), price)
+    """The steady step of the slowest rank, without what precedes it: that is over before, or fades away."""
+    simulation = Simulation(replace(program, init=(), steps=program.steps[-1:]), rank_classes(setup.cluster), price)
     simulation.run()
     steady = simulation.reported
     seconds = max(ends[steady] - ends[steady - 1] for ends in simulation.step_ends)
