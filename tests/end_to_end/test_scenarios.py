@@ -130,3 +130,16 @@ def test_same_scenario_same_bytes() -> None:
     for result in (first, second):
         result["meta"].pop("wall_s")
     assert json.dumps(first) == json.dumps(second)
+
+
+def test_what_was_sent_at_the_start_gives_the_steps_no_lead() -> None:
+    """Micro-steps of one token, issued more slowly than they run, after a second of broadcasts: each takes the same."""
+    setup = "framework=ddp", "zero=null", "model={params: 1e9}", "seq_len=1", "precision=fp16", "checkpointing=full"
+    times = [
+        zsim.simulate(ROOT / "scenarios" / "qwen7b_8x4090.yaml", [*setup, "lora=16", f"grad_accum={count}"]).time
+        for count in (2, 3, 4, 12, 13)
+    ]
+    assert times[0].host_s > 0
+    steps = [time.step_s for time in times]
+    assert steps[1] - steps[0] == pytest.approx(steps[4] - steps[3], rel=1e-6)
+    assert steps[2] - steps[1] == pytest.approx(steps[4] - steps[3], rel=1e-6)

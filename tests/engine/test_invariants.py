@@ -188,6 +188,19 @@ def test_overlapping_steps_are_simulated_until_they_repeat():
         assert one.end_s == other.start_s
 
 
+def test_steps_that_agree_while_the_host_uses_up_its_lead_are_not_the_steady_one():
+    world = World(issue=1.5e-3)
+    first, later = Builder(), Builder()
+    first.launch(COMPUTE, "a", "forward", kernels(3e-3))
+    later.launch(COMPUTE, "a", "forward", kernels(1e-3))
+    timeline = run(world.program(first, later), world.classes, world)
+    lengths = [span.end_s - span.start_s for span in timeline.steps]
+    # Issued at 1.5, 3, 4.5 ms ...; until the one of 7.5 ms, the device has work left from the first step.
+    assert lengths[:4] == pytest.approx([4.5e-3, 1e-3, 1e-3, 1e-3])
+    assert lengths[timeline.steady_step] == pytest.approx(1.5e-3)
+    assert timeline.notes == []
+
+
 def test_a_lane_that_falls_behind_for_ever_is_said_not_to_settle():
     world = World(issue=0.0)
     builder = Builder()

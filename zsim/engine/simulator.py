@@ -405,11 +405,13 @@ class Simulation:
         """Was this step the same as the one before, on every rank, op by op?"""
         if self.instructions(step - 1) is not self.program.steps[-1]:
             return False
-        for rank, ends in zip(self.ranks, self.step_ends, strict=True):
+        for rank, ends, hosts in zip(self.ranks, self.step_ends, self.host_steps, strict=True):
             shift = ends[step - 1] - ends[step - 2]
             tolerance = SAME * shift
             if abs(ends[step] - ends[step - 1] - shift) > tolerance:
                 return False
+            if hosts[step].end - hosts[step - 1].end > shift + tolerance:
+                return False  # a host slower than its device still lives on a lead
             first, second = rank.bases[step - 1 : step + 1]
             count = second - first
             for column in (rank.start, rank.end):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from zsim.errors import NotModeled
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
-from zsim.program.ops import Program
+from zsim.program.ops import HostWait, Program
 from zsim.program.startup import with_startup
 
 
@@ -15,7 +17,9 @@ def lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, ste
     `tree` is the model as executed for one micro-batch of `workload`. Raises NotModeled for what the framework
     accepts and zsim does not simulate, InputError for what the framework refuses.
     """
-    return with_startup(_lower(model, tree, plan, workload, steps), model, plan)
+    program = with_startup(_lower(model, tree, plan, workload, steps), model, plan)
+    # Between setting up and the first step lie seconds of a script: its host has no lead over the device.
+    return replace(program, init=(*program.init, HostWait(None)))
 
 
 def _lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, steps: int) -> Program:
