@@ -7,6 +7,7 @@ are not made.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -17,13 +18,12 @@ from zsim.engine.lanes import INFINITY, Rank
 from zsim.engine.ledger import memory_events
 from zsim.engine.simulator import SAME, Simulation, uncollected
 from zsim.program.lower import lower
-from zsim.program.ops import Program
 from zsim.result.measure import throughput
 from zsim.result.memory import framework_bytes, wanted_bytes
 from zsim.result.need import need
 from zsim.scenario import Setup
 from zsim.sweep.evaluate import Outcome, Task, answered
-from zsim.sweep.probe import price_of, setup_of
+from zsim.sweep.probe import price_of, setup_of, steady_alone, steady_lengths
 
 # Micro-steps simulated: the last two before the very last are compared. What the first one leaves behind, such as a
 # reduction that overlaps, may reach into the second, and from there into the third where parameters come from the host.
@@ -36,18 +36,33 @@ def glance(task: Task) -> Outcome:
         return answered(task, _glance)
 
 
+def whole_seconds(task: Task) -> float:
+    """The time alone of a step, which `glance` must have been able to simulate with other bucket sizes."""
+    with uncollected():
+        setup = setup_of(task)
+        for few, more in _shortened(setup):
+            program = lower(few.model, few.tree, few.plan, few.workload)
+            simulation = Simulation(steady_alone(program), rank_classes(few.cluster), price_of(few))
+            simulation.run()
+            each = _each(simulation, few, more)
+            if each is not None:
+                return max(steady_lengths(simulation)) + more * each
+    raise AssertionError("all micro-steps are a step")
+
+
 def _glance(task: Task) -> Outcome:
-    setup = setup_of(task)
+    for few, more in _shortened(setup_of(task)):
+        found = _simulated(few, more)
+        if found is not None:
+            return found
+    raise AssertionError("all micro-steps are a step")
+
+
+def _shortened(setup: Setup) -> Iterator[tuple[Setup, int]]:
+    """The setup with few micro-steps, and how many more there are in the middle; at last with all."""
     accumulated = setup.plan.grad_accum
-    for shown in SHOWN:
-        if shown < accumulated:
-            few = replace(setup, plan=replace(setup.plan, grad_accum=shown))
-            found = _simulated(few, accumulated - shown)
-            if found is not None:
-                return found
-    found = _simulated(setup, 0)
-    assert found is not None
-    return found
+    for shown in (*(shown for shown in SHOWN if shown < accumulated), accumulated):
+        yield replace(setup, plan=replace(setup.plan, grad_accum=shown)), accumulated - shown
 
 
 def _simulated(setup: Setup, more: int) -> Outcome | None:
@@ -66,21 +81,15 @@ def _simulated(setup: Setup, more: int) -> Outcome | None:
         }
     simulation = Simulation(program, rank_classes(setup.cluster), price_of(setup))
     simulation.run()
-    each = cycle(simulation, setup.plan.grad_accum - 2) if more else 0.0
+    each = _each(simulation, setup, more)
     if each is None:
         return None
-    steady = simulation.reported
-    lengths = {
-        rank: ends[steady] - ends[steady - 1] for rank, ends in zip(simulation.ranks, simulation.step_ends, strict=True)
-    }
-    slowest = max(lengths, key=lengths.__getitem__)
-    step_s = lengths[slowest] + more * each
+    lengths = steady_lengths(simulation)
+    step_s, slowest = max(lengths), simulation.ranks[lengths.index(max(lengths))]
+    step_s += more * each
     whole = replace(setup, plan=replace(setup.plan, grad_accum=accumulated))
     speed = throughput(whole, setup.cluster.devices[slowest.number], step_s)
-    memory = min(
-        (_memory(rank, steady, setup.cluster, program) for rank in simulation.ranks),
-        key=lambda gpu: gpu["headroom_bytes"],
-    )
+    memory = min(_memories(simulation, setup.cluster), key=lambda gpu: gpu["headroom_bytes"])
     simulation.dissolve()
     return memory | {
         "decided_by": "clock",
@@ -91,20 +100,26 @@ def _simulated(setup: Setup, more: int) -> Outcome | None:
     }
 
 
-def _memory(rank: Rank, steady: int, cluster: Cluster, program: Program) -> Outcome:
-    """As `result.memory.measure_gpu` has it."""
-    device = cluster.devices[rank.number]
-    outside = framework_bytes(device, program)
-    limit = device.usable_bytes - outside
-    steps = islice(memory_events(rank), steady + 1)
-    events = [event for step in steps for event in step if event.device == "gpu"]
-    run = replay(events, limit)
-    wanted = wanted_bytes(run, events)
-    return {
-        "fits": run.out_of_memory is None and wanted <= limit,
-        "needed_bytes": wanted + outside,
-        "headroom_bytes": limit - wanted,
-    }
+def _each(simulation: Simulation, setup: Setup, more: int) -> float | None:
+    """Seconds that each of `more` micro-steps adds; None if that is not known."""
+    return cycle(simulation, setup.plan.grad_accum - 2) if more else 0.0
+
+
+def _memories(simulation: Simulation, cluster: Cluster) -> Iterator[Outcome]:
+    """Of each rank, as `result.memory.measure_gpu` has it."""
+    for rank in simulation.ranks:
+        device = cluster.devices[rank.number]
+        outside = framework_bytes(device, simulation.program)
+        limit = device.usable_bytes - outside
+        steps = islice(memory_events(rank), simulation.reported + 1)
+        events = [event for step in steps for event in step if event.device == "gpu"]
+        run = replay(events, limit)
+        wanted = wanted_bytes(run, events)
+        yield {
+            "fits": run.out_of_memory is None and wanted <= limit,
+            "needed_bytes": wanted + outside,
+            "headroom_bytes": limit - wanted,
+        }
 
 
 def cycle(simulation: Simulation, micro: int) -> float | None:

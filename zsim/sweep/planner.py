@@ -28,7 +28,7 @@ from zsim.plan.document import Document
 from zsim.sweep.choices import INDISTINGUISHABLE, Choice, Plan, by_cost, by_time, untuned
 from zsim.sweep.evaluate import Outcome, Task
 from zsim.sweep.expression import field as field_of
-from zsim.sweep.glance import glance
+from zsim.sweep.glance import glance, whole_seconds
 from zsim.sweep.probe import Least, Probe, least_seconds, probe_memory
 from zsim.sweep.space import CHECKPOINTING, Candidate, Machine, Strategy, candidates
 
@@ -90,6 +90,7 @@ class _Search:
         self.base, self.executor, self.workers = base, executor, workers
         self.answer = Plan(framework=field_of(base.data, ("framework",)))
         self.simulated: dict[Candidate, dict[int, Choice | str]] = {}  # by candidate and tuning; a text: why not
+        self.single: dict[Candidate, float] = {}  # seconds of a step with a single micro-step
 
     # Round 1 and 2: memory.
 
@@ -154,7 +155,7 @@ class _Search:
                 line, candidate = flying.pop(future)
                 found = future.result()
                 if isinstance(found, Least):
-                    line.bound = found.step
+                    line.bound, self.single[candidate] = found.step, found.single
                     waiting.append(line)
                 elif self._again(line, candidate, found):
                     waiting.append(line)
@@ -184,20 +185,27 @@ class _Search:
     def tune(self) -> None:
         """Bucket sizes of the best, in time and in cost.
 
-        Each size by itself in a step with a single micro-step; then all those together that make it shorter, if that is
-        by more than 1 %.
+        Each size by itself in a step with a single micro-step. Then all those together that make it shorter, if that is
+        by more than 1 %: in the whole step, and if it is that much there, too, with memory.
         """
-        best = {choice.candidate for by in (by_time, by_cost) if (choice := self.answer.best(by))}
-        asked = [[candidate, *_neighbours(candidate)] for candidate in best]
-        found = iter(self._map(least_seconds, [candidate for row in asked for candidate in row]))
-        promising = []
-        for candidate, *others in asked:
-            own = next(found).single
-            gains = {other: own - least.single for other, least in zip(others, found, strict=False)}
-            better = [other for other, gain in gains.items() if gain > 0]
-            if sum(gains[other] for other in better) > INDISTINGUISHABLE * own:
-                promising.append(_together(candidate, better))
-        new = [one for one in promising if one.tuning not in self.simulated[untuned(one)]]
+        best = {choice.candidate: choice.step_s for by in (by_time, by_cost) if (choice := self.answer.best(by))}
+        asked = {candidate: _neighbours(candidate) for candidate in best}
+        unknown = [one for own, others in asked.items() for one in (own, *others) if one not in self.single]
+        self.single |= {
+            one: least.single for one, least in zip(unknown, self._map(least_seconds, unknown), strict=True)
+        }
+        promising: dict[Candidate, float] = {}  # and what it has to take less than
+        for candidate, others in asked.items():
+            own = self.single[candidate]
+            gains = {other: own - single for other in others if 0 < (single := self.single[other]) < own}
+            together = _together(candidate, list(gains))
+            if (
+                sum(gains.values()) > INDISTINGUISHABLE * own
+                and together.tuning not in self.simulated[untuned(together)]
+            ):
+                promising[together] = best[candidate] / (1 + INDISTINGUISHABLE)
+        whole = dict(zip(promising, self._map(whole_seconds, list(promising)), strict=True))
+        new = [candidate for candidate, limit in promising.items() if whole[candidate] < limit]
         for candidate, outcome in zip(new, self._map(glance, new), strict=True):
             self._record(candidate, outcome)
         self._count_untuned({untuned(candidate) for candidate in best})

@@ -71,18 +71,22 @@ def _least_seconds(task: Task) -> Least:
     price = price_of(setup)
     one_of_each = {device.name: rank for rank, device in enumerate(setup.cluster.devices)}.values()
     kernels = min(_kernels(setup.tree, price, rank) for rank in one_of_each)
-    single = step_seconds(program, setup, price)
+    simulation = Simulation(steady_alone(program), rank_classes(setup.cluster), price)
+    simulation.run()
+    single = max(steady_lengths(simulation))
+    simulation.dissolve()
     return Least(single, single + (setup.plan.grad_accum - 1) * kernels)
 
 
-def step_seconds(program: Program, setup: Setup, price: Price) -> float:
-    """The steady step of the slowest rank, without what precedes it: that is over before, or fades away."""
-    simulation = Simulation(replace(program, init=(), steps=program.steps[-1:]), rank_classes(setup.cluster), price)
-    simulation.run()
+def steady_alone(program: Program) -> Program:
+    """Its steady step without what precedes it: that is over by then, or fades away as the step repeats."""
+    return replace(program, init=(), steps=program.steps[-1:])
+
+
+def steady_lengths(simulation: Simulation) -> list[float]:
+    """Seconds of the steady step on each simulated rank."""
     steady = simulation.reported
-    seconds = max(ends[steady] - ends[steady - 1] for ends in simulation.step_ends)
-    simulation.dissolve()
-    return seconds
+    return [ends[steady] - ends[steady - 1] for ends in simulation.step_ends]
 
 
 def _kernels(module: Module, price: Price, rank: int) -> float:
