@@ -215,6 +215,20 @@ def test_fsdp_offload_updates_on_the_cpu(plan) -> None:
 @pytest.mark.parametrize(
     "plan",
     [
+        Fsdp1Plan(world_size=2, cpu_offload=True, optimizer=Optimizer("adamw8bit")),
+        Fsdp2Plan(world_size=2, cpu_offload=True, optimizer=Optimizer("adamw8bit")),
+        DeepSpeedPlan(world_size=2, stage=2, offload_optimizer="cpu", optimizer=Optimizer("adamw8bit", "cpu")),
+        DeepSpeedPlan(world_size=2, stage=3, offload_optimizer="cpu", optimizer=Optimizer("adamw8bit", "cpu")),
+    ],
+)
+def test_an_eight_bit_optimizer_is_not_one_of_the_cpu(plan) -> None:
+    with pytest.raises(NotModeled, match="8-bit Adam on host tensors"):
+        lower(MODEL, trace(MODEL, WORKLOAD), plan, WORKLOAD)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
         DdpPlan(world_size=2, offload_activations=True),
         Fsdp1Plan(world_size=2, offload_activations=True),
         Fsdp2Plan(world_size=2, offload_activations=True),

@@ -113,6 +113,8 @@ def update(
     if not total:
         return
     if impl == "cpu":
+        if optimizer.name == "adamw8bit":  # bitsandbytes has kernels for it since pull request 1901 (March 2026) alone
+            raise NotModeled("bitsandbytes' 8-bit Adam on host tensors", field="optimizer", accepted="adamw")
         # DeepSpeedCPUAdam and torch's fused one pass once over the states; without them torch loops on the CPU
         single = rule.fused if optimizer.impl in ("cpu", "fused") else None
         if single:
