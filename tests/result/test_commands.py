@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +155,11 @@ def test_the_report_ends_with_what_would_help(capsys, scenario):
     for gain, name in lines:
         assert float(gain) == pytest.approx(100 * gains[name], abs=0.051)
     assert sum(name.endswith("as fast") for _, name in lines) <= 1
+    assert shlex.split(help_)[-3:] == ["zsim", "explain", str(scenario)]
+    overrides = "checkpointing={every: 2}", "seq_len=512"
+    _, output = run(capsys, "run", scenario, "--changes", "1", "--set", overrides[0], "--set", overrides[1])
+    command = output.out.partition("All settings and parts: ")[2]  # it explains the run with its overrides
+    assert shlex.split(command)[2:] == [str(scenario), *(f"--set={override}" for override in overrides)]
 
 
 def test_a_terminal_gets_changes_unasked_and_a_pipe_does_not(scenario):

@@ -77,3 +77,9 @@ def test_choices_that_make_no_sense(scenario, value, field):
     with pytest.raises(InputError) as caught:
         load(scenario, [f"checkpointing={value}"]).resolve()
     assert caught.value.field.startswith(f"checkpointing.{field}")
+
+
+def test_a_block_that_is_not_there_is_named(scenario):
+    with pytest.raises(InputError, match="there is no block 8") as caught:
+        load(scenario, ["checkpointing={blocks: [1, 8]}"]).resolve()
+    assert caught.value.accepted.startswith("0 to 7, ")

@@ -58,7 +58,7 @@ def run(
         if changes or not quiet:
             from rich.console import Console
 
-            terminal.render_changes(result, found if changes else None, Console())
+            terminal.render_changes(result, found if changes else None, Console(), set_)
     if out is not None:
         from zsim.result.render import write_all
 

@@ -90,8 +90,11 @@ def _checkpointed(scenario: Scenario, model: ModelSpec) -> tuple[int, ...] | Non
         raise scenario.error(("checkpointing", "blocks" if taken == "every" else name), f"does not go with {taken}")
     layers = len(cast(Architecture, model.arch).kinds)
     chosen = every_nth(layers, field.every) if field.every else tuple(sorted(set(field.blocks or ())))
-    if not chosen or chosen[-1] >= layers:
-        raise scenario.error(("checkpointing", name), f"chooses none, or more, of the {layers} blocks of {model.name}")
+    if not chosen:
+        raise scenario.error(("checkpointing", name), f"chooses none of the {layers} blocks of {model.name}")
+    if chosen[-1] >= layers:
+        accepted = f"0 to {layers - 1}, the blocks of {model.name}"
+        raise scenario.error(("checkpointing", name), f"there is no block {chosen[-1]}", accepted)
     return None if len(chosen) == layers else chosen
 
 

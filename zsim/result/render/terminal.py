@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -51,8 +52,13 @@ def render(result: Result, console: Console) -> None:
                 say(line, indent=2)
 
 
-def render_changes(result: Result, changes: Sequence[Change] | None, console: Console) -> None:
-    """Prints what would help, or make a run fit; each line was simulated. None: says how to have them simulated."""
+def render_changes(
+    result: Result, changes: Sequence[Change] | None, console: Console, overrides: Sequence[str] = ()
+) -> None:
+    """Prints what would help, or make a run fit; each line was simulated. None: says how to have them simulated.
+
+    `overrides`: with which the scenario was run, so that the command which is named explains this run.
+    """
     width = min(console.width, WIDEST)
 
     def say(text: str, style: str = "", indent: int = 2) -> None:
@@ -72,7 +78,10 @@ def render_changes(result: Result, changes: Sequence[Change] | None, console: Co
     elif not changes:
         say("none of the settings tried, nor two of them together: zsim plan searches further")
     if result.fits and result.setup.sources:
-        say(f"Each was simulated. All settings and parts: zsim explain {result.setup.sources[0]}")
+        command = shlex.join(
+            ["zsim", "explain", str(result.setup.sources[0]), *(f"--set={set_}" for set_ in overrides)]
+        )
+        say(f"Each was simulated. All settings and parts: {command}")
 
 
 def _beside(result: Result, change: Change) -> str:
