@@ -282,6 +282,20 @@ def test_tied_weights_in_two_groups_are_refused_as_fully_shard_does():
         lower(model, tree, Fsdp2Plan(world_size=4, grouping="titan"), workload)
 
 
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        (DdpPlan(world_size=2, autocast="float16"), True),
+        (DdpPlan(world_size=2, autocast="bfloat16"), False),
+        (Fsdp1Plan(world_size=2, param_dtype="float16"), True),
+        (Fsdp2Plan(world_size=2, param_dtype="float16"), True),
+        (Fsdp2Plan(world_size=2), False),
+    ],
+)
+def test_the_scaler_of_float16_is_said_not_to_be_modeled(plan: AnyPlan, said: bool):
+    assert any("GradScaler" in item for item in program_of(plan).not_modeled) == said
+
+
 def test_unknown_optimizers_are_not_modeled():
     with pytest.raises(NotModeled, match="muon"):
         program_of(DdpPlan(world_size=2, optimizer=Optimizer("muon")))

@@ -10,6 +10,9 @@ from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
 from zsim.program.ops import HostWait, Program
 from zsim.program.startup import with_startup
 
+# torch 2.13 torch/amp/grad_scaler.py, torch/distributed/fsdp/sharded_grad_scaler.py
+GRAD_SCALER = "GradScaler of float16: a pass over the gradients that unscales them, and a wait for it in every step"
+
 
 def lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, steps: int = 3) -> Program:
     """What one rank's host issues in its first `steps` training steps; later ones repeat the last.
@@ -19,7 +22,15 @@ def lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, ste
     """
     program = with_startup(_lower(model, tree, plan, workload, steps), model, plan)
     # Between setting up and the first step lie seconds of a script: its host has no lead over the device.
-    return replace(program, init=(*program.init, HostWait(None)))
+    program = replace(program, init=(*program.init, HostWait(None)))
+    return replace(program, not_modeled=(*program.not_modeled, GRAD_SCALER)) if _scales(plan) else program
+
+
+def _scales(plan: AnyPlan) -> bool:
+    """Does a torch.amp.GradScaler stand between gradients and optimizer, as trainers have it for float16?"""
+    if isinstance(plan, DdpPlan):
+        return plan.autocast == "float16"
+    return isinstance(plan, (Fsdp1Plan, Fsdp2Plan)) and plan.param_dtype == "float16"
 
 
 def _lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, steps: int) -> Program:

@@ -41,14 +41,18 @@ def build(net: Net) -> Module:
             f"{net.kernels.capitalize()} kernels in {net.implementation}'s {family}", field="kernels", accepted=accepted
         )
     if net.loss == "compiled" and net.implementation != "torchtitan":
-        raise NotModeled(f"a compiled loss in {net.implementation}'s {family}", field="loss", accepted="hf, held, fused")
+        raise NotModeled(
+            f"a compiled loss in {net.implementation}'s {family}", field="loss", accepted="hf, held, fused"
+        )
     if net.implementation == "torchtitan":
         from zsim.model.families.torchtitan import Transformer
 
         if family not in ("llama", "mistral", "qwen2", "qwen3"):
             raise NotModeled(f"torchtitan's implementation of {family!r}", accepted="llama, mistral, qwen2, qwen3")
         if net.loss == "fused":
-            raise NotModeled("the fused loss in torchtitan's implementation", field="loss", accepted="hf, held, compiled")
+            raise NotModeled(
+                "the fused loss in torchtitan's implementation", field="loss", accepted="hf, held, compiled"
+            )
         return Transformer(net)
     if net.implementation == "llm-foundry":
         from zsim.model.families.foundry import MPT
