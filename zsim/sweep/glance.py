@@ -17,6 +17,7 @@ from zsim.engine.allocator import replay
 from zsim.engine.lanes import INFINITY, Rank
 from zsim.engine.ledger import memory_events
 from zsim.engine.simulator import SAME, Simulation, uncollected
+from zsim.plan.spec import AnyPlan, DeepSpeedPlan
 from zsim.program.lower import lower
 from zsim.result.measure import throughput
 from zsim.result.memory import framework_bytes, wanted_bytes
@@ -25,9 +26,9 @@ from zsim.scenario import Setup
 from zsim.sweep.evaluate import Outcome, Task, answered
 from zsim.sweep.probe import price_of, setup_of, steady_alone, steady_lengths
 
-# Micro-steps simulated: the last two before the very last are compared. What the first one leaves behind, such as a
-# reduction that overlaps, may reach into the second, and from there into the third where parameters come from the host.
-SHOWN = (5, 7)
+# Micro-steps simulated: the last two before the very last are compared. What the first one leaves behind may reach into
+# the second: where `_reaches_over`, one more is simulated at once. If that was not enough, two more are.
+SHOWN = 4
 
 
 def glance(task: Task) -> Outcome:
@@ -60,9 +61,14 @@ def _glance(task: Task) -> Outcome:
 
 def _shortened(setup: Setup) -> Iterator[tuple[Setup, int]]:
     """The setup with few micro-steps, and how many more there are in the middle; at last with all."""
-    accumulated = setup.plan.grad_accum
-    for shown in (*(shown for shown in SHOWN if shown < accumulated), accumulated):
+    accumulated, least = setup.plan.grad_accum, SHOWN + _reaches_over(setup.plan)
+    for shown in (*(shown for shown in (least, least + 2) if shown < accumulated), accumulated):
         yield replace(setup, plan=replace(setup.plan, grad_accum=shown)), accumulated - shown
+
+
+def _reaches_over(plan: AnyPlan) -> bool:
+    """Whether a micro-step ends amid ZeRO-2's reductions, or with parameters of ZeRO-3 on their way from the host."""
+    return isinstance(plan, DeepSpeedPlan) and (plan.stage == 2 or plan.offload_param is not None)
 
 
 def _simulated(setup: Setup, more: int) -> Outcome | None:
