@@ -11,8 +11,9 @@ import pytest
 
 from zsim.errors import InputError
 from zsim.program.ops import Collective
-from zsim.validation.kineto import _Json, read
+from zsim.validation.kineto import read
 from zsim.validation.trace import classify, totals, union
+from zsim.validation.trace_json import Json
 
 ROOT = Path(__file__).parents[2]
 CORPUS = ROOT / ".." / "shared" / "reference" / "corpus" / "trace"
@@ -198,7 +199,7 @@ def good(tmp_path: Path) -> str:
 @pytest.mark.parametrize("piece", [7, 100, 1 << 20])
 def test_pieces_of_any_size_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
     good(tmp_path)
-    monkeypatch.setattr(_Json, "PIECE", piece)
+    monkeypatch.setattr(Json, "PIECE", piece)
     assert len(read(tmp_path / "good.json").slices) == 2000
 
 

@@ -7,21 +7,18 @@ of a collective depends on its age: in newer ones the kernel itself carries `Col
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from sys import intern
-from typing import IO, Any, TypeGuard
+from typing import Any, TypeGuard
 
 from zsim.errors import InputError
 from zsim.validation.trace import COMMUNICATION, COPY, Call, Nested, Slice, Step, Trace, classify
+from zsim.validation.trace_json import ACCEPTED, entries
 
 Event = Mapping[str, Any]
-_ACCEPTED = "a Chrome trace written by torch.profiler (.json or .json.gz)"
 _DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset", "mtia_ccp_events"}
 _LAUNCHES = {"cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "Runtime", "privateuse1_runtime"}
 # On a CPU an operator's work is that of the outermost ATen operator but these, which only call others; everything
@@ -64,18 +61,18 @@ def read(path: Path | str) -> Trace:
     path = Path(path)
     head: dict[str, Any] = {}
     events: list[Event] = []
-    for key, value in _entries(path):
+    for key, value in entries(path):
         if key is not None:
             head[key] = value
         elif not isinstance(value, dict):
-            raise InputError(f"holds {value!r:.40} where an event should be", path, accepted=_ACCEPTED)
+            raise InputError(f"holds {value!r:.40} where an event should be", path, accepted=ACCEPTED)
         elif value.get("ph") == "X" and value.get("cat") not in ("python_function", "Trace", "overhead"):
             for key in ("cat", "pid", "tid"):
                 if not isinstance(value.get(key), (str, int, float, type(None))):
-                    raise InputError(f"an event has {key} = {value[key]!r:.40}", path, accepted=_ACCEPTED)
+                    raise InputError(f"an event has {key} = {value[key]!r:.40}", path, accepted=ACCEPTED)
             events.append(_kept(value))
     if not any("cat" in event for event in events):
-        raise InputError("holds no event of a profiled run", path, accepted=_ACCEPTED)
+        raise InputError("holds no event of a profiled run", path, accepted=ACCEPTED)
     return _Reading(path, head, events).trace()
 
 
@@ -92,130 +89,6 @@ def _kept(event: Event) -> Event:
             kept["args"].pop("Input Dims", None)
             kept["args"].pop("Input type", None)
     return kept
-
-
-# ---- the file --------------------------------------------------------------------------------------------------------
-
-
-def _entries(path: Path) -> Iterator[tuple[str | None, Any]]:
-    """(None, event) for each trace event, (key, value) for what stands beside them."""
-    try:
-        with path.open("rb") as raw:
-            packed = raw.peek(2)[:2] == b"\x1f\x8b"
-            stream: IO[bytes] = gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[assignment]
-            yield from _Json(path, stream).entries()
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"its compressed data is damaged or cut off ({error})", path, accepted=_ACCEPTED) from None
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror or error}", path, accepted=_ACCEPTED) from None
-
-
-class _Json:
-    """Walks the top of a JSON document and decodes its events one by one."""
-
-    PIECE = 1 << 20
-
-    def __init__(self, path: Path, stream: IO[bytes]) -> None:
-        self.path, self.stream = path, stream
-        self.text, self.at, self.ended, self.line = "", 0, False, 1
-        self.decode = json.JSONDecoder(strict=False).raw_decode
-
-    def entries(self) -> Iterator[tuple[str | None, Any]]:
-        first = self._next()
-        if first == "[":
-            yield from ((None, event) for event in self._array())
-        elif first == "{":
-            found = False
-            for key in self._keys():
-                if key == "traceEvents" and self._peek() == "[":
-                    self._next()
-                    found = True
-                    yield from ((None, event) for event in self._array())
-                else:
-                    yield key, self._value()
-            if not found:
-                raise InputError("has no list `traceEvents`", self.path, accepted=_ACCEPTED)
-        else:
-            raise self._error("is not JSON")
-
-    def _keys(self) -> Iterator[str]:
-        if self._peek() == "}":
-            self._next()
-            return
-        while True:
-            key = self._value()
-            if not isinstance(key, str) or self._next() != ":":
-                raise self._error("is not JSON: a key and a colon should stand here")
-            yield key
-            if (mark := self._next()) == "}":
-                return
-            if mark != ",":
-                raise self._error("is not JSON: a comma or } should stand here")
-
-    def _array(self) -> Iterator[Any]:
-        if self._peek() == "]":
-            self._next()
-            return
-        while True:
-            yield self._value()
-            mark = self._next()
-            if mark == "," and self._peek() == "]":  # the profiler of torch 1.x left one after the last event
-                mark = self._next()
-            if mark == "]":
-                return
-            if mark != ",":
-                raise self._error("is not JSON: a comma or ] should stand here")
-
-    def _value(self) -> Any:
-        self._peek()
-        while True:
-            try:
-                value, end = self.decode(self.text, self.at)
-            except (json.JSONDecodeError, RecursionError) as error:
-                if not isinstance(error, json.JSONDecodeError) or not self._more():
-                    raise self._error("is not JSON, or damaged here") from None
-                continue
-            if end < len(self.text) or not self._more():  # a number may go on in the next piece
-                self.at = end
-                return value
-
-    def _peek(self) -> str:
-        while True:
-            while self.at < len(self.text):
-                if self.text[self.at] not in " \t\r\n":
-                    return self.text[self.at]
-                self.at += 1
-            if not self._more():
-                return ""
-
-    def _next(self) -> str:
-        mark = self._peek()
-        self.at += 1
-        return mark
-
-    def _more(self) -> bool:
-        """Read on; pieces grow with what is undecoded, so that a long value is not tried too often."""
-        if self.ended:
-            return False
-        rest = self.text[self.at :]
-        piece = self.stream.read(max(self.PIECE, len(rest)))
-        if not piece:
-            self.ended = True
-            return False
-        self.line += self.text.count("\n", 0, self.at)
-        # A character cut in two at the border of pieces is one of a name: a replacement mark does no harm.
-        self.text, self.at = rest + piece.decode("utf-8", "replace"), 0
-        return True
-
-    def _error(self, what: str) -> InputError:
-        if self.ended and self.at >= len(self.text.rstrip()):
-            return InputError("ends too early: cut off, or still being written", self.path, accepted=_ACCEPTED)
-        line = self.line + self.text.count("\n", 0, self.at)
-        cut = "; it may be cut off" if self.ended else ""
-        return InputError(what + cut, self.path, line, accepted=_ACCEPTED)
-
-
-# ---- the events ------------------------------------------------------------------------------------------------------
 
 
 class _Reading:
