@@ -27,10 +27,10 @@ def rows() -> Iterator[str]:
             moved.headline.cluster,
             f"{before:.3f} s",
             f"{after:.3f} s",
-            f"{after - before:.3f} s, {after / before - 1:.0%}",
+            f"{after - before:.3f} s, {after / before - 1:z.0%}",
             f"{adam:.3f} s",
             f"{copies:.3f} s",
-            f"{moved_16 / plain_16 - 1:.1%}",
+            f"{moved_16 / plain_16 - 1:z.1%}",
         )
         yield f"| {' | '.join(cells)} |"
 

@@ -56,6 +56,8 @@ def test_version(capsys) -> None:
     [
         (("memroy",), "did you mean zsim memory?"),
         (("nowhere.yaml",), "nowhere.yaml: no such scenario"),
+        (("scenarios/models/llama-3.1-8b/config.json",), "is a model, not a scenario"),
+        (("tests/data/ds_config/textbook.json",), "is a configuration of deepspeed, not a scenario"),
         (("run",), "Missing argument"),
         (("run", "x.yaml", "--bogus"), "No such option: --bogus"),
         (("memory", "--params", "8 GB"), "--params: unit 'GB'"),

@@ -125,6 +125,12 @@ def test_nested_fields_are_found_where_they_stand(tmp_path: Path):
     assert line.strip() == '"partial_rotary_factor": 3'
 
 
+def test_a_model_in_the_working_directory_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write(tmp_path, json.dumps(GOOD))
+    monkeypatch.chdir(tmp_path)
+    assert read_config("config.json").name == read_config(".").name == tmp_path.name
+
+
 def test_a_folder_and_a_byte_order_mark(tmp_path: Path):
     (tmp_path / "config.json").write_text("\ufeff" + json.dumps(GOOD), encoding="utf-8")
     spec = read_config(tmp_path)

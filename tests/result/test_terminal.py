@@ -7,7 +7,9 @@ import pytest
 from rich.console import Console
 
 from tests.result import made
+from zsim.result.compare import label
 from zsim.result.render import explanation, side_by_side, terminal
+from zsim.result.sensitivity import Change
 
 
 def printed(render, *arguments, width=80, encoding="utf-8"):
@@ -69,6 +71,18 @@ def test_explanation_accounts_for_the_step(result):
     text = printed(explanation.render, result, [])
     assert "all-gather, forward (AG0 to AG1)" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_long_setting_keeps_its_distance_from_the_memory(result):
+    name = "zero.stage3_param_persistence_threshold=409600"
+    changes = [Change(name, "setting", -1e-9, 1.0, 1.0, 1, 2**30, True, 1)]
+    assert f"    +0.0%  {name}  1.0 GiB free\n" in printed(explanation.render, result, changes)
+
+
+def test_causes_in_words():
+    assert label("waiting for h2d/backward") == "waiting for copies to the GPU of backward"
+    assert label("waiting for cpu_optimizer/optimizer") == "waiting for optimizer step on the CPU"
+    assert label("exposed all_gather/forward", ", ") == "exposed all-gather, forward"
 
 
 def test_side_by_side_names_what_differs(result):

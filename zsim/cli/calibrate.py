@@ -58,7 +58,7 @@ def capture(
             refine(found, made)
     out.write_text(yaml.safe_dump(found.document(), sort_keys=False, width=120), encoding="utf-8")
     print(found.text())
-    print(f"written to {out}; a scenario names it as `profile: {out}`")
+    print(f"written to {out}; a scenario names it as `profile:`, by its path from the scenario's folder")
 
 
 @app.command()

@@ -91,7 +91,7 @@ def _compose(fields: dict[str, Any], overrides: list[str], reading: Reading, fol
     missing = [what for what in reading.missing if not {what.split(" ")[0], what.split(".")[0]} & said]
     if missing:
         names = ", ".join(what.split(" ")[0] for what in missing)
-        options = "--micro-batch, --seq-len, a config.json, --set FIELD=VALUE"
+        options = "--micro-batch, --seq-len, a config.json, --set FIELD=VALUE (--set precision=bf16 --set grad_accum=1)"
         raise InputError(f"no file says {names}", accepted=options, notes=tuple(missing))
     check(document, folder).resolve()
     ordered = {name: document.data[name] for name in _FIRST if name in document.data} | document.data

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from zsim.cli.options import Json, Set, new_app
+from zsim.cli.progress import working
 from zsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def plan(
         sizes = ", ".join(str(machine.ranks) for machine in machines)
         raise InputError(f"{batch} sequences do not divide over {sizes} GPUs", field="--global-batch")
     count = workers or executors.usable_cores()
-    with executors.local(count) as crew:
+    with working("searching setups"), executors.local(count) as crew:
         found = planner.plan(base, usable, batch, crew.executor, count)
     key = by_time if by == "time" else by_cost
     winner = found.winner(key)

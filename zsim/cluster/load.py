@@ -68,6 +68,8 @@ def load_topology(path: str | Path, nodes: int | None = None) -> Cluster:
     try:
         text = path.read_text(encoding="utf-8")
         data = yaml.load(text, Loader=yaml.CSafeLoader)
+    except FileNotFoundError:
+        raise InputError("no such topology", file=path) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the topology: {error}", file=path) from None
     except yaml.YAMLError as error:

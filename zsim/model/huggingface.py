@@ -23,7 +23,7 @@ def read_config(path: Path | str) -> ModelSpec:
     path = Path(path)
     if path.is_dir():
         path = path / "config.json"
-    return _from_fields(Fields.read(path), path.parent.name if path.name == "config.json" else path.stem)
+    return _from_fields(Fields.read(path), path.resolve().parent.name if path.name == "config.json" else path.stem)
 
 
 def from_config(config: dict[str, Any], name: str, source: Path | str = "config.json") -> ModelSpec:

@@ -10,6 +10,7 @@ from typing import Any
 
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.ops import Collective, Copy, Launch
+from zsim.result.render.style import cause_label
 from zsim.result.spec import Result
 
 GIB = 2**30
@@ -193,12 +194,7 @@ def _largest(lines: Sequence[Line], index: int, show: Any) -> str:
 
 def label(name: str, between: str = " of ") -> str:
     """A cause or category as people say it: "exposed all_gather/forward" -> "exposed all-gather of forward"."""
-    return (
-        re.sub(r"(\w+)/(\w+)", rf"\1{between}\2", name)
-        .replace("all_", "all-")
-        .replace("reduce_sc", "reduce-sc")
-        .replace("_", " ")
-    )
+    return re.sub(r"\w+/\w+", lambda cause: cause_label(cause[0], between), name).replace("_", " ")
 
 
 def _seconds(value: float) -> str:

@@ -43,12 +43,13 @@ def holders(result: Result) -> list[Holder]:
 
 
 def _name(key: str, parameters: Sequence[Parameter]) -> str:
-    """A tensor's name with layer numbers left out: "full:17" -> "full model.layers.*.mlp.up_proj.weight"."""
+    """A tensor's name without layers and sub-groups: "full:17" -> "full model.layers.*.mlp.up_proj.weight"."""
     if key == TEMPORARY:
         return "inside the kernel at the peak"
     numbered = re.fullmatch(r"(full|grad):(\d+)", key)
     if numbered and int(numbered[2]) < len(parameters):
         key = f"{numbered[1]}:{parameters[int(numbered[2])].name}"
-    key = re.sub(r"^(re)?saved:\d+:", lambda match: f"{match[1] or ''}saved:", key)
+    key = re.sub(r"^(re)?saved:\d+:\.?", lambda match: f"{match[1] or ''}saved:", key)
+    key = re.sub(r"^optimizer:\d+_(\w+)$", r"\1", key)
     key = key + "(root)" if key.endswith(":") else key
     return re.sub(r"(?<=[.:])\d+(?=[.:]|$)", "*", key).replace(":", " ", 1)

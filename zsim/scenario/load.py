@@ -65,6 +65,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
     """Read a scenario file and apply `overrides` ("zero.stage=2", the value as YAML). Raises InputError."""
     path = Path(path)
     document = read_yaml(path, "scenario")
+    _refuse_configurations(document)
     for override in overrides:
         apply(document, override)
     renamed = any(override.partition("=")[0].strip() == "name" for override in overrides)
@@ -89,6 +90,24 @@ def check(document: Document, folder: Path) -> Scenario:
     scenario = Scenario(fields, document, folder, tuple(notes), tuple(not_modeled), tuple(sources))
     _refuse_other_frameworks(scenario)
     return scenario
+
+
+def _refuse_configurations(document: Document) -> None:
+    """A tool's configuration in the place of a scenario is called one; all its fields would be unknown."""
+    from zsim.plan import detect
+
+    if {"model", "cluster", "framework"} & document.data.keys():
+        return
+    try:
+        kind = detect.identify(document)
+    except InputError:
+        return
+    what = "a model" if kind == "model" else f"a configuration of {kind.replace('_', '-')}"
+    raise InputError(
+        f"is {what}, not a scenario",
+        document.file,
+        notes=("zsim from writes a scenario from configurations, zsim read says what this one holds",),
+    )
 
 
 def _refuse_other_frameworks(scenario: Scenario) -> None:

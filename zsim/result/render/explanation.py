@@ -13,7 +13,7 @@ from zsim.result.compare import causes, label
 from zsim.result.critical_path import Segment
 from zsim.result.holders import holders
 from zsim.result.render.style import CATEGORY_LABELS, cause_label
-from zsim.result.render.terminal import WIDEST, verdict, wrap
+from zsim.result.render.terminal import WIDEST, duration, verdict, wrap
 from zsim.result.sensitivity import Change
 from zsim.result.spec import Result
 
@@ -46,8 +46,9 @@ def render(result: Result, changes: Sequence[Change], console: Console) -> None:
     section("Critical path of the step, by what it runs through", (_share(line) for line in said["critical_path"]))
     section("Its longest stretches", (_stretch(line) for line in said["longest_stretches"]))
     section("Who holds the memory at the peak", (_holder(line) for line in said["memory"][:LARGEST]))
+    names = max((len(change.name) for change in changes), default=0)
     for kind, title in (("setting", "What would help: settings"), ("hardware", "What would help: hardware")):
-        section(title, _changes(change for change in changes if change.kind == kind))
+        section(title, _changes((change for change in changes if change.kind == kind), names))
     for note in said["notes"]:
         say("")
         say(note)
@@ -117,11 +118,11 @@ def _stretches(path: Sequence[Segment]) -> Iterator[dict[str, Any]]:
 
 
 def _share(line: dict[str, Any]) -> str:
-    return f"{label(line['name']):<50} {line['seconds']:>10.4g} s {line['share']:>7.1%}"
+    return f"{label(line['name']):<50} {duration(line['seconds']):>12} {line['share']:>7.1%}"
 
 
 def _stretch(line: dict[str, Any]) -> str:
-    return f"{line['start_s']:>9.4f} s  {line['seconds']:>9.4g} s  {line['name']}" + (
+    return f"{line['start_s']:>9.4f} s  {duration(line['seconds']):>11}  {line['name']}" + (
         f" ({line['ops']})" if line["ops"] else ""
     )
 
@@ -132,9 +133,10 @@ def _holder(line: dict[str, Any]) -> str:
     return f"{line['nbytes'] / GIB:>7.2f} GiB  {label:<18}  {times}{line['tensor']}"
 
 
-def _changes(changes: Iterable[Change]) -> Iterator[str]:
-    """What fits first, the fastest first."""
+def _changes(changes: Iterable[Change], names: int) -> Iterator[str]:
+    """What fits first, the fastest first; `names` is the length of the longest name of any section."""
     yield "tokens/s"
     for change in sorted(changes, key=lambda change: (not change.fits, -change.gain)):
         memory = f"{abs(change.headroom_bytes) / GIB:.1f} GiB"
-        yield f"{change.gain:>+8.1%}  {change.name:<45}" + (f"{memory} free" if change.fits else f"lacks {memory}")
+        memory = f"{memory} free" if change.fits else f"lacks {memory}"
+        yield f"{change.gain:>+z8.1%}  {change.name:<{names}}  {memory}"

@@ -40,10 +40,10 @@ CATEGORY_LABELS = {
 }
 
 
-def cause_label(name: str) -> str:
+def cause_label(name: str, between: str = ", ") -> str:
     """ "reduce_scatter/backward" -> "reduce-scatter, backward"; "h2d/forward" -> "copies to the GPU, forward"."""
     kind, _, phase = name.partition("/")
     if kind == "cpu_optimizer":
         return "optimizer step on the CPU"
     kind = {"h2d": "copies to the GPU", "d2h": "copies to the host"}.get(kind, kind.replace("_", "-"))
-    return f"{kind}, {phase}" if phase else kind
+    return f"{kind}{between}{phase}" if phase else kind
