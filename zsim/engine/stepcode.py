@@ -72,12 +72,12 @@ def prepare(instructions: Sequence[Instruction], prices: Prices) -> StepCode:
     lanes: dict[str, list[int]] = {}
     clock, first, last_id = 0.0, 0, None
 
-    def resolve(event: int, what: str) -> int:
+    def resolve(event: int, waiter: Instruction) -> int:
+        if event in number:
+            return number[event]
         if -len(LANES) <= event < 0:
             return event
-        if event not in number:
-            raise ValueError(f"{what} waits for op {event}, which was not issued before it")
-        return number[event]
+        raise ValueError(f"{_name(waiter)} waits for op {event}, which was not issued before it")
 
     for instruction in instructions:
         if isinstance(instruction, Launch):
@@ -104,11 +104,14 @@ def prepare(instructions: Sequence[Instruction], prices: Prices) -> StepCode:
                     code.kernel_lanes.add(lane)
                     memory.append((len(segments), clock, last_id, op, index))
             if op.waits:
-                waits = [resolve(event, f"op {op.id} ({op.label})") for event in op.waits]
-                # An op on the own lane is over anyway, one on the host ended before this was issued.
-                foreign = tuple(w for w in waits if (LANES[-1 - w] if w < 0 else ops[w].lane) not in (lane, HOST))
+                foreign = []
+                for event in op.waits:
+                    target = resolve(event, instruction)
+                    # An op on the own lane is over anyway, one on the host ended before this was issued.
+                    if (LANES[-1 - target] if target < 0 else ops[target].lane) not in (lane, HOST):
+                        foreign.append(target)
                 if foreign:
-                    code.waits[index] = foreign
+                    code.waits[index] = tuple(foreign)
             number[last_id] = index
             ops.append(op)
             code.timing.append(timing)
@@ -118,11 +121,17 @@ def prepare(instructions: Sequence[Instruction], prices: Prices) -> StepCode:
         elif isinstance(instruction, Free):
             after = instruction.after
             if after is not None:
-                after = resolve(after, f"the free of {instruction.key}")
+                after = resolve(after, instruction)
             memory.append((len(segments), clock, last_id, instruction, after))
         else:
-            target = IDLE if instruction.op is None else resolve(instruction.op, "the host")
-            segments.append(Segment(first, len(ops), lanes, clock, target))
+            until = IDLE if instruction.op is None else resolve(instruction.op, instruction)
+            segments.append(Segment(first, len(ops), lanes, clock, until))
             clock, first, lanes = 0.0, len(ops), {}
     segments.append(Segment(first, len(ops), lanes, clock, None))
     return code
+
+
+def _name(waiter: Instruction) -> str:
+    if isinstance(waiter, Launch):
+        return f"op {waiter.op.id} ({waiter.op.label})"
+    return f"the free of {waiter.key}" if isinstance(waiter, Free) else "the host"
