@@ -17,7 +17,7 @@ from zsim.program.lower import lower
 from zsim.sweep import launch, plan_plots, planner
 from zsim.sweep.choices import INDISTINGUISHABLE, Choice, Plan, by_cost, by_time
 from zsim.sweep.evaluate import evaluate
-from zsim.sweep.glance import cycle, glance
+from zsim.sweep.glance import cycle, glance, whole_seconds
 from zsim.sweep.probe import least_seconds, price_of, probe_memory, setup_of
 from zsim.sweep.space import Candidate, Machine, Strategy, candidates, strategies
 
@@ -123,6 +123,7 @@ def test_micro_steps_that_repeat_are_not_simulated(strategy: Strategy, tmp_path:
         assert seen[name] == outcome[name]
     for name in ("step_s", "tokens_per_s", "mfu"):
         assert seen[name] == pytest.approx(outcome[name], rel=1e-9)
+    assert whole_seconds(task) == pytest.approx(outcome["step_s"], rel=1e-9)
 
 
 def test_a_cycle_is_one_only_if_it_repeats(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from zsim.cluster.spec import Cluster, Device
@@ -45,10 +45,7 @@ class Need:
 def need(program: Program, cluster: Cluster) -> Need:
     """What every rank of `program` needs at least on the device of `cluster` that offers least."""
     ranks = min(cluster.gpus_per_node, cluster.world_size)
-    tops = {"gpu": 0, "host": 0, "nvme": 0}
-    for where, total in _totals(program, ranks, cluster):
-        if total > tops[where]:
-            tops[where] = total
+    tops = _tops(program, ranks, cluster)
     offers = [(framework_bytes(device, program), device) for device in _kinds(cluster)]
     outside, device = min(offers, key=lambda offer: offer[1].usable_bytes - offer[0])
     host = tops["host"]
@@ -69,33 +66,40 @@ def _kinds(cluster: Cluster) -> Iterable[Device]:
     return {id(device): device for device in cluster.devices}.values()
 
 
-def _totals(program: Program, ranks: int, cluster: Cluster) -> Iterator[tuple[str, int]]:
-    """Bytes allocated on a GPU, or on a node's host and NVMe by its `ranks`, after each instruction that allocates.
+def _tops(program: Program, ranks: int, cluster: Cluster) -> dict[str, int]:
+    """The most bytes allocated at once on a GPU, and on a node's host and NVMe by its `ranks`.
 
     As in `result.memory.measure_host`: what only rank 0 holds counts once, and where CPU and GPU share their memory,
     the checkpoint has been read before the GPU holds anything.
     """
     unified = any(device.unified for device in _kinds(cluster))
     held = {"gpu": 0, "host": 0, "nvme": 0}
+    tops = dict(held)
     sizes: dict[str, tuple[str, int]] = {}
     temporary = 0
     for part in _parts(program):
         for item in part:
             if isinstance(item, Launch):
-                if isinstance(item.op.work, Compute):
-                    yield "gpu", held["gpu"] + item.op.temp_peak
-                    temporary = item.op.temp_live
+                op = item.op
+                if isinstance(op.work, Compute):
+                    temporary = op.temp_live
+                    if held["gpu"] + op.temp_peak > tops["gpu"]:
+                        tops["gpu"] = held["gpu"] + op.temp_peak
             elif isinstance(item, Alloc):
-                nbytes = item.nbytes
-                if item.device != "gpu":
+                device, nbytes = item.device, item.nbytes
+                if device != "gpu":
                     starting = item.category in (CHECKPOINT, RANK_0)
                     nbytes = 0 if unified and starting else nbytes * (1 if item.category == RANK_0 else ranks)
-                sizes[item.key] = item.device, nbytes
-                held[item.device] += nbytes
-                yield item.device, held[item.device] + (temporary if item.device == "gpu" else 0)
+                sizes[item.key] = device, nbytes
+                total = held[device] = held[device] + nbytes
+                if device == "gpu":
+                    total += temporary
+                if total > tops[device]:
+                    tops[device] = total
             elif isinstance(item, Free):
                 device, nbytes = sizes.pop(item.key)
                 held[device] -= nbytes
+    return tops
 
 
 def _parts(program: Program) -> Sequence[Sequence[Instruction]]:
