@@ -9,7 +9,7 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from zsim.errors import InputError, NotModeled
@@ -159,6 +159,15 @@ RUN = st.tuples(st.sampled_from(["none", "full"]), st.booleans())
 @given(plan=st.one_of(FSDP2, FSDP1, DDP), run=RUN)
 def test_every_program_is_consistent(plan: AnyPlan, run: tuple[str, bool]):
     check(program_of(plan, *run))
+
+
+@settings(max_examples=40, deadline=None)
+@given(plan=st.one_of(FSDP2, FSDP1, DDP), run=RUN)
+@example(plan=DdpPlan(world_size=4, static_graph=True), run=("none", False))
+def test_the_last_step_can_be_repeated(plan: AnyPlan, run: tuple[str, bool]):
+    model, tree, workload = model_and_tree(*run)
+    program = lower(model, tree, plan, workload)
+    check(replace(program, steps=program.steps + program.steps[-1:] * 3))
 
 
 @settings(max_examples=30, deadline=None)

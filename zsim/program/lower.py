@@ -14,16 +14,21 @@ from zsim.program.startup import with_startup
 GRAD_SCALER = "GradScaler of float16: a pass over the gradients that unscales them, and a wait for it in every step"
 
 
-def lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, steps: int = 3) -> Program:
-    """What one rank's host issues in its first `steps` training steps; later ones repeat the last.
+def lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, steps: int | None = None) -> Program:
+    """What one rank's host issues in its first `steps` training steps, or in all until they repeat the last.
 
     `tree` is the model as executed for one micro-batch of `workload`. Raises NotModeled for what the framework
     accepts and zsim does not simulate, InputError for what the framework refuses.
     """
-    program = with_startup(_lower(model, tree, plan, workload, steps), model, plan)
+    program = with_startup(_lower(model, tree, plan, workload, steps or _differing(plan)), model, plan)
     # Between setting up and the first step lie seconds of a script: its host has no lead over the device.
     program = replace(program, init=(*program.init, HostWait(None)))
     return replace(program, not_modeled=(*program.not_modeled, GRAD_SCALER)) if _scales(plan) else program
+
+
+def _differing(plan: AnyPlan) -> int:
+    """Steps until each repeats the last: DDP rebuilds its buckets in the second, of a static graph in the third."""
+    return 4 if isinstance(plan, DdpPlan) and plan.static_graph else 3
 
 
 def _scales(plan: AnyPlan) -> bool:
