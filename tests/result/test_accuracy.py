@@ -10,9 +10,9 @@ FOUNDRY = Evidence("llm-foundry, H100-SXM, Composer (PyTorch FSDP1)", 2.0, 0.5, 
 OTHERS = Evidence("GPUs of which no run was fitted", 9.5, -5.0, 248, 1, 512)
 
 
-def said(*evidence, gpus=8, framework="fsdp2"):
+def said(*evidence, gpus=8, framework="fsdp2", on_cpu=False):
     profile = dataclasses.replace(load_profile("H100-SXM"), evidence=evidence)
-    return accuracy(profile, gpus, framework)
+    return accuracy(profile, gpus, framework, on_cpu)
 
 
 def test_runs_of_the_same_framework_come_first():
@@ -27,6 +27,11 @@ def test_runs_of_the_same_framework_come_first():
 def test_borrowed_runs_are_called_so():
     borrowed = said(TITAN, framework="deepspeed")
     assert borrowed.evidence.startswith("no measurement with DeepSpeed on this kind of GPU; nearest is torchtitan")
+
+
+def test_an_optimizer_on_the_cpu_is_said_to_be_less_certain():
+    assert said(FOUNDRY, on_cpu=True).evidence.endswith("steps up to twice as long as predicted were measured")
+    assert "CPU" not in said(FOUNDRY).evidence
 
 
 def test_a_gpu_that_nobody_measured():

@@ -15,7 +15,7 @@ from zsim.cost.profile import Profile, load_profile
 from zsim.engine.simulator import run
 from zsim.engine.timeline import Timeline
 from zsim.model.kernels import DTYPE_BYTES
-from zsim.plan.spec import AnyPlan, DeepSpeedPlan
+from zsim.plan.spec import AnyPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
 from zsim.program.ops import Program
 from zsim.program.serial import serial
 from zsim.result import bottleneck, flops, memory, textbook
@@ -70,7 +70,7 @@ def measure(*, setup: Setup, program: Program, timeline: Timeline, profile: Prof
         trainable_params=model.trainable_numel,
         assumptions=_unique(setup.assumptions, program.assumptions, timeline.notes),
         not_modeled=_unique(setup.not_modeled, program.not_modeled),
-        accuracy=accuracy(profile, cluster.world_size, _framework(setup.plan)),
+        accuracy=accuracy(profile, cluster.world_size, _framework(setup.plan), _steps_on_cpu(setup.plan)),
         meta=Meta(
             __version__, len(views), len(timeline.rank_classes), timeline.events, round(clock.perf_counter() - begun, 4)
         ),
@@ -124,11 +124,20 @@ def _framework(plan: AnyPlan) -> str:
     return type(plan).__name__.removesuffix("Plan").lower()
 
 
+def _steps_on_cpu(plan: AnyPlan) -> bool:
+    if isinstance(plan, DeepSpeedPlan):
+        return plan.offload_optimizer is not None
+    return isinstance(plan, Fsdp1Plan | Fsdp2Plan) and plan.cpu_offload
+
+
 _TITLES = {"deepspeed": "DeepSpeed", "fsdp2": "FSDP2", "fsdp1": "FSDP1", "ddp": "DDP"}
 
 
-def accuracy(profile: Profile, gpus: int, framework: str) -> Accuracy:
-    """The error of the nearest runs that were measured, and how near they are."""
+def accuracy(profile: Profile, gpus: int, framework: str, on_cpu: bool = False) -> Accuracy:
+    """The error of the nearest runs that were measured, and how near they are. `on_cpu`: of the optimizer's step.
+
+    No evidence is of offload alone, and the rows of validation/published that are furthest off all offload.
+    """
     evidence = profile.expected_error(gpus, framework)
     if evidence is None:
         return Accuracy(profile.device, profile.stack, None, "nothing measured on this device stands behind the times")
@@ -141,6 +150,8 @@ def accuracy(profile: Profile, gpus: int, framework: str) -> Accuracy:
         text = f"no measurement with {_TITLES[framework]} on this kind of GPU; nearest is {text}"
     if not low <= gpus <= high:
         text += f", and this is on {gpus}"
+    if on_cpu:
+        text += "; with the optimizer on the CPU, steps up to twice as long as predicted were measured"
     return Accuracy(profile.device, profile.stack, evidence.mape / 100, text)
 
 
