@@ -67,6 +67,17 @@ def test_setups_that_issue_the_same_are_named(capsys, scenario):
     assert not any("as long as" in reason for reason in json.loads(output.out)["reasons"])
 
 
+def test_two_frameworks_differ_in_what_was_chosen(capsys, scenario, tmp_path):
+    """What one framework alone has is listed where it is not its default."""
+    other = tmp_path / "other.yaml"
+    other.write_text(scenario.read_text().replace("deepspeed\nzero: {stage: 3}", "fsdp2\nfsdp: {prefetch: 2}"))
+    _, output = run(capsys, "compare", scenario, other, "--json")
+    inputs = {line["name"]: line["values"] for line in json.loads(output.out)["inputs"]}
+    assert inputs["plan.stage"] == [3, None]
+    assert inputs["plan.prefetch"] == [None, 2]
+    assert not {"plan.sub_group_size", "plan.grouping"} & inputs.keys()
+
+
 def test_any_field_can_vary(capsys, scenario, tmp_path):
     code, output = run(capsys, "compare", scenario, "--vary", "micro_batch=1,2", "--out", tmp_path / "out")
     assert code == 0

@@ -28,6 +28,7 @@ def result():
 def test_verdict_comes_first_and_lines_end_at_80_columns(result):
     lines = printed(terminal.render, result).splitlines()
     assert lines[0].startswith("FITS: miniature")
+    assert str(result).startswith(lines[0])
     assert max(map(len, lines)) <= 80
     assert "\x1b" not in "".join(lines)
 

@@ -84,10 +84,20 @@ def _inputs(results: Sequence[Result]) -> Iterator[Line]:
     for each in flat:
         if "plan.stage" in each:
             del each["stage"]  # the same
+    usual = [_usual(result) for result in results]
     for key in dict.fromkeys(key for each in flat for key in each):
         values = tuple(each.get(key) for each in flat)
+        owners = [index for index, each in enumerate(flat) if key in each]
+        if len(owners) < len(flat) and all(values[index] == usual[index].get(key, ()) for index in owners):
+            continue  # of one framework only, and left at its default
         if any(value != values[0] for value in values):
             yield Line(key, values)
+
+
+def _usual(result: Result) -> dict[str, Any]:
+    """The fields of the plan as its framework has them by default."""
+    plan = result.setup.plan
+    return dict(_flatten({"plan": asdict(type(plan)(world_size=plan.world_size))}))
 
 
 def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -234,6 +234,12 @@ class Result:
         """Every link used in the steady step, the fullest first (see `tables.link_rows`)."""
         return _frame(tables.link_rows(self))
 
+    def __str__(self) -> str:
+        """The verdict in one line."""
+        from zsim.result.render.terminal import verdict
+
+        return verdict(self)
+
     def _repr_html_(self) -> str:
         from zsim.result.render.notebook import summary
 
