@@ -194,6 +194,22 @@ def test_a_deepspeed_file_and_the_scenario_are_one(write) -> None:
     assert DATA / "ds_config/commented_stage3.json" in scenario.sources
 
 
+def test_what_a_deepspeed_file_leaves_to_the_trainer_is_said(write, tmp_path: Path) -> None:
+    config = tmp_path / "auto.json"
+    config.write_text(
+        '{"gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "bf16": {"enabled": "auto"},'
+        ' "zero_optimization": {"stage": 2}}'
+    )
+    scenario = load(write("", framework="", deepspeed_config=str(config)))
+    said = [note for note in scenario.notes if ": auto is" in note]
+    assert [note.partition(" unless")[0] for note in said] == [
+        "precision: auto is bf16", "grad_accum: auto is 1", "grad_clip: auto is 1.0",
+    ]  # fmt: skip
+    assert (scenario.fields.precision, scenario.fields.grad_clip) == ("bf16", 1.0)
+    chosen = load(write("grad_clip: 0.5\ngrad_accum: 2\nprecision: fp16\n", framework="", deepspeed_config=str(config)))
+    assert not [note for note in chosen.notes if ": auto is" in note]
+
+
 def test_contradictions_are_refused_unless_set_on_the_command_line(write) -> None:
     config = str(DATA / "ds_config/commented_stage3.json")
     path = write("precision: fp16\n", micro_batch="", deepspeed_config=config)

@@ -80,7 +80,7 @@ def check(document: Document, folder: Path) -> Scenario:
     config = document.data.get("deepspeed_config")
     if isinstance(config, str):
         reading = _read_deepspeed(document, folder / config)
-        notes = reading.notes + _merge(document, reading)
+        notes = reading.notes + _merge(document, reading) + _left_open(document, reading)
         not_modeled = reading.not_modeled
         sources.append(folder / config)
     try:
@@ -191,6 +191,17 @@ def _merge(document: Document, reading: Reading) -> list[str]:
             notes.append(f"{dotted(path)}: {own} on the command line; {says}")
         else:
             raise document.error(path, f"is {own} here, and {says}", accepted="one of them")
+    return notes
+
+
+def _left_open(document: Document, reading: Reading) -> list[str]:
+    """Notes on what the file leaves to the Trainer's arguments and the scenario does not say: its default holds."""
+    notes = []
+    for name, default in (("precision", "bf16"), ("grad_accum", 1), ("grad_clip", 1.0)):
+        implied = name == "grad_accum" and "train_batch_size" in document.data
+        left = any(what.startswith(f"{name} (auto") for what in reading.missing)
+        if left and not implied and document.data.get(name) is None:
+            notes.append(f"{name}: auto is {default} unless the scenario sets it")
     return notes
 
 
