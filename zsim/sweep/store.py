@@ -23,8 +23,10 @@ from zsim.errors import InputError
 from zsim.sweep.evaluate import COLUMNS, Outcome
 
 SILENT_S = 60.0  # an owner on another machine that has not been heard of for so long is gone
+OPENINGS = 200  # times that a new store is tried, 10 ms apart
 SCHEMA_VERSION = 2
 _SCHEMA = f"""
+BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS scenarios (
   key BLOB PRIMARY KEY, inputs TEXT NOT NULL, sources TEXT NOT NULL, zsim TEXT NOT NULL, engine TEXT NOT NULL,
   {", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())}, wall_s REAL, finished_at REAL
@@ -36,6 +38,7 @@ CREATE TABLE IF NOT EXISTS members (
 CREATE TABLE IF NOT EXISTS claims (key BLOB PRIMARY KEY, owner TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS owners (owner TEXT PRIMARY KEY, host TEXT, pid INTEGER, born TEXT, beat REAL) WITHOUT ROWID;
 PRAGMA user_version = {SCHEMA_VERSION};
+COMMIT;
 """
 _ROW = ("key", "inputs", "sources", "zsim", "engine", *COLUMNS, "wall_s", "finished_at")
 
@@ -58,12 +61,15 @@ class Store:
         self.owner = uuid4().hex
         try:
             self.db = sqlite3.connect(path, timeout=60.0, isolation_level=None)
+            self.db.execute("BEGIN")  # another process may be making the store
             version = self.db.execute("PRAGMA user_version").fetchone()[0]
+            foreign = version == 0 and self.db.execute("SELECT 1 FROM sqlite_master").fetchone()
+            self.db.execute("COMMIT")
             if version not in (0, SCHEMA_VERSION):
                 raise InputError(f"is a store of version {version}, not {SCHEMA_VERSION}", path)
-            if version == 0 and self.db.execute("SELECT 1 FROM sqlite_master").fetchone():
+            if foreign:
                 raise InputError("is a database of something else", path)
-            self.db.execute("PRAGMA journal_mode = WAL")
+            self._write_ahead()
             self.db.execute("PRAGMA synchronous = NORMAL")
             if version == 0:
                 self.db.executescript(_SCHEMA)
@@ -71,6 +77,17 @@ class Store:
             raise InputError(f"cannot be opened as a store: {error}", path) from None
         except sqlite3.DatabaseError as error:
             raise InputError(f"is no store of a sweep: {error}", path) from None
+
+    def _write_ahead(self) -> None:
+        """WAL mode. SQLite does not wait for others that are just opening the file, whatever its timeout."""
+        for left in reversed(range(OPENINGS)):
+            try:
+                self.db.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError:
+                if not left:
+                    raise
+                time.sleep(0.01)
 
     def __enter__(self) -> Store:
         return self
