@@ -42,11 +42,11 @@ def render(store: Store, sweep: Sweep, tally: Tally, console: Console) -> None:
 
 def _best(store: Store, sweep: Sweep, console: Console) -> None:
     columns = ("inputs", "tokens_per_s", "tokens_per_s_per_gpu", "step_s", "mfu", "headroom_bytes")
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in sweep.varied:
         table.add_column(name.removeprefix("zero.").removeprefix("cluster."), justify="right")
-    for name in ("tokens/s", "per GPU", "step", "MFU", "headroom"):
-        table.add_column(name, justify="right")
+    for name in ("tokens/s", "per GPU", "step s", "MFU", "free GiB"):
+        table.add_column(name, justify="right", no_wrap=True)
     found = 0
     for inputs, tokens, per_gpu, step, mfu, headroom in store.best(columns, BEST):
         fields = dict(flat(json.loads(inputs)))
@@ -54,9 +54,9 @@ def _best(store: Store, sweep: Sweep, console: Console) -> None:
             *(_short(fields.get(name, "")) for name in sweep.varied),
             f"{tokens:,.0f}",
             f"{per_gpu:,.0f}",
-            f"{step:.3f} s",
+            f"{step:.3f}",
             "" if mfu is None else f"{mfu:.1%}",
-            f"{headroom / GIB:.1f} GiB",
+            f"{headroom / GIB:.1f}",
         )
         found += 1
     if found:
