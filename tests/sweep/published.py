@@ -127,7 +127,7 @@ def _machine(row: Row, folder: Path) -> Machine:
         topology |= {"nics": {"gbps": 200, "count": 8}, "fabric": {"kind": "rail", "transport": "rdma"}}
     path = folder / f"{gpu}.yaml"
     path.write_text(json.dumps(topology))
-    return Machine(path, ranks // per_node, ranks, per_node)
+    return Machine(path, ranks // per_node, ranks, per_node, threads=96 // per_node)
 
 
 def _sharding(row: Row, machine: Machine) -> list[tuple[tuple[str, ...], Any]]:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -112,6 +113,14 @@ def test_bounds_are_below_what_happens(candidate: Candidate, tmp_path: Path) -> 
     if outcome["fits"]:
         assert not probe.excluded
         assert least.step <= outcome["step_s"] * (1 + 1e-9)
+
+
+def test_what_offloads_shares_the_cores():
+    shared = replace(H100, threads=14)
+    for strategy in strategies(shared):
+        candidate = Candidate(shared, strategy, 1, 1, "full")
+        assert dict(candidate.settings).get(("omp_num_threads",)) == (14 if strategy.offloads else None)
+        assert ("OMP_NUM_THREADS=14" in candidate.title) == strategy.offloads
 
 
 @pytest.mark.parametrize("strategy", list(strategies(H100)), ids=lambda strategy: strategy.name)

@@ -129,7 +129,9 @@ def _machines(base: Document, clusters: list[str], nodes: str | None) -> list[Ma
             raise InputError("no such topology", path)
         for count in counts:
             read = _cluster(path, count)
-            machines.append(Machine(path, count, read.world_size, min(read.gpus_per_node, read.world_size), price))
+            per_node = min(read.gpus_per_node, read.world_size)
+            threads = max(1, min(node.host.cores for node in read.templates) // per_node)
+            machines.append(Machine(path, count, read.world_size, per_node, price, threads))
     return machines
 
 

@@ -15,20 +15,25 @@ from zsim.sweep.grid import Setting, merged
 # What the planner decides; a base scenario's own choices of these are left out.
 DECIDED = (
     "name", "framework", "zero", "fsdp", "ddp", "deepspeed_config", "micro_batch", "grad_accum", "train_batch_size",
-    "checkpointing", "cluster",
+    "checkpointing", "cluster", "omp_num_threads",
 )  # fmt: skip
+THREADS: Path_ = ("omp_num_threads",)
 CHECKPOINTING = ("none", "selective", "full")  # the less is recomputed, the more is kept
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A topology file (absolute), how many nodes of it (None: as the file says), and what an hour of a GPU costs."""
+    """A topology file (absolute), how many nodes of it (None: as the file says), and what an hour of a GPU costs.
+
+    `threads`: OMP_NUM_THREADS of setups that offload, which share the cores; None: what the launcher leaves.
+    """
 
     topology: Path
     nodes: int | None
     ranks: int
     gpus_per_node: int
     price: float | None = None
+    threads: int | None = None
 
     @property
     def settings(self) -> tuple[Setting, ...]:
@@ -86,7 +91,9 @@ class Candidate:
     def title(self) -> str:
         tuned = ", ".join(f"{path[-1]} {_shown(value)}" for path, value in self.strategy.tunings[self.tuning])
         batch = f"micro-batch {self.micro_batch} x {self.grad_accum}"
-        parts = (self.strategy.name, batch, f"checkpointing {self.checkpointing}", tuned)
+        threads = dict(self.strategy.settings).get(THREADS)
+        shared = f"OMP_NUM_THREADS={threads}" if threads else ""
+        parts = (self.strategy.name, shared, batch, f"checkpointing {self.checkpointing}", tuned)
         return ", ".join(filter(None, parts))
 
     def data(self, base: Document) -> dict[str, Any]:
@@ -115,7 +122,8 @@ def candidates(machine: Machine, global_batch: int) -> Iterator[Candidate]:
 
 def strategies(machine: Machine) -> Iterator[Strategy]:
     for rank, strategy in enumerate((*_deepspeed(machine), *_fsdp2(machine))):
-        yield replace(strategy, rank=rank)
+        threads = ((THREADS, machine.threads),) if strategy.offloads and machine.threads else ()
+        yield replace(strategy, settings=(*strategy.settings, *threads), rank=rank)
 
 
 def _deepspeed(machine: Machine) -> Iterator[Strategy]:
