@@ -272,4 +272,4 @@ def wrap(line: str, width: int) -> list[str]:
     """Lines of at most `width` columns; what follows the first is indented."""
     if len(line) <= width:
         return [line]
-    return textwrap.wrap(line, width, subsequent_indent="  ", break_on_hyphens=False)
+    return textwrap.wrap(line, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
