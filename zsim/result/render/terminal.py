@@ -269,7 +269,7 @@ def _bullets(texts: Iterable[str]) -> Iterator[str]:
 
 
 def wrap(line: str, width: int) -> list[str]:
-    """Lines of at most `width` columns; what follows the first is indented."""
+    """Lines of at most `width` columns, or of one word; what follows the first is indented."""
     if len(line) <= width:
         return [line]
     return textwrap.wrap(line, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
