@@ -54,13 +54,13 @@ def test_a_live_run_is_predicted(tmp_path: Path):
     """ZeRO-3 with optimizer and 46 million parameters on the CPU, two gloo ranks, torch's Adam."""
     pytest.importorskip("deepspeed")
     pytest.importorskip("transformers")
-    from validation.oracles import host
+    from validation.oracles import host, record
 
     config = next(config for config in host.configurations() if config["name"] == "z3_parameters")
     config["ds"]["optimizer"]["params"]["torch_adam"] = True  # DeepSpeed's own may have to be compiled first
     config["ds"] |= {"zero_force_ds_cpu_optimizer": False}
     small = {"hidden_size": 640, "intermediate_size": 1728, "num_hidden_layers": 8, "vocab_size": 8000}
     path = tmp_path / "live.jsonl.gz"
-    host.write(host.record(config | {"over": small, "timeout": 120}), path)
+    record.write(host.record(config | {"over": small, "timeout": 120}), path)
     outcome = host_memory.compare(path)
     assert outcome.matches, outcome.refused or "\n".join(map(str, outcome.differing))

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import gzip
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -182,12 +180,9 @@ def record(config: Config) -> list[dict[str, Any]]:
     return [{**named, "config": settings, **beside, **header}, *rows]
 
 
-def write(lines: list[dict[str, Any]], path: Path) -> None:
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    path.write_bytes(gzip.compress(text.encode(), mtime=0))
-
-
 def main(arguments: list[str] | None = None) -> int:
+    from validation.oracles.record import write
+
     parser = argparse.ArgumentParser(prog="python -m validation.oracles.host", description=__doc__)
     parser.add_argument("names", nargs="*", help="parts of names (default: all)")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "host")

@@ -12,8 +12,6 @@ host has temporaries that DeepSpeed's has not. Configurations whose peak is one 
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import sys
 import weakref
 from collections.abc import Iterable
@@ -90,7 +88,7 @@ class StorageTracker(TorchDispatchMode):
 
 def main(arguments: list[str] | None = None) -> int:
     from validation.oracles.configurations import configurations
-    from validation.oracles.record import run
+    from validation.oracles.record import run, write
 
     parser = argparse.ArgumentParser(prog="python -m validation.oracles.storage", description=__doc__)
     parser.add_argument("names", nargs="+", help="parts of names of configurations.py")
@@ -103,8 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
             rows, header = run(config, StorageTracker)
             lines = [{"kind": "header", "name": config["name"], "engine": config["engine"], "world": config["world"],
                       "config": {k: v for k, v in config.items() if k != "name"}, **header}, *rows]  # fmt: skip
-            text = "".join(json.dumps(line) + "\n" for line in lines)
-            (options.out / f"{config['name']}.jsonl.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+            write(lines, options.out / f"{config['name']}.jsonl.gz")
             print(f"{config['name']}: peak {max(row['peak'] for row in rows):,} bytes", flush=True)
     return 0
 

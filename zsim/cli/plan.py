@@ -130,8 +130,7 @@ def _machines(base: Document, clusters: list[str], nodes: str | None) -> list[Ma
         for count in counts:
             read = _cluster(path, count)
             per_node = min(read.gpus_per_node, read.world_size)
-            threads = max(1, min(node.host.cores for node in read.templates) // per_node)
-            machines.append(Machine(path, count, read.world_size, per_node, price, threads))
+            machines.append(Machine(path, count, read.world_size, per_node, price, read.cores_per_gpu))
     return machines
 
 

@@ -160,6 +160,11 @@ class Cluster:
     def nodes(self) -> int:
         return len(self.node_templates)
 
+    @property
+    def cores_per_gpu(self) -> int:
+        """CPU cores that each rank of a node can have to itself, at least one."""
+        return max(1, min(node.host.cores // len(node.devices) for node in self.templates))
+
     def template(self, node: int) -> Node:
         return self.templates[self.node_templates[node]]
 

@@ -16,12 +16,12 @@ from zsim.engine.lanes import INFINITY, Lane, Rank, advance, rerate
 from zsim.engine.network import Flow, Network
 from zsim.engine.prices import Prices
 from zsim.engine.records import timeline
+from zsim.engine.steady import repeated, repeats
 from zsim.engine.stepcode import FIXED, FLOW, IDLE, KERNELS, ON_HOST, StepCode, prepare
 from zsim.engine.timeline import Timeline
 from zsim.program.ops import Collective, Compute, Copy, CpuWork, Instruction, Program
 
 MAX_STEPS = 8
-SAME = 1e-9  # relative difference below which two steps are the same
 
 
 def run(program: Program, rank_classes: Sequence[tuple[int, ...]], price: Prices, *, fold: bool = True) -> Timeline:
@@ -383,43 +383,12 @@ class Simulation:
     def _step_done(self, step: int) -> None:
         if self.finished.triggered or any(len(ends) <= step for ends in self.step_ends):
             return
-        if step >= 1 and self._repeats(step):
+        if step >= 1 and repeats(self, step):
             self.steady = step
-        elif step >= 2 and self._repeated(step):
+        elif step >= 2 and repeated(self, step):
             self.steady = step - 1
         if self.steady is not None or step == MAX_STEPS:
             self.finished.succeed()
-
-    def _repeats(self, step: int) -> bool:
-        """Will the next step be the same? Surely if this one began and ended with all devices idle."""
-        if self.instructions(step) is not self.program.steps[-1]:
-            return False
-        spans = []
-        for ends, hosts in zip(self.step_ends, self.host_steps, strict=True):
-            if ends[step - 1] > hosts[step - 1].end or ends[step] > hosts[step].end:
-                return False
-            spans.append(hosts[step].end - hosts[step - 1].end)
-        return max(spans) - min(spans) <= SAME * max(spans)  # else the ranks' hosts drift apart
-
-    def _repeated(self, step: int) -> bool:
-        """Was this step the same as the one before, on every rank, op by op?"""
-        if self.instructions(step - 1) is not self.program.steps[-1]:
-            return False
-        for rank, ends, hosts in zip(self.ranks, self.step_ends, self.host_steps, strict=True):
-            shift = ends[step - 1] - ends[step - 2]
-            tolerance = SAME * shift
-            if abs(ends[step] - ends[step - 1] - shift) > tolerance:
-                return False
-            if hosts[step].end - hosts[step - 1].end > shift + tolerance:
-                return False  # a host slower than its device still lives on a lead
-            first, second = rank.bases[step - 1 : step + 1]
-            count = second - first
-            for column in (rank.start, rank.end):
-                earlier, later = column[first : first + count], column[second : second + count]
-                # Host ops have no times in the columns: inf - inf is nan, which no comparison finds.
-                if any(abs(b - a - shift) > tolerance for a, b in zip(earlier, later, strict=True)):
-                    return False
-        return True
 
     def _stuck(self) -> str:
         heads = []

@@ -152,8 +152,7 @@ def _plan_changes(setup: Setup) -> Iterator[tuple[str, str, AnyPlan]]:
     if isinstance(plan, Fsdp1Plan | Fsdp2Plan) and plan.cpu_offload:
         yield change("offload", cpu_offload=False)
     if plan.optimizer.impl == "cpu" or (isinstance(plan, Fsdp1Plan | Fsdp2Plan) and plan.cpu_offload):
-        node = setup.cluster.templates[0]
-        threads = node.host.cores // len(node.devices)
+        threads = setup.cluster.cores_per_gpu
         if threads > 1 and plan.omp_num_threads != threads:
             yield change("offload", omp_num_threads=threads)
 

@@ -16,7 +16,8 @@ from zsim.cluster.spec import Cluster
 from zsim.engine.allocator import replay
 from zsim.engine.lanes import INFINITY, Rank
 from zsim.engine.ledger import memory_events
-from zsim.engine.simulator import SAME, Simulation, uncollected
+from zsim.engine.simulator import Simulation, uncollected
+from zsim.engine.steady import SAME
 from zsim.plan.spec import AnyPlan, DeepSpeedPlan
 from zsim.program.lower import lower
 from zsim.result.measure import throughput

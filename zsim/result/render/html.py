@@ -41,13 +41,18 @@ def write(result: Result, path: Path, others: Sequence[Result] = (), changes: Se
 
 def document(result: Result, others: Sequence[Result] = (), changes: Sequence[Change] = ()) -> str:
     """The HTML text."""
-    return page("report", result.name, _data(result, others, changes))
+    return page("report", result.name, "memory", _data(result, others, changes))
 
 
-def page(kind: str, title: str, data: object) -> str:
-    """The page `kind`.html with its script, the charting library and `data` inside."""
+def page(kind: str, title: str, charts: str, data: object) -> str:
+    """The page whose sections are `kind`.html, with its script, the charting library and `data` inside.
+
+    `charts`: the id of the first section that draws one, to which a keyboard can skip.
+    """
     parts = {
         "title": escape(title),
+        "charts": charts,
+        "body": _asset(f"{kind}.html"),
         "css": _asset("report.css"),
         "common": _asset("common.js"),
         "js": _asset(f"{kind}.js"),
@@ -55,7 +60,7 @@ def page(kind: str, title: str, data: object) -> str:
         # "</script>" inside a string would end the element.
         "data": json.dumps(data, separators=(",", ":")).replace("</", "<\\/"),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset(f"{kind}.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
 
 
 def _asset(name: str) -> str:

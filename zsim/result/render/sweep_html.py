@@ -32,7 +32,7 @@ def write(rows: Sequence[Mapping[str, Any]], fields: Sequence[str], title: str, 
         "phases": PHASE_COLORS,
         "causes": CAUSE_COLORS,
     }
-    path.write_text(page("sweep", title, data), encoding="utf-8")
+    path.write_text(page("sweep", title, "scaling", data), encoding="utf-8")
 
 
 def _row(row: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Any]:
