@@ -310,6 +310,15 @@ def test_bus_factors_are_those_of_nccl_tests() -> None:
     assert bus_factor("broadcast", 8) == 1.0
 
 
+def test_all_to_all_between_nodes_is_bound_by_the_nic_of_each_gpu() -> None:
+    """Two nodes of H100 on EFA: 85 GB/s for 1 GiB (a user's nccl-tests), which no constant was fitted to."""
+    pair = bench(machine("aws_p5_48xlarge", 2), "all_to_all", [1024 * MIB])[0]
+    assert pair.busbw == pytest.approx(85e9, rel=0.05)
+    machines = (machine("azure_nd_h100_v5", nodes) for nodes in (4, 2))
+    four, two = (bench(one, "all_to_all", [8192 * MIB])[0] for one in machines)
+    assert four.busbw / two.busbw == pytest.approx((4 / 3) / (2 / 1), rel=0.05)  # N / (N-1) of the NIC
+
+
 def test_gloo_on_cpu_hosts_against_our_own_measurements() -> None:
     """The fastest tenth of calls of two ranks; timings on shared cores repeat within some 30 %."""
     cluster = machine("cpu_2_gloo")

@@ -201,7 +201,11 @@ def _nvls_tree(node: Node, part: Part, kind: str) -> tuple[Usage, float]:
 
 
 def _pairwise(node: Node, part: Part, kind: str) -> tuple[Usage, float]:
-    """all_to_all: each rank sends 1/n of its buffer to each other one."""
+    """all_to_all, for NCCL a group of sends and receives: each rank sends 1/n of its buffer to each other one.
+
+    Between nodes a GPU has its NIC alone, so N nodes reach N / (N-1) of its rate as bus bandwidth
+    (github.com/NVIDIA/nccl-tests/issues/130).
+    """
     usage: Usage = {}
     n = part.ranks
     for a in part.gpus:

@@ -35,8 +35,9 @@ class Compute:
 class Collective:
     """One collective call as torch.distributed sees it; element counts are per rank.
 
-    `kind`: all_gather, reduce_scatter, all_reduce, broadcast, reduce, barrier. `group` names an entry of
-    `Program.groups`. `in_numel` is what a rank passes in, `out_numel` what it holds afterwards.
+    `kind`: all_gather, reduce_scatter, all_reduce, broadcast, reduce, all_to_all, barrier. `group` names an entry of
+    `Program.groups`. `in_numel` is what a rank passes in, `out_numel` what it holds afterwards; both are the whole
+    buffer for an all_to_all, of which each rank gets its share.
     """
 
     kind: str

@@ -23,7 +23,7 @@ STEPS = 3  # recorded after initialization, which is step 0
 KINDS = {
     "all_gather_into_tensor": "all_gather", "all_gather": "all_gather", "reduce_scatter_tensor": "reduce_scatter",
     "reduce_scatter": "reduce_scatter", "all_reduce": "all_reduce", "broadcast": "broadcast", "reduce": "reduce",
-    "barrier": "barrier",
+    "barrier": "barrier", "all_to_all_single": "all_to_all",
 }  # fmt: skip
 PHASES = {"init": "init", "forward": "forward", "recompute": "backward", "backward": "backward", "optimizer": "step"}
 
