@@ -22,12 +22,20 @@ ODD_SIZES = {
     "hidden_size": 240, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 642,
     "vocab_size": 1003,
 }  # fmt: skip
+# Matrices of 252 x 643 elements, which 8 does not divide.
+INDIVISIBLE = {
+    "hidden_size": 252, "num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 643,
+    "vocab_size": 1004,
+}  # fmt: skip
 TIED = {"tie_word_embeddings": True}
 LORA = {"r": 8, "targets": ["q_proj", "v_proj", "down_proj"]}
 
 
 def configurations() -> list[Config]:
-    return [*_ddp(), *_fsdp2(), *_fsdp1(), *_deepspeed(), *_deepspeed_corners(), *_offload(), *_decay_groups()]
+    return [
+        *_ddp(), *_fsdp2(), *_fsdp1(), *_deepspeed(), *_deepspeed_corners(), *_offload(), *_decay_groups(),
+        *_zero_plus_plus(), *_ulysses(),
+    ]  # fmt: skip
 
 
 def _make(engine: str, tag: str, world: int = 2, ga: int = 1, model: str = "llama", **settings: Any) -> Config:
@@ -304,4 +312,70 @@ def _decay_groups() -> list[Config]:
         ),
         _zero("groups_offload", 2, ga=2, model="qwen2", zero=offload, decay_groups=True),
         _zero("groups_offload", 3, ga=2, zero=offload | {"sub_group_size": 400000}, decay_groups=True),
+    ]
+
+
+def _zero_plus_plus() -> list[Config]:
+    """Quantized gathers and reductions; `gpus_per_node` is what DeepSpeed takes for the GPUs of a node."""
+    weights = {"zero_quantized_weights": True}
+    gradients = {"zero_quantized_gradients": True}
+    frozen = {"zero_quantized_nontrainable_weights": True}
+    hpz = {"zero_hpz_partition_size": 2}
+    alone, unfetched = {"allgather_sequential": True}, {"stage3_prefetch_bucket_size": 0}
+    on_cpu = {"device": "cpu", "pin_memory": False}
+    offload, both = {"offload_optimizer": on_cpu}, {"offload_param": on_cpu, "offload_optimizer": on_cpu}
+    everything = REGATHER | weights | gradients | hpz
+    return [
+        _zero("qwz", 3, zero=SMALL_ZERO | weights),
+        _zero("qwz", 3, 4, ga=2, zero=REGATHER | weights),
+        _zero("qwz", 3, model="gpt2", zero=REGATHER | weights),
+        _zero("qwz_sequential", 3, zero=REGATHER | weights | alone, ckpt=True),
+        _zero("qwz_fp32", 3, zero=REGATHER | weights, precision="fp32"),
+        _zero("qwz_zeroinit", 3, zero=SMALL_ZERO | weights, zero_init=True),
+        _zero("qwz_offload", 3, ga=2, zero=REGATHER | weights | offload),
+        _zero("qwz_offload_both", 3, zero=REGATHER | weights | both),
+        _zero("qwz_hpz", 3, 4, ga=2, zero=REGATHER | weights | hpz),
+        _zero("qgz", 3, 4, zero=SMALL_ZERO | gradients, gpus_per_node=2),
+        _zero("qgz", 3, 4, ga=2, model="gpt2", zero=SMALL_ZERO | gradients, gpus_per_node=1),
+        _zero("qgz_one_node", 3, 4, zero=SMALL_ZERO | gradients, gpus_per_node=4),
+        _zero("qgz_odd", 3, 4, zero=SMALL_ZERO | gradients, over=INDIVISIBLE, gpus_per_node=2),
+        _zero("qgz_oversize", 3, 4, ga=2, zero=OVERSIZE | gradients, gpus_per_node=2),
+        _zero("qgz_mixtral", 3, 4, model="mixtral", zero=SMALL_ZERO | gradients, gpus_per_node=2),
+        _zero("zeropp", 3, 4, zero=everything, gpus_per_node=2),
+        _zero("zeropp", 3, 4, ga=2, model="qwen2", zero=everything, ckpt=True, gpus_per_node=2),
+        _zero("zeropp_offload", 3, 4, ga=2, zero=everything | offload, gpus_per_node=2),
+        _zero("qnz_lora_zeroinit", 3, zero=REGATHER | frozen, lora=LORA, zero_init=True),
+        # Stored in int8: gathered together, they would reach the model in that type, and it fails.
+        _zero("qnz_lora_sequential", 3, zero=REGATHER | frozen | alone, lora=LORA),
+        _zero("qnz_frozen", 3, 4, ga=2, zero=SMALL_ZERO | frozen | hpz | alone, freeze=["mlp", "embed"]),
+        _zero("qnz_noprefetch", 3, zero=SMALL_ZERO | frozen | unfetched, freeze=["mlp", "norm"]),
+        _zero("qnz_qwz_frozen", 3, zero=REGATHER | frozen | weights | alone, freeze=["mlp", "norm"], ckpt=True),
+    ]
+
+
+def _ulysses() -> list[Config]:
+    """Ranks that share sequences: `sequence_parallel` of them, where other rules meet it."""
+    two, four = {"sequence_parallel": 2}, {"sequence_parallel": 4}
+    offload = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
+    few_heads = {"num_key_value_heads": 2}
+    return [
+        *[_zero("ulysses2", stage, zero=SMALL_ZERO, **two) for stage in (1, 2, 3)],
+        _zero("ulysses2_fp32", 3, zero=SMALL_ZERO, precision="fp32", **two),
+        *[_zero("ulysses2", stage, 4, ga=2, zero=SMALL_ZERO, **two) for stage in (2, 3)],
+        *[_zero("ulysses4", stage, 4, zero=SMALL_ZERO, **four) for stage in (2, 3)],
+        *[_zero("ulysses4_few_heads", stage, 4, zero=SMALL_ZERO, over=few_heads, **four) for stage in (2, 3)],
+        _zero("ulysses2_one_head", 3, zero=REGATHER, over={"num_key_value_heads": 1}, **two),
+        _zero("ulysses2_overlap", 2, ga=2, zero=SMALL_ZERO | {"overlap_comm": True}, **two),
+        _zero("ulysses2_rsfalse", 2, zero=SMALL_ZERO | {"reduce_scatter": False}, **two),
+        _zero("ulysses2_noncontiguous", 2, zero=SMALL_ZERO | {"contiguous_gradients": False}, **two),
+        _zero("ulysses2_bf16", 3, zero=SMALL_ZERO, extra={"seq_parallel_communication_data_type": "bf16"}, **two),
+        _zero("ulysses2_bf16", 2, zero=SMALL_ZERO, extra={"seq_parallel_communication_data_type": "bf16"}, **two),
+        _zero("ulysses2_regather_ckpt", 3, ga=2, zero=REGATHER, ckpt=True, **two),
+        _zero("ulysses2_ckpt", 2, ga=3, zero=SMALL_ZERO, ckpt=True, **two),
+        _zero("ulysses2_zeroinit", 3, model="qwen3", zero=SMALL_ZERO, zero_init=True, **two),
+        _zero("ulysses2_groups", 3, model="qwen2", zero=SMALL_ZERO, decay_groups=True, **two),
+        _zero("ulysses2_offload", 3, 4, ga=2, zero=REGATHER | offload, **two),
+        _zero("ulysses2_offload", 2, ga=2, zero=SMALL_ZERO | offload, **two),
+        # DeepSpeed takes the size of a head from a configuration that has the field, be it empty
+        _zero("ulysses2", 3, model="mixtral", zero=SMALL_ZERO, over={"head_dim": 32}, **two),
     ]

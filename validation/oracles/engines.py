@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from validation.oracles import aio, models
+from validation.oracles import aio, models, quantizer, ulysses
 from validation.oracles.recorder import Recorder
 from validation.oracles.storage import StorageTracker
 
@@ -32,6 +33,8 @@ def run(config: Config, rank: int, world: int, recorder: Watcher) -> Recorded:
 def _build(recorder: Watcher, config: Config) -> tuple[torch.nn.Module, dict[str, Any]]:
     dtype = getattr(torch, config.get("dtype", "float32"))
     attention = config.get("attention", "sdpa")
+    if "sequence_parallel" in config:
+        attention = ulysses.attention_name(attention)
     model, settings = models.build(config["model"], dtype, attention, **config.get("over", {}))
     if "lora" in config:
         models.adapt(model, config["lora"])
@@ -214,6 +217,10 @@ def run_deepspeed(config: Config, rank: int, world: int, recorder: Watcher) -> R
         if settings["zero_optimization"].get(section, {}).get("device") == "nvme":
             settings["zero_optimization"][section]["nvme_path"] = config["folder"]
             aio.install()
+    if "gpus_per_node" in config:
+        os.environ["LOCAL_SIZE"] = str(config["gpus_per_node"])  # accelerator/cpu_accelerator.py device_count
+    if any(key.startswith("zero_quantized") for key in settings["zero_optimization"]):
+        quantizer.install()
     # It has no CPU kernel; on GPUs it only defers the reuse of memory.
     torch.Tensor.record_stream = lambda *arguments: None  # type: ignore[method-assign]
     with recorder:
@@ -226,14 +233,20 @@ def run_deepspeed(config: Config, rank: int, world: int, recorder: Watcher) -> R
         if config.get("leaf"):
             deepspeed.utils.set_z3_leaf_modules(model, [type(models.blocks(model)[0])])
         trained = models.decay_groups(model) if config.get("decay_groups") else model.parameters()
-        engine, *_ = deepspeed.initialize(model=model, model_parameters=trained, config=settings)
+        parallel, steps = config.get("sequence_parallel"), config.get("steps", STEPS)
+        mpu = parallel and ulysses.register(model, config.get("attention", "sdpa"), parallel, MICRO_BATCH)
+        engine, *_ = deepspeed.initialize(model=model, model_parameters=trained, config=settings, mpu=mpu)
         recorder.watch_backward(model)
         recorder.watch_optimizer(engine.optimizer)
-        for step in range(1, config.get("steps", STEPS) + 1):
+        dealt = mpu and ulysses.batches(mpu, lambda index: _tokens(header, rank, index), steps * accumulation)
+        for step in range(1, steps + 1):
             for micro in range(accumulation):
-                tokens = _tokens(header, rank, (step - 1) * accumulation + micro)
                 recorder.at("forward", step=step, micro=micro)
-                loss = engine(input_ids=tokens, labels=tokens).loss
+                if parallel:
+                    loss = ulysses.loss(engine, next(dealt), parallel)
+                else:
+                    tokens = _tokens(header, rank, (step - 1) * accumulation + micro)
+                    loss = engine(input_ids=tokens, labels=tokens).loss
                 recorder.at("backward")
                 engine.backward(loss)
                 recorder.at("step")

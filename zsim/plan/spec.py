@@ -15,6 +15,20 @@ class Optimizer:
     decay_groups: bool = False  # two parameter groups, the second without weight decay: biases and norms
 
 
+@dataclass(frozen=True, slots=True)
+class Allocator:
+    """Settings of torch's caching allocator in its own names, PYTORCH_ALLOC_CONF (or PYTORCH_CUDA_ALLOC_CONF).
+
+    `roundup_power2_divisions`: of requests of 1 MiB and less, of 2 MiB, 4 MiB ... 32 GiB and more; (): none.
+    """
+
+    expandable_segments: bool = False
+    max_split_size_mb: int | None = None  # None: every block may be split
+    garbage_collection_threshold: float = 0.0
+    per_process_memory_fraction: float = 1.0
+    roundup_power2_divisions: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What all frameworks share. dtypes are torch names ("bfloat16")."""
@@ -26,6 +40,7 @@ class Plan:
     offload_activations: bool = False  # inputs of checkpointed blocks wait in host memory for recomputation
     load: str = "every_rank"  # who reads the checkpoint into host memory: every_rank | rank0 | meta (nobody)
     omp_num_threads: int | None = None  # of each process's work on host tensors; None: one per core of the node
+    allocator: Allocator = Allocator()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +65,8 @@ class DeepSpeedPlan(Plan):
     stage: int = 0
     dtype: str = "bfloat16"  # bf16.enabled / fp16.enabled / neither
     communication_data_type: str | None = None
+    sequence_parallel_size: int = 1  # neighbouring ranks that share their sequences (Ulysses)
+    seq_parallel_communication_data_type: str = "float32"  # instead of communication_data_type, if they do
     grad_accum_dtype: str | None = None  # data_types.grad_accum_dtype
     reduce_bucket_size: int = 500_000_000
     allgather_bucket_size: int = 500_000_000
@@ -71,6 +88,10 @@ class DeepSpeedPlan(Plan):
     zero_init: bool = False  # the model was built under deepspeed.zero.Init
     leaf_blocks: bool = False  # set_z3_leaf_modules on the model's blocks
     zero_hpz_partition_size: int = 1
+    zero_quantized_weights: bool = False
+    zero_quantized_nontrainable_weights: bool = False
+    zero_quantized_gradients: bool = False
+    gpus_per_node: int | None = None  # that a process sees; None: all ranks are in one node
     offload_optimizer: str | None = None  # cpu | nvme
     offload_param: str | None = None
     offload_optimizer_pin_memory: bool = True  # offload_optimizer.pin_memory
@@ -82,6 +103,10 @@ class DeepSpeedPlan(Plan):
     offload_param_buffer_count: int = 5  # NVMe
     offload_param_buffer_size: int = 100_000_000  # elements
     offload_param_max_in_cpu: int = 1_000_000_000  # elements; the rest is on NVMe
+    aio_block_size: int = 1_048_576  # bytes of an NVMe request
+    aio_queue_depth: int = 8  # requests of one thread in flight
+    aio_intra_op_parallelism: int = 1  # threads that share a read or write
+    aio_use_gds: bool = False  # parameters from NVMe straight to the GPU
     check_grad_overflow: bool = True  # bf16.check_grad_overflow
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 from zsim.errors import InputError, NotModeled
 from zsim.model.kernels import DTYPE_BYTES, Memory
-from zsim.model.spec import ModelSpec, Module
+from zsim.model.spec import ModelSpec, Module, Parameter
 from zsim.plan.spec import DeepSpeedPlan
+from zsim.program import ulysses
 from zsim.program.builder import Builder
 from zsim.program.ops import COMPUTE, Collective, Compute
 
@@ -20,7 +22,13 @@ def dtype_bytes(dtype: str) -> int:
 
 
 def comm_dtype(plan: DeepSpeedPlan) -> str:
-    """engine.py communication_data_type: the model's dtype unless configured."""
+    """engine.py communication_data_type: the model's dtype unless configured.
+
+    Where ranks share sequences, _configure_distributed_model puts seq_parallel_communication_data_type in its place,
+    which stages 1 and 2 overrule (stage_1_and_2.py, allreduce_bucket).
+    """
+    if plan.sequence_parallel_size > 1:
+        return "float32" if plan.stage in (1, 2) else plan.seq_parallel_communication_data_type
     return plan.communication_data_type or plan.dtype
 
 
@@ -50,12 +58,16 @@ def check(plan: DeepSpeedPlan) -> None:
         raise InputError("offloading to NVMe needs stage 3", field="zero.offload_optimizer", accepted="cpu")
     if plan.offload_param == "nvme" and not plan.offload_optimizer:
         raise NotModeled("parameters on NVMe, and states on the GPU", field="zero.offload_optimizer", accepted="nvme")
+    if plan.stage == 3 and plan.zero_quantized_gradients and not plan.reduce_scatter:
+        raise InputError("quantized gradients need it, as DeepSpeed says", field="reduce_scatter", accepted="true")
+    if plan.zero_quantized_nontrainable_weights and plan.offload_param:  # the shards are quantized on the GPU and stay
+        raise NotModeled("quantized frozen weights on the CPU", field="zero.zero_quantized_nontrainable_weights")
     if plan.offload_optimizer == "nvme" and plan.offload_optimizer_ratio < 1:
         raise NotModeled("partial offload to NVMe", field="zero.offload_optimizer.ratio", accepted="1")
 
 
 def whole_world(plan: DeepSpeedPlan) -> dict[str, tuple[tuple[int, ...], ...]]:
-    return {"world": (tuple(range(plan.world_size)),)}
+    return {"world": (tuple(range(plan.world_size)),), **ulysses.groups(plan)}
 
 
 def frozen_bytes(model: ModelSpec, dtype: str) -> int:
@@ -82,6 +94,23 @@ def parameter_groups(model: ModelSpec, plan: DeepSpeedPlan) -> list[list[int]]:
         return [params]
     plain = [p for p in params if _NO_DECAY.search(model.parameters[p].name.lower()) or _is_layer_norm(model, p)]
     return [group for group in ([p for p in params if p not in set(plain)], plain) if group]
+
+
+def sub_groups(model: ModelSpec, plan: DeepSpeedPlan, shard: list[int]) -> list[list[int]]:
+    """stage3.py _create_fp16_sub_groups: one closes once its shards reach `sub_group_size` elements."""
+    groups: list[list[int]] = []
+    for params in parameter_groups(model, plan):
+        group: list[int] = []
+        elements = 0
+        for param in params:
+            group.append(param)
+            elements += shard[param]
+            if elements >= plan.sub_group_size:
+                groups.append(group)
+                group, elements = [], 0
+        if group:
+            groups.append(group)
+    return groups
 
 
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
@@ -146,9 +175,9 @@ class Gradients:
             self.free(param)
 
 
-def broadcast_model(builder: Builder, model: ModelSpec, dtype: str) -> None:
+def broadcast_model(builder: Builder, parameters: Iterable[Parameter], dtype: str) -> None:
     """engine.py _broadcast_model: every parameter from rank 0, viewed as bytes, when the engine is built."""
-    for parameter in model.parameters:
+    for parameter in parameters:
         nbytes = parameter.numel * dtype_bytes(parameter.dtype or dtype)
         collective(builder, COMPUTE, "broadcast", "uint8", nbytes, nbytes, "init", "broadcast parameter", root=0)
 

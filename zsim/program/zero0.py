@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
+from zsim.errors import NotModeled
 from zsim.model.spec import ModelSpec, Module
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder, repeated
@@ -34,6 +35,10 @@ ELEMENTS_PER_CALL = 500_000_000  # engine.py MEMORY_OPT_ALLREDUCE_SIZE
 
 
 def lower_zero0(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, steps: int) -> Program:
+    if plan.sequence_parallel_size > 1:  # its optimizers sum flags and norms over the ranks of a sequence as well
+        what = "stage 0" if plan.stage == 0 else "stage 1 with float32 accumulation"
+        accepted = "1, or stage 2 or 3, or stage 1 without data_types.grad_accum_dtype"
+        raise NotModeled(f"sequence parallelism in {what}", field="sequence_parallel_size", accepted=accepted)
     builder = Builder()
     rank = (Bf16Optimizer if plan.stage == 1 else Stage0)(builder, model, plan)
     rank.allocate()
@@ -112,7 +117,7 @@ class Unsharded(Hooks[DeepSpeedPlan]):
 class Stage0(Unsharded):
     def allocate(self) -> None:
         builder, plan = self.builder, self.plan
-        broadcast_model(builder, self.model, plan.dtype)
+        broadcast_model(builder, self.model.parameters, plan.dtype)
         builder.alloc("parameters", "parameters", self.total * self.size + frozen_bytes(self.model, plan.dtype))
         if plan.dtype in MIXED:
             builder.alloc("master weights", "master_weights", 4 * self.total)
@@ -178,7 +183,7 @@ class Bf16Optimizer(Unsharded):
         builder, plan = self.builder, self.plan
         self.partitions = [ceil(sum(group) / (2 * plan.world_size)) * 2 for group in self.groups]
         self.partition = sum(self.partitions)
-        broadcast_model(builder, self.model, plan.dtype)
+        broadcast_model(builder, self.model.parameters, plan.dtype)
         flat = self.partition * plan.world_size
         builder.alloc("parameters", "parameters", flat * self.size + frozen_bytes(self.model, plan.dtype))
         builder.alloc("master weights", "master_weights", 4 * self.partition)

@@ -30,6 +30,8 @@ from zsim.program.execute import Execution, Hooks
 from zsim.program.offload import Zero12OnCpu
 from zsim.program.ops import COMPUTE, REDUCE_SCATTER, Program
 from zsim.program.partitions import partition
+from zsim.program.ulysses import differing, shared
+from zsim.program.versions import before
 from zsim.program.zero0 import lower_zero0
 from zsim.program.zero12_update import Zero12OnGpu
 
@@ -43,9 +45,10 @@ def lower_zero12(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: 
         return lower_zero0(model, tree, plan, steps)
     builder = Builder()
     rank = Zero12(builder, model, plan)
+    rank.shared = shared(builder, plan, workload)
     rank.allocate()
     init = builder.finish()
-    built = repeated(builder, lambda first: rank.step(tree, first=first), steps)
+    built = repeated(builder, lambda first: rank.step(tree, first=first), steps, differing(plan))
     return Program(plan.world_size, whole_world(plan), init, built)
 
 
@@ -74,7 +77,7 @@ class Zero12(Hooks[DeepSpeedPlan]):
 
     def allocate(self) -> None:
         builder, plan = self.builder, self.plan
-        broadcast_model(builder, self.model, plan.dtype)
+        broadcast_model(builder, self.model.parameters, plan.dtype)
         nbytes = self.partitions.size * plan.world_size * self.size + frozen_bytes(self.model, plan.dtype)
         builder.alloc("parameters", "parameters", nbytes)
         self.owner.allocate()
@@ -186,6 +189,9 @@ class Zero12(Hooks[DeepSpeedPlan]):
     def _average(self) -> None:
         """average_tensor: the bucket as one all-reduce, or as a reduce to each rank that owns a part of it."""
         plan = self.plan
+        if plan.reduce_scatter and before(plan, 0, 12, 4):
+            self._reduce_slices()
+            return
         if not plan.reduce_scatter:  # gradient_reduction_w_predivide
             temporaries = self._call("all_reduce", self.elements, None, flattened=False)
             self._kernel("scale", self.elements * self.comm_size, self.elements * self.comm_size)
@@ -202,6 +208,23 @@ class Zero12(Hooks[DeepSpeedPlan]):
                 kind = "all_reduce" if root is None else "reduce"
                 temporaries = self._call(kind, sum(call), root, flattened=len(call) > 1)
                 self._keep_reduced(temporaries, owned=root in (None, self.partitions.fullest_rank))
+
+    def _reduce_slices(self) -> None:
+        """average_tensor until 0.12.3: each run of the bucket is reduced to its owner, in place and without a wait in
+        between. (All-reduce of the bucket came with use_multi_rank_bucket_allreduce, pull request 4695.)"""
+        builder, cast = self.builder, self.comm_size != self.grad_size
+        self._kernel("scale", self.elements * self.grad_size, self.elements * self.grad_size)
+        if cast:
+            builder.alloc("cast gradients", "reduce_buffers", self.elements * self.comm_size, lane=self.lane)
+            self._kernel("cast", self.elements * self.grad_size, self.elements * self.comm_size)
+        for owner, elements in self._slices():
+            collective(
+                builder, self.lane, "reduce", comm_dtype(self.plan), elements, elements, "backward",
+                "reduce gradients", micro=self.micro, root=owner,
+            )  # fmt: skip
+        if cast:
+            self._kernel("cast", self.elements * self.comm_size, self.elements * self.grad_size)
+            builder.free("cast gradients")
 
     def _keep_reduced(self, temporaries: list[str], owned: bool = True) -> None:
         """What this rank owns goes from the call's buffer back into the bucket, or is added to a float32 partition."""

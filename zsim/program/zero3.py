@@ -23,10 +23,14 @@ from zsim.program.deepspeed import (
 )
 from zsim.program.execute import Execution, Hooks
 from zsim.program.ops import COMPUTE, Instruction, Program
-from zsim.program.walk import modules_in_order
+from zsim.program.ulysses import shared
+from zsim.program.versions import before
+from zsim.program.walk import gradient_flow, modules_in_order
 from zsim.program.zero3_coordinator import Coordinator, Params
+from zsim.program.zero3_early import EarlyParameters
 from zsim.program.zero3_gradients import Gradients
 from zsim.program.zero3_parameters import Parameters
+from zsim.program.zero3_quantized import reduction_groups
 
 # runtime/zero/leaf_module_config.py DEFAULT_LEAF_MODULE_CLASSES, all of transformers
 LEAF_CLASSES = ("MixtralSparseMoeBlock", "Qwen2MoeSparseMoeBlock", "Qwen3MoeSparseMoeBlock")
@@ -39,20 +43,26 @@ def lower_zero3(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: W
     check(plan)
     builder = Builder()
     rank = Zero3(builder, model, tree, plan)
+    rank.shared = shared(builder, plan, workload)
     rank.allocate()
     init = builder.finish()
     prologue, body = rank.step(first=True)
     built = [prologue + body]
     if steps > 1:
         prologue, body = rank.step(first=False)
-        built += [prologue + body if prologue else body, *[body] * (steps - 2)]
+        built.append(prologue + body if prologue else body)
+        if rank.shared and steps > 2:  # samples precede the first forward, too
+            prologue, body = rank.step(first=False)
+            body = prologue + body
+        built += [body] * (steps - 2)
     return Program(plan.world_size, rank.process_groups(), init, tuple(built))
 
 
 class Zero3(Hooks[DeepSpeedPlan]):
     def __init__(self, builder: Builder, model: ModelSpec, tree: Module, plan: DeepSpeedPlan) -> None:
         self.builder, self.model, self.tree, self.plan = builder, model, tree, plan
-        self.parameters = Parameters(builder, model, plan)
+        early = before(plan, 0, 6)
+        self.parameters = (EarlyParameters if early else Parameters)(builder, model, plan)
         self.gradients = Gradients(builder, model, plan, self.parameters)
         modules = dict(_modules(tree))
         self.coordinator = Coordinator(
@@ -62,15 +72,18 @@ class Zero3(Hooks[DeepSpeedPlan]):
             numel=self.parameters.numel,
             persistent=_persistent(self.parameters.numel, plan),
             frozen=frozenset(range(len(model.parameters))).difference(self.parameters.trainable),
-            prefetch_bucket_size=1 if plan.stage3_allgather_sequential else plan.stage3_prefetch_bucket_size,
+            prefetch_bucket_size=0 if early else _prefetch_bucket(plan),
             max_live_parameters=plan.stage3_max_live_parameters,
-            max_reuse_distance=plan.stage3_max_reuse_distance,
+            max_reuse_distance=0 if early else plan.stage3_max_reuse_distance,
+            **({"unread": self.parameters.nvme.unread} if self.parameters.nvme else {}),
         )
         # Only modules outside leaves have hooks, and of these only some take part in backward.
         hooked = set(_hooked(tree, self.coordinator.leaves))
         self.hooked = hooked
         self.in_backward = in_backward(tree) & hooked
-        if any(module.checkpointed for module in modules.values()):
+        checkpoints = any(module.checkpointed for module in modules.values())
+        self.flow = gradient_flow(tree, from_embedding=checkpoints)
+        if checkpoints:
             # transformers 5 activation_checkpointing_enable makes the embedding's output require a gradient
             self.in_backward.update([name for name, module in modules.items() if module.role == "embedding"][:1])
         self.in_leaf = {param: leaf for leaf in self.coordinator.leaves for param in self.coordinator.inside[leaf]}
@@ -84,6 +97,8 @@ class Zero3(Hooks[DeepSpeedPlan]):
         groups = whole_world(self.plan)
         if hpz:  # groups.py _create_zero_param_parallel_group: neighbours
             groups["hpz"] = tuple(tuple(range(start, start + hpz)) for start in range(0, world, hpz))
+        if self.plan.zero_quantized_gradients:
+            groups |= reduction_groups(self.plan)
         return groups
 
     def allocate(self) -> None:
@@ -92,11 +107,14 @@ class Zero3(Hooks[DeepSpeedPlan]):
         if not plan.zero_init:  # _configure_distributed_model: all of it goes to the GPU first
             nbytes = sum(self.parameters.numel) * self.parameters.size
             builder.alloc("whole model", "parameters", nbytes)
-            broadcast_model(builder, self.model, plan.dtype)
+            broadcast_model(builder, self.model.parameters, plan.dtype)
             builder.free("whole model")
-        broadcast_model(builder, self.model, plan.dtype)  # partition_parameters.py _zero_init_param
+        # partition_parameters.py _zero_init_param; adapters come to the model after zero.Init
+        adapters = {p for p in self.model.parameters if plan.zero_init and ".lora_" in p.name}
+        broadcast_model(builder, [p for p in self.model.parameters if p not in adapters], plan.dtype)
         if plan.zero_init:
             self._broadcast_untied_head()
+            broadcast_model(builder, [p for p in self.model.parameters if p in adapters], plan.dtype)
         self.parameters.allocate()
         self.gradients.allocate()
         for _ in range(3):  # stage3.py: before the flat partitions, before and after the optimizer's states
@@ -175,8 +193,8 @@ class Zero3(Hooks[DeepSpeedPlan]):
             self._fetch(module.name, "backward")
 
     def post_backward(self, module: Module) -> None:
-        """The hook sits on the module's inputs: those of an embedding are token ids and never get a gradient."""
-        if module.name not in self.in_backward or module.role == "embedding":
+        """The hook sits on the module's inputs: where none requires a gradient (token ids), it never fires."""
+        if module.name not in self.in_backward or not self.flow[module.name].before:
             return
         if module.name in self.coordinator.leaves:  # register_full_backward_hook: all gradients at once, by parameter
             for param in self.coordinator.inside[module.name]:
@@ -198,6 +216,8 @@ class Zero3(Hooks[DeepSpeedPlan]):
             self.parameters.wait(own, module, phase)
         if fetch.prefetched:
             self.parameters.gather(fetch.prefetched, module, phase)
+        if self.parameters.nvme and self.coordinator.prefetch_bucket_size:
+            self.parameters.read_ahead(self.coordinator.upcoming(), phase)
 
     def _charge_hooks(self, phase: str, module: str = "") -> None:
         """One entry for the Python of the hooks since the last one."""
@@ -229,6 +249,10 @@ class Zero3(Hooks[DeepSpeedPlan]):
         self.gradients.ready(param)
         if param in self.bias_of:
             self.gradients.ready(self.bias_of[param])
+
+
+def _prefetch_bucket(plan: DeepSpeedPlan) -> int:
+    return 1 if plan.stage3_allgather_sequential else plan.stage3_prefetch_bucket_size
 
 
 def _persistent(numel: Sequence[int], plan: DeepSpeedPlan) -> frozenset[int]:

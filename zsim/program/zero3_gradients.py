@@ -17,13 +17,14 @@ from zsim.program.deepspeed import (
     dtype_bytes,
     elementwise,
     overlaps,
-    parameter_groups,
+    sub_groups,
 )
 from zsim.program.nvme import Zero3OnNvme
 from zsim.program.offload import Zero3OnCpu
 from zsim.program.ops import COMPUTE, REDUCE_SCATTER
 from zsim.program.optimizer import update
 from zsim.program.zero3_parameters import Parameters
+from zsim.program.zero3_quantized import QuantizedReduction, reduces_quantized
 
 MAX_REDUCE_EVENTS = 2  # DeepSpeedZeroOptimizer_Stage3.max_param_reduce_events
 
@@ -38,11 +39,8 @@ class Gradients:
         self.lane = REDUCE_SCATTER if overlaps(plan) else COMPUTE
         self.param_size = dtype_bytes(plan.dtype)
         self.comm_size = dtype_bytes(comm_dtype(plan))
-        self.sub_groups = [
-            sub_group
-            for group in parameter_groups(model, plan)
-            for sub_group in sub_groups(group, self.shard, plan.sub_group_size)
-        ]
+        self.quantized = QuantizedReduction(builder, model, plan, self.lane) if reduces_quantized(plan) else None
+        self.sub_groups = sub_groups(model, plan, self.shard)
         self.owner = OWNERS[plan.offload_optimizer](self)
         self.micro = 0
         self.last_micro = False
@@ -87,7 +85,10 @@ class Gradients:
             builder.host_wait(self._events.popleft())
         in_buffer = self.plan.contiguous_gradients and self._elements <= self.plan.reduce_bucket_size
         whole = in_buffer and not self.plan.reduce_scatter
-        temporaries = self._all_reduce() if whole else self._reduce_scatter(bucket)
+        if self.quantized:
+            temporaries = self._reduce_quantized(bucket)
+        else:
+            temporaries = self._all_reduce() if whole else self._reduce_scatter(bucket)
         self.owner.keep(bucket)
         for key in temporaries:
             builder.free(key)
@@ -113,29 +114,40 @@ class Gradients:
                 self.builder.free(temporaries.pop(0))
         return temporaries
 
-    def _reduce_scatter(self, bucket: list[int]) -> list[str]:
+    def _reduce_scatter(self, bucket: list[int], mark: str = "") -> list[str]:
         """__avg_scatter_grads and reduce_scatter_coalesced: interleaved by rank and padded in a temporary, unless it
-        is one parameter that divides evenly. Returns the keys of the temporaries."""
+        is one parameter that divides evenly. Returns the keys of the temporaries, which end with `mark`."""
         part = sum(self.shard[param] for param in bucket)
         full = part * self.parameters.world
         nbytes = full * self.comm_size
         temporaries: list[str] = []
         outside = sum(self.numel[param] for param in bucket if param not in self._in_bucket_buffer)
         if outside and comm_dtype(self.plan) != self.plan.dtype:
-            self._temporary(temporaries, "cast gradients", outside * self.param_size, outside * self.comm_size)
+            self._temporary(temporaries, f"cast gradients{mark}", outside * self.param_size, outside * self.comm_size)
         if len(bucket) > 1 or self.numel[bucket[0]] != full:
-            self._temporary(temporaries, "reduce input", nbytes, nbytes)
+            self._temporary(temporaries, f"reduce input{mark}", nbytes, nbytes)
         elementwise(self.builder, self.lane, "scale", "backward", nbytes, nbytes, micro=self.micro)
         self._call("reduce_scatter", full, part)
         if comm_dtype(self.plan) != accum_dtype(self.plan):
             size = dtype_bytes(accum_dtype(self.plan))
-            self._temporary(temporaries, "cast shards", part * self.comm_size, part * size)
+            self._temporary(temporaries, f"cast shards{mark}", part * self.comm_size, part * size)
         return temporaries
+
+    def _reduce_quantized(self, bucket: list[int]) -> list[str]:
+        """Each gradient by itself. Returns the keys of what holds their shards."""
+        assert self.quantized
+        held: list[str] = []
+        for param in bucket:
+            if self.quantized.takes(param):
+                held.append(self.quantized.reduce(param, self.numel[param], self.micro))
+            else:
+                held += self._reduce_scatter([param], f" {param}")
+        return held
 
     def _temporary(self, keys: list[str], key: str, read_bytes: int, nbytes: int) -> None:
         keys.append(key)
         self.builder.alloc(key, "reduce_buffers", nbytes, lane=self.lane)
-        label = {"reduce input": "copy", "scaled gradients": "scale"}.get(key, "cast")
+        label = "copy" if key.startswith("reduce input") else "scale" if key == "scaled gradients" else "cast"
         elementwise(self.builder, self.lane, label, "backward", read_bytes, nbytes, micro=self.micro)
 
     def _call(self, kind: str, in_numel: int, out_numel: int) -> None:
@@ -224,20 +236,6 @@ class Zero3OnGpu:
         update(builder, plan.optimizer, [numel], "float32", first=first, key=f"optimizer:{index}")
         elementwise(builder, COMPUTE, "cast", "optimizer", 4 * numel, dtype_bytes(plan.dtype) * numel)
         builder.free(key)
-
-
-def sub_groups(params: list[int], shard: list[int], size: int) -> list[list[int]]:
-    """stage3.py _create_fp16_sub_groups: a sub-group closes once its shards reach `size` elements."""
-    groups: list[list[int]] = []
-    group: list[int] = []
-    elements = 0
-    for param in params:
-        group.append(param)
-        elements += shard[param]
-        if elements >= size:
-            groups.append(group)
-            group, elements = [], 0
-    return [*groups, group] if group else groups
 
 
 OWNERS: dict[str | None, type[Zero3OnGpu] | type[Zero3OnCpu]] = {

@@ -7,29 +7,36 @@ part of partitioned_param_coordinator.py that touches streams and events.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import ceil
 
 from zsim.model.spec import ModelSpec
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder, pinned_bytes
-from zsim.program.deepspeed import collective, dtype_bytes, elementwise, overlaps, trainable
+from zsim.program.deepspeed import collective, dtype_bytes, elementwise, overlaps, sub_groups, trainable
 from zsim.program.nvme import ParametersOnNvme
 from zsim.program.ops import ALL_GATHER, COMPUTE, H2D, Copy
 from zsim.program.zero3_coordinator import Params
+from zsim.program.zero3_quantized import QuantizedGathers
 
 MAX_ONGOING_FETCH_EVENTS = 2  # PartitionedParameterCoordinator.__max_ongoing_fetch_events
 
 
 @dataclass(slots=True)
 class Gather:
-    """A gather in flight. `flat` is the buffer that its parameters are copied out of; None if there is but one."""
+    """A gather in flight. `flat` is the buffer that its parameters are copied out of; None if there is but one.
+
+    Quantized: `ranks` of the group, `sent` the buffers of what this one contributes; else 0 and none.
+    """
 
     params: Params
     event: int
     flat: str | None
     unfetched: int
     done: bool = False
+    ranks: int = 0
+    sent: tuple[str, ...] = ()
 
 
 class Parameters:
@@ -42,9 +49,13 @@ class Parameters:
         self.shard = [ceil(numel / self.world) for numel in self.numel]
         self.trainable = trainable(model)
         self.size = dtype_bytes(plan.dtype)
-        self.nvme = ParametersOnNvme(builder, plan, self.shard) if plan.offload_param == "nvme" else None
+        self.nvme = None
+        if plan.offload_param == "nvme":
+            groups = sub_groups(model, plan, self.shard)
+            self.nvme = ParametersOnNvme(builder, plan, self.numel, self.shard, groups)
         # parameter_offload.py: __allgather_stream is the default stream unless overlap_comm
         self.stream = ALL_GATHER if overlaps(plan) else COMPUTE
+        self.quantized = QuantizedGathers(self, model)
         self.hpz = plan.zero_hpz_partition_size if plan.zero_hpz_partition_size > 1 else 0
         self.secondary: set[int] = set()  # parameters that have a shard over the small hpZ group
         self.micro = 0
@@ -54,7 +65,7 @@ class Parameters:
         self._events: deque[int] = deque()  # __ongoing_fetch_events
 
     def allocate(self) -> None:
-        nbytes = sum(self.shard) * self.size
+        nbytes = sum(self.quantized.nbytes(param, shard) for param, shard in enumerate(self.shard))
         if self.nvme:
             self.nvme.allocate()
         elif self.plan.offload_param:  # stage3.py _create_param_groups_fp16_flat_cpu_memory: always pinned
@@ -71,29 +82,72 @@ class Parameters:
 
     # ---- gather ----------------------------------------------------------------------------------------------------
     def gather(self, params: Params, module: str, phase: str) -> None:
-        """__all_gather_params_: those with an hpZ shard and those without in two calls, each ordered by id."""
-        if not self.hpz:
-            self._gather(params, "world", module, phase)
-            return
-        self._gather(tuple(param for param in params if param in self.secondary), "hpz", module, phase)
-        self._gather(tuple(param for param in params if param not in self.secondary), "world", module, phase)
+        """__all_gather_params: those stored in int8, then the others; of each those with an hpZ shard and those
+        without, in one call each, ordered by id."""
+        stored = self.quantized.stored
+        for some, quantize in (
+            (tuple(param for param in params if param in stored), True),
+            (tuple(param for param in params if param not in stored), self.plan.zero_quantized_weights),
+        ):
+            if self.hpz:
+                small = tuple(param for param in some if param in self.secondary)
+                self._gather(small, "hpz", module, phase, quantize)
+                some = tuple(param for param in some if param not in self.secondary)
+            self._gather(some, "world", module, phase, quantize)
 
-    def _gather(self, params: Params, group: str, module: str, phase: str) -> None:
-        if self.world == 1:  # _no_gather_coalesced: the shard is the parameter
+    def _gather(self, params: Params, group: str, module: str, phase: str, quantize: bool) -> None:
+        if self.nvme:
+            self.nvme.fetch(params, phase, self.micro)
+        if self.world == 1:
+            if self.plan.offload_param:
+                self._copy(params, module, phase)
             return
-        if self.plan.stage3_allgather_sequential or len(params) == 1:
-            for param in params:
-                self._gather_alone(param, group, module, phase)
-        elif params:
-            self._gather_coalesced(params, group, module, phase)
+        calls: Iterable[Params] = ((param,) for param in params)
+        if params and not self.plan.stage3_allgather_sequential:
+            calls = (params,)
+        for some in calls:
+            if quantize:
+                self._gather_quantized(some, group, module, phase)
+            elif len(some) == 1:
+                self._gather_alone(some[0], group, module, phase)
+            else:
+                self._gather_coalesced(some, group, module, phase)
+
+    def _gather_quantized(self, params: Params, group: str, module: str, phase: str) -> None:
+        event, key, sent = self.quantized.start(params, group, module, phase)
+        gather = Gather(params, event, key, len(params), ranks=self.ranks(group), sent=sent)
+        self._inflight.update(dict.fromkeys(params, gather))
+
+    def _copy(self, params: Params, module: str, phase: str) -> None:
+        """_no_gather_coalesced: the shard is the parameter, `.to(device, non_blocking=True)`."""
+        for param in params:
+            self.builder.alloc(f"full:{param}", "all_gather_buffers", self.numel[param] * self.size, lane=self.stream)
+            if not (self.nvme and self.nvme.on_gpu(param)):
+                self.builder.wait_stream(H2D, ALL_GATHER)
+                work = Copy("h2d", self.numel[param] * self.size)
+                event = self.builder.launch(H2D, "fetch shard", phase, work, module=module, micro=self.micro)
+                self._inflight[param] = Gather((param,), event, None, 1)
+
+    def read_ahead(self, upcoming: Iterator[int], phase: str) -> None:
+        """__prefetch_nvme_param_partitions: past twice the elements that are being gathered nothing is read."""
+        assert self.nvme
+        considered, in_flight = 0, sum(self.numel[param] for param in self._inflight)
+        ahead: list[int] = []
+        for param in upcoming:
+            if considered > 2 * in_flight or len(ahead) >= self.nvme.free_buffers:
+                break
+            if self.nvme.unread(param):
+                ahead.append(param)
+            considered += self.numel[param]
+        self.nvme.start(ahead, phase, self.micro)
 
     def _gather_alone(self, param: int, group: str, module: str, phase: str) -> None:
         """_all_gather_sequential: straight into the parameter's own buffer."""
-        ranks = self._ranks(group)
-        part = self._part(param, ranks)
+        ranks = self.ranks(group)
+        part = self.part(param, ranks)
         self.builder.alloc(f"full:{param}", "all_gather_buffers", part * ranks * self.size, lane=self.stream)
-        self._to_device((param,), module, phase)
-        event = self._call("all_gather", part, part * ranks, group, module, phase)
+        self.to_device((param,), module, phase)
+        event = self.call("all_gather", part, part * ranks, group, module, phase)
         self._inflight[param] = Gather((param,), event, None, 1)
 
     def _gather_coalesced(self, params: Params, group: str, module: str, phase: str) -> None:
@@ -102,42 +156,45 @@ class Parameters:
         With use_all_reduce_for_fetch_params a sum over ranks of a buffer that is zero outside the own shards,
         in which the parameters stay.
         """
-        ranks = self._ranks(group)
-        part = sum(self._part(param, ranks) for param in params)
+        ranks = self.ranks(group)
+        part = sum(self.part(param, ranks) for param in params)
         reduce = self.plan.use_all_reduce_for_fetch_params and group == "world"
-        flat = f"flat:{self._flats}"
-        self._flats += 1
+        flat = self.new_key("flat")
         self.builder.alloc(flat, "all_gather_buffers", part * ranks * self.size, lane=self.stream)
-        self._to_device(params, module, phase)
+        self.to_device(params, module, phase)
         shard_bytes = part * self.size
         elementwise(
             self.builder, ALL_GATHER, "copy", phase, shard_bytes, shard_bytes + reduce * shard_bytes * ranks,
             module=module, micro=self.micro,
         )  # fmt: skip
         if reduce:
-            event = self._call("all_reduce", part * ranks, part * ranks, group, module, phase)
+            event = self.call("all_reduce", part * ranks, part * ranks, group, module, phase)
         else:
-            event = self._call("all_gather", part, part * ranks, group, module, phase)
+            event = self.call("all_gather", part, part * ranks, group, module, phase)
         gather = Gather(params, event, flat, len(params))
         for param in params:
             self._inflight[param] = gather
             if reduce:
                 self._views[param] = gather
 
-    def _ranks(self, group: str) -> int:
+    def new_key(self, kind: str) -> str:
+        self._flats += 1
+        return f"{kind}:{self._flats}"
+
+    def ranks(self, group: str) -> int:
         return self.world if group == "world" else self.hpz
 
-    def _part(self, param: int, ranks: int) -> int:
+    def part(self, param: int, ranks: int) -> int:
         return self.shard[param] * (self.world // ranks)
 
-    def _to_device(self, params: Params, module: str, phase: str) -> None:
+    def to_device(self, params: Params, module: str, phase: str) -> None:
         """offload_param: `.to(device)` of each shard, a blocking copy, on the all-gather stream."""
         if not self.plan.offload_param:
             return
         for param in params:
             nbytes = self.shard[param] * self.size
-            if self.nvme:
-                self.nvme.read(param, nbytes, phase, self.micro)
+            if self.nvme and self.nvme.on_gpu(param):
+                continue
             self.builder.wait_stream(H2D, ALL_GATHER)
             event = self.builder.launch(
                 H2D, "fetch shard", phase, Copy("h2d", nbytes, pinned=True), module=module, micro=self.micro
@@ -145,11 +202,13 @@ class Parameters:
             self.builder.host_wait(event)
             self.builder.stream_wait(ALL_GATHER, event)
 
-    def _call(self, kind: str, in_numel: int, out_numel: int, group: str, module: str, phase: str) -> int:
+    def call(
+        self, kind: str, in_numel: int, out_numel: int, group: str, module: str, phase: str, dtype: str | None = None
+    ) -> int:
         if not overlaps(self.plan):  # the all-gather stream is the default stream: the call comes after its kernels
             self.builder.wait_stream(ALL_GATHER, COMPUTE)
         return collective(
-            self.builder, ALL_GATHER, kind, self.plan.dtype, in_numel, out_numel, phase, "gather parameters",
+            self.builder, ALL_GATHER, kind, dtype or self.plan.dtype, in_numel, out_numel, phase, "gather parameters",
             group=group, module=module, micro=self.micro,
         )  # fmt: skip
 
@@ -166,13 +225,19 @@ class Parameters:
                 self._complete(gather, module, phase)
             gather.unfetched -= 1
             if gather.flat and gather.unfetched == 0 and param not in self._views:
-                self.builder.free(gather.flat)
+                for key in self.quantized.buffers(gather) if gather.ranks else (gather.flat,):
+                    self.builder.free(key)
             self._events.append(gather.event)
+            if self.world == 1:  # NoGatherHandle.wait synchronizes the stream
+                self.builder.host_wait(gather.event)
             self.builder.stream_wait(COMPUTE, gather.event)
 
     def _complete(self, gather: Gather, module: str, phase: str) -> None:
         """AllGatherCoalescedHandle.wait: all parameters of the flat buffer are copied out of it, the later ones too."""
         gather.done = True
+        if gather.ranks:
+            gather.event = self.quantized.complete(gather, module, phase)
+            return
         if gather.flat is None or gather.params[0] in self._views:
             return
         nbytes = 0
@@ -189,7 +254,9 @@ class Parameters:
         for param in params:
             if self.hpz and param not in self.secondary:
                 self._make_secondary(param)
-            if self.world == 1:
+            if self.nvme:
+                self.nvme.release(param)
+            if self.world == 1 and not self.plan.offload_param:
                 continue
             key = f"full:{param}"
             view = self._views.pop(param, None)
@@ -203,26 +270,36 @@ class Parameters:
         """_allgather_params_coalesced after the optimizer step: one call each, then the device is synchronized."""
         self._events.clear()  # the host has waited for the gradient norm, and with it for every gather before
         if self.world == 1 or not params:
+            self._gather(params, "world", "", "optimizer", False)
             return
+        if not self.plan.stage3_allgather_sequential:
+            params = tuple(sorted(params, key=self.quantized.stored.__contains__))
         for param in params:
+            if self.nvme:
+                self.nvme.fetch((param,), "optimizer", self.micro)
+                self.nvme.release(param)
+            if param in self.quantized.stored:
+                self.quantized.gather_persistent(param)
+                continue
             full = self.shard[param] * self.world
             self.builder.alloc(f"full:{param}", "all_gather_buffers", full * self.size)
-            self._to_device((param,), "", "optimizer")
+            self.to_device((param,), "", "optimizer")
             self.builder.wait_stream(ALL_GATHER, COMPUTE)
-            self._call("all_gather", self.shard[param], full, "world", "", "optimizer")
+            self.call("all_gather", self.shard[param], full, "world", "", "optimizer")
         self.builder.host_wait(None)
 
     # ---- hpZ ---------------------------------------------------------------------------------------------------------
     def _make_secondary(self, param: int) -> None:
         """_partition_param_sec: the first release cuts a shard over the small group and waits for the copy."""
         self._alloc_secondary(param)
-        nbytes = self._part(param, self.hpz) * self.size
+        nbytes = self.part(param, self.hpz) * self.size
         event = elementwise(self.builder, COMPUTE, "copy", "backward", nbytes, 2 * nbytes, launches=2, micro=self.micro)
         self.builder.host_wait(event)
 
     def _alloc_secondary(self, param: int) -> None:
         self.secondary.add(param)
-        self.builder.alloc(f"secondary:{param}", "parameters", self._part(param, self.hpz) * self.size)
+        nbytes = self.quantized.nbytes(param, self.part(param, self.hpz))
+        self.builder.alloc(f"secondary:{param}", "parameters", nbytes)
 
     def drop_secondary(self) -> None:
         """invalidate_secondary_tensor after the step: trainable parameters have changed."""

@@ -207,7 +207,8 @@ _ZERO = {
         "overlap_comm", "contiguous_gradients", "round_robin_gradients", "use_multi_rank_bucket_allreduce",
         "sub_group_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
         "stage3_model_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance",
-        "use_all_reduce_for_fetch_params", "zero_hpz_partition_size",
+        "use_all_reduce_for_fetch_params", "zero_hpz_partition_size", "zero_quantized_weights",
+        "zero_quantized_nontrainable_weights", "zero_quantized_gradients",
     )
 } | {
     "allgather_sequential": "stage3_allgather_sequential", "offload_optimizer": "", "offload_param": "",
@@ -241,11 +242,15 @@ def _deepspeed(config: Mapping[str, Any], world: int) -> DeepSpeedPlan:
     fields["dtype"] = enabled[0] if enabled else "float32"
     if settings.get("communication_data_type"):
         fields["communication_data_type"] = _DTYPES[settings["communication_data_type"]]
+    if settings.get("seq_parallel_communication_data_type"):
+        name = settings["seq_parallel_communication_data_type"]
+        fields["seq_parallel_communication_data_type"] = _DTYPES[name]
     if accum := settings.get("data_types", {}).get("grad_accum_dtype"):
         fields["grad_accum_dtype"] = _DTYPES[accum]
     optimizer = settings.get("optimizer", {}).get("params", {})
     return DeepSpeedPlan(
         world_size=world,
+        sequence_parallel_size=config.get("sequence_parallel", 1),
         grad_accum=settings.get("gradient_accumulation_steps", 1),
         grad_clip=settings.get("gradient_clipping") or None,
         optimizer=Optimizer(
@@ -256,6 +261,7 @@ def _deepspeed(config: Mapping[str, Any], world: int) -> DeepSpeedPlan:
         check_grad_overflow=settings.get("bf16", {}).get("check_grad_overflow", True),
         zero_init=bool(config.get("zero_init")),
         leaf_blocks=bool(config.get("leaf")),
+        gpus_per_node=config.get("gpus_per_node"),
         **fields,
     )
 
@@ -296,6 +302,7 @@ def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
         dtype=plan.dtype if isinstance(plan, DdpPlan | DeepSpeedPlan) else plan.param_dtype,
         attention=header["config"].get("attention", "sdpa"),
         checkpointing="full" if header["config"].get("ckpt") else "none",
+        sequence_parallel_size=header["config"].get("sequence_parallel", 1),
     )
     return model, trace(model, workload), workload
 
