@@ -108,6 +108,8 @@ class Recorder(TorchDispatchMode):
             self._log(func, args, kwargs or {})
         elif self.enabled and func.namespace == "_c10d_functional" and func._opname in FUNCTIONAL:
             self._log_functional(func._opname, args)
+        elif self.enabled and func.namespace == "deepspeed" and func._opname == "dim_zero_all_to_all":
+            self._log_exchange(*args)
         return func(*args, **(kwargs or {}))
 
     def _log(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -136,6 +138,13 @@ class Recorder(TorchDispatchMode):
         if "reduce" in name:
             row["reduce_op"] = args[1]
         self.rows.append({key: value for key, value in row.items() if value is not None})
+
+    def _log_exchange(self, tensor: torch.Tensor, group_name: str) -> None:
+        """Ulysses: inside its operator, which the mode does not enter, stands one all_to_all_single."""
+        from deepspeed.sequence.layer import _all_to_all_groups
+
+        group = dist.get_process_group_ranks(_all_to_all_groups[group_name])
+        self.rows.append(self._collective("all_to_all_single", [tensor], [tensor], group))
 
     def _collective(
         self, op: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], group: list[int] | None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from zsim.model import functional as F
 from zsim.model import products as P
+from zsim.model import ulysses
 from zsim.model.graph import Tensor
 from zsim.model.layers import Module, Net
 from zsim.model.views import clone
 
 
 class Rotary(Module):
-    """cos and sin for all positions, [1, s, dim]. They live as long as the blocks that multiply with them."""
+    """cos and sin for all positions, [1 or b, s, dim]. They live as long as the blocks that multiply with them."""
 
     kind = "rotary"
     wide = False  # tables stay in float32
@@ -24,7 +27,7 @@ class Rotary(Module):
 
     def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         s, d = positions.shape[-1], self.dim
-        angles = F.pointwise(F.pointwise(positions, dtype="float32"), shape=(1, s, d // 2))
+        angles = F.pointwise(F.pointwise(positions, dtype="float32"), shape=(positions.shape[0], s, d // 2))
         table = F.cat((angles, angles))
         cos = F.pointwise(F.pointwise(table))
         sin = F.pointwise(F.pointwise(table))
@@ -34,9 +37,11 @@ class Rotary(Module):
         return tables
 
 
-def positions(net: Net, s: int) -> Tensor:
-    """`torch.arange(s) + 0`, [1, s] int64."""
-    ids = F.pointwise(net.tape.empty((1, s), "int64"))
+def positions(net: Net, tokens: Tensor) -> Tensor:
+    """`torch.arange(s) + 0`, [1, s] int64; an input [b, s] where `tokens` are a part of each sequence."""
+    if net.sequence_parallel_size > 1:
+        return tokens
+    ids = F.pointwise(net.tape.empty((1, tokens.shape[-1]), "int64"))
     if net.checkpointing != "none":  # an argument of every block
         net.tape.share(ids)
     return ids
@@ -44,7 +49,7 @@ def positions(net: Net, s: int) -> Tensor:
 
 def causal_mask(net: Net, b: int, s: int) -> Tensor | None:
     """The mask [b, 1, s, s] that is added to the scores; kernels that know what is causal need none."""
-    if net.attention not in ("eager", "efficient"):
+    if net.attention not in ("eager", "efficient") or net.sequence_parallel_size > 1:  # ulysses_sp.py drops masks
         return None
     mask = dense_mask(net, b, s, net.dtype)
     if net.checkpointing != "none" or net.attention == "efficient":  # an argument of every block, or saved in each
@@ -105,7 +110,27 @@ def attend(
     queries and keys in float32 if `wide` (GPT-J). Efficient: see `_efficient`.
     Callers hand the weights on as transformers does, which keeps them alive to the end of the block.
     """
-    b, h, s, d = q.shape
+    core = partial(_attend, net, mask, window, dropout, upcast, softcap, wide)
+    if net.sequence_parallel_size > 1:
+        return ulysses.attend(net, q, k, v, core)
+    out, weights = core(q, k, v)
+    return F.reshape(out, *out.shape[:2], -1), weights
+
+
+def _attend(
+    net: Net,
+    mask: Tensor | None,
+    window: int | None,
+    dropout: float,
+    upcast: bool,
+    softcap: bool,
+    wide: bool,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+) -> tuple[Tensor, Tensor | None]:
+    """As transformers' attention functions: the result as [b, s, h, d], contiguous, and the weights."""
+    h = q.shape[1]
     weights = None
     if net.attention == "efficient":
         out = _efficient(q, k, v, mask)
@@ -124,7 +149,7 @@ def attend(
         weights = F.dropout(weights, dropout)
         out = P.matmul(weights, v)
         net.tape.label = outer
-    return F.reshape(F.contiguous(F.transpose(out, 1, 2)), b, s, h * d), weights
+    return F.contiguous(F.transpose(out, 1, 2)), weights
 
 
 def _efficient(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -33,7 +33,7 @@ class Head(Linear):
             return super().forward(hidden)
         if self.bias is not None:
             raise NotModeled("the fused loss of a head with a bias", field="loss", accepted="hf")
-        _padded, target = shifted(labels)
+        _padded, target = shifted(self.net, labels)
         return linear_cross_entropy(F.reshape(hidden, -1, hidden.shape[-1]), self.weight, target)
 
 
@@ -51,7 +51,7 @@ class CausalLM(Module):
         if self.net.kernels == "unsloth":
             return unsloth_loss(F.to(self.logits_of(hidden, head), "float32"), labels)
         logits = self.logits_of(hidden, head)
-        return causal_loss(logits, labels, held=self.net.loss == "held")
+        return causal_loss(self.net, logits, labels)
 
     def logits_of(self, hidden: Tensor, head: Linear) -> Tensor:
         return head(hidden)
@@ -65,11 +65,11 @@ def head(net: Net, embedding: Embedding, bias: bool = False) -> Head:
     return linear
 
 
-def causal_loss(logits: Tensor, labels: Tensor, held: bool) -> Tensor:
+def causal_loss(net: Net, logits: Tensor, labels: Tensor) -> Tensor:
     logits = F.to(logits, "float32")
-    if held:
+    if net.loss == "held":
         logits.tape.share(logits)
-    _padded, target = shifted(labels)
+    _padded, target = shifted(net, labels)
     logits = F.reshape(logits, -1, logits.shape[-1])
     return cross_entropy(logits, target)
 
@@ -82,8 +82,13 @@ def unsloth_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return cross_entropy_in_place(F.reshape(short, -1, short.shape[-1]), target)
 
 
-def shifted(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The labels padded by one column, and the targets in it, flat: token n predicts token n + 1."""
+def shifted(net: Net, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The labels padded by one column, and the targets in it, flat: token n predicts token n + 1.
+
+    Where ranks share a sequence, its labels were shifted before it was cut (UlyssesSPDataLoaderAdapter).
+    """
+    if net.sequence_parallel_size > 1:
+        return labels, F.reshape(labels, -1)
     b, s = labels.shape
     padded = labels.tape.empty((b, s + 1), labels.dtype)
     labels.tape.memory(labels.nbytes, padded.nbytes)

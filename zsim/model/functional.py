@@ -13,6 +13,7 @@ from zsim.model.views import (
     clone,
     contiguous,
     narrow,
+    permute,
     pick,
     repeat_heads,
     reshape,
@@ -25,9 +26,8 @@ from zsim.model.views import (
 
 __all__ = [
     "activation", "activation_by_result", "add", "cat", "contiguous", "divide", "dropout", "layout", "masked_fill",
-    "mean_last", "mul", "narrow", "neg", "pick", "pointwise", "power", "repeat_heads", "reshape", "rsqrt", "scale",
-    "select", "shift", "split", "sum_last", "sum_middle", "to", "touch", "transpose",
-    "unsqueeze",
+    "mean_last", "mul", "narrow", "neg", "permute", "pick", "pointwise", "power", "repeat_heads", "reshape", "rsqrt",
+    "scale", "select", "shift", "split", "sum_last", "sum_middle", "to", "touch", "transpose", "unsqueeze",
 ]  # fmt: skip
 
 

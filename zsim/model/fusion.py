@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zsim.model.kernels import Kernel, Memory
+from zsim.model.kernels import Memory, Work
 from zsim.model.spec import Saved
 
 SHARE = {
@@ -30,7 +30,7 @@ SHARE = {
 }
 
 
-def fused(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
+def fused(kernels: Sequence[Work]) -> tuple[Work, ...]:
     """The kernels of one piece of work as compiled."""
     return tuple(_fused(kernel) if isinstance(kernel, Memory) else kernel for kernel in kernels)
 

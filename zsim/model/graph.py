@@ -8,7 +8,7 @@ from math import prod
 from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
-from zsim.model.kernels import DTYPE_BYTES, Kernel
+from zsim.model.kernels import DTYPE_BYTES, Work
 from zsim.model.spec import Saved
 
 if TYPE_CHECKING:
@@ -133,9 +133,9 @@ class Segment:
 
     def __init__(self, order: int, label: str, logits: bool, frame: Frame | None) -> None:
         self.order, self.label, self.logits, self.frame = order, label, logits, frame
-        self.forward: list[Kernel] = []
-        self.backward: list[Kernel] = []
-        self.recompute: list[Kernel] = []
+        self.forward: list[Work] = []
+        self.backward: list[Work] = []
+        self.recompute: list[Work] = []
         self.saved: list[Saved] = []
         self.resaved: list[Saved] = []
         self.idle: list[Saved] = []  # of `saved`: kept by selective checkpointing, and needed by no backward

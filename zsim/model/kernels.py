@@ -94,3 +94,25 @@ class Memory:
 
 
 Kernel = Gemm | Attention | Memory
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A collective among the ranks that share a sequence (Ulysses), in the middle of a module's own work.
+
+    `kind` and element counts as in `zsim.program.ops.Collective`.
+    """
+
+    kind: str
+    dtype: str
+    in_numel: int
+    out_numel: int
+
+
+Work = Kernel | Exchange
+
+
+def kernels_of(work: tuple[Work, ...]) -> tuple[Kernel, ...]:
+    """All but the collectives; the same tuple where there are none, as prices are remembered by its identity."""
+    kernels = tuple(item for item in work if not isinstance(item, Exchange))
+    return kernels if len(kernels) < len(work) else work  # type: ignore[return-value]

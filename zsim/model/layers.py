@@ -27,6 +27,7 @@ class Net:
     loss: str = "hf"
     implementation: str = "hf"
     kernels: str = "torch"
+    sequence_parallel_size: int = 1  # ranks that share the sequences (Ulysses)
     layer_keys: tuple[Hashable, ...] = ()  # per layer: blocks are traced once per key (which parameters are frozen)
 
     def checkpoints(self, block: int) -> bool:
@@ -243,6 +244,10 @@ def _gelu_new(x: Tensor) -> Tensor:
     return F.mul(F.scale(x), F.shift(F.activation_by_result(F.scale(F.add(x, F.scale(F.power(x)))))))
 
 
+def _relu_squared(x: Tensor) -> Tensor:
+    return F.power(F.activation_by_result(x))
+
+
 ACTIVATIONS: dict[str, tuple[str, Any]] = {
     "silu": ("SiLUActivation", F.activation),
     "swish": ("SiLUActivation", F.activation),
@@ -251,4 +256,5 @@ ACTIVATIONS: dict[str, tuple[str, Any]] = {
     "gelu_pytorch_tanh": ("GELUTanh", F.activation),
     "gelu_new": ("NewGELUActivation", _gelu_new),
     "relu": ("ReLU", F.activation_by_result),
+    "relu2": ("ReLUSquaredActivation", _relu_squared),
 }

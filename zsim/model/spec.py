@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING
 
-from zsim.model.kernels import DTYPE_BYTES, Kernel
+from zsim.model.kernels import DTYPE_BYTES, Work
 
 if TYPE_CHECKING:
     from zsim.model.lora import Tuning
@@ -68,9 +68,9 @@ class Compute:
     """
 
     label: str
-    forward: tuple[Kernel, ...] = ()
-    backward: tuple[Kernel, ...] = ()
-    recompute: tuple[Kernel, ...] = ()
+    forward: tuple[Work, ...] = ()
+    backward: tuple[Work, ...] = ()
+    recompute: tuple[Work, ...] = ()
     saved: tuple[Saved, ...] = ()
     resaved: tuple[Saved, ...] = ()
     grads: tuple[int, ...] = ()
@@ -114,7 +114,11 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What one rank runs per micro-batch, apart from sharding."""
+    """What one rank runs per micro-batch, apart from sharding.
+
+    Under sequence parallelism (Ulysses) `sequence_parallel_size` ranks share its sequences: outside attention each
+    has `local_seq_len` tokens of all of them.
+    """
 
     micro_batch: int
     seq_len: int
@@ -131,10 +135,16 @@ class Workload:
     kernels: str = "torch"
     compile: bool = False
     device: str = "cuda"  # whose kernels; "cpu" is what torch records with fake tensors (the oracles)
+    sequence_parallel_size: int = 1
+
+    @property
+    def local_seq_len(self) -> int:
+        return self.seq_len // self.sequence_parallel_size
 
     @property
     def tokens(self) -> int:
-        return self.micro_batch * self.seq_len
+        """Of one rank."""
+        return self.micro_batch * self.local_seq_len
 
 
 def every_nth(blocks: int, n: int) -> tuple[int, ...]:

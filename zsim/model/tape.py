@@ -22,7 +22,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from zsim.model.graph import Backward, Call, Edge, Node, Param, Segment, Storage, Tensor, row_major
-from zsim.model.kernels import Gemm, Kernel, Memory
+from zsim.model.kernels import Gemm, Memory, Work
 from zsim.model.spec import Saved
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Tape:
         self._stack: list[Call] = []
         self._seq = 0
         self._current: Segment | None = None
-        self._sink: list[Kernel] = []
+        self._sink: list[Work] = []
         self._boundary = True
         self._released = 0  # segments from here on have given their saved tensors back
 
@@ -92,7 +92,7 @@ class Tape:
         self._switch(segment, segment.forward)
         return segment
 
-    def _switch(self, segment: Segment | None, sink: list[Kernel]) -> None:
+    def _switch(self, segment: Segment | None, sink: list[Work]) -> None:
         self._measure()
         self.peak = self.live
         self._current, self._sink = segment, sink
@@ -128,7 +128,7 @@ class Tape:
             segment.largest = storage.nbytes
         return Tensor(storage, shape, strides or row_major(shape), dtype)
 
-    def kernel(self, kernel: Kernel) -> None:
+    def kernel(self, kernel: Work) -> None:
         self.open()
         self._sink.append(kernel)
 

@@ -13,7 +13,7 @@ from zsim.model.architecture import Architecture
 from zsim.model.families.torchtitan import transformers_name
 from zsim.model.fusion import fused, kept
 from zsim.model.graph import Call, Segment, Storage, Tensor, row_major
-from zsim.model.kernels import Kernel, Memory
+from zsim.model.kernels import Exchange, Memory, Work
 from zsim.model.layers import Blocks, Net
 from zsim.model.layers import Module as Layer
 from zsim.model.spec import Compute, ModelSpec, Module, Parameter, Workload
@@ -67,6 +67,7 @@ class _Tracer:
             workload.loss,
             workload.implementation,
             workload.kernels,
+            workload.sequence_parallel_size,
             _layer_keys(spec, reached=workload.checkpointing != "none" and workload.implementation == "hf"),
         )
         self.model = families.build(net)
@@ -93,7 +94,7 @@ class _Tracer:
 
     def run(self) -> Module:
         tape, workload = self.tape, self.workload
-        shape = (workload.micro_batch, workload.seq_len)
+        shape = (workload.micro_batch, workload.local_seq_len)
         ids, labels = (Tensor(Storage(tape, shape, "int64", False), shape, row_major(shape), "int64") for _ in range(2))
         root = tape.begin()
         loss = self.model(ids, labels)
@@ -250,13 +251,15 @@ def _shifted(c: Compute, shift: int) -> Compute:
     )  # fmt: skip
 
 
-def _merged(kernels: list[Kernel]) -> tuple[Kernel, ...]:
-    """Memory-bound kernels of one kind as one descriptor, at the place of the first."""
-    merged: list[Kernel] = []
+def _merged(kernels: list[Work]) -> tuple[Work, ...]:
+    """Memory-bound kernels of one kind as one descriptor, at the place of the first since a collective."""
+    merged: list[Work] = []
     places: dict[str, int] = {}
     for kernel in kernels:
         if not isinstance(kernel, Memory):
             merged.append(kernel)
+            if isinstance(kernel, Exchange):
+                places.clear()
         elif kernel.label in places:
             old = merged[places[kernel.label]]
             assert isinstance(old, Memory)

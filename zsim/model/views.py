@@ -86,6 +86,19 @@ def transpose(x: Tensor, a: int, b: int) -> Tensor:
     return out
 
 
+def permute(x: Tensor, *order: int) -> Tensor:
+    """Dimension i of the result is `order[i]` of `x`."""
+    out = _permuted(x, order)
+    if x.needs_grad:
+        back = tuple(sorted(range(len(order)), key=order.__getitem__))
+        x.tape.link((x,), lambda g: (_permuted(g, back),), out)
+    return out
+
+
+def _permuted(x: Tensor, order: tuple[int, ...]) -> Tensor:
+    return view_of(x, tuple(x.shape[d] for d in order), tuple(x.strides[d] for d in order))
+
+
 def unsqueeze(x: Tensor, dim: int) -> Tensor:
     """A view with a dimension of size 1 inserted; for tensors that need no gradient."""
     assert not x.needs_grad
@@ -189,13 +202,17 @@ def cat(parts: Sequence[Tensor], dim: int = -1) -> Tensor:
 
 
 def repeat_heads(x: Tensor, repeats: int, dim: int = 1) -> Tensor:
-    """Key or value heads (dimension `dim`) repeated for grouped queries: expand and copy; backward sums."""
+    """Key or value heads (dimension `dim`) repeated for grouped queries: expanded, and copied unless it is one head;
+    backward sums."""
     if repeats == 1:
         return x
     source = x.shape
     shape = (*source[:dim], source[dim] * repeats, *source[dim + 1 :])
-    out = x.tape.empty(shape, x.dtype)
-    x.tape.memory(out.nbytes, out.nbytes, "copy")
+    if source[dim] == 1:
+        out = view_of(x, shape, (*x.strides[:dim], 0, *x.strides[dim + 1 :]))
+    else:
+        out = x.tape.empty(shape, x.dtype)
+        x.tape.memory(out.nbytes, out.nbytes, "copy")
     if x.needs_grad:
 
         def backward(g: Tensor) -> tuple[Tensor]:

@@ -133,10 +133,12 @@ def pinned_bytes(nbytes: int) -> int:
     return 1 << (nbytes - 1).bit_length() if nbytes else 0
 
 
-def repeated(builder: Builder, step: Callable[[bool], None], steps: int) -> tuple[tuple[Instruction, ...], ...]:
-    """`steps` step programs of which only the first differs: `step(first)` issues one; the others are one object."""
+def repeated(
+    builder: Builder, step: Callable[[bool], None], steps: int, differing: int = 2
+) -> tuple[tuple[Instruction, ...], ...]:
+    """`steps` step programs, from number `differing` on one object: `step(first)` issues one."""
     built = []
-    for index in range(min(steps, 2)):
+    for index in range(min(steps, differing)):
         step(index == 0)
         built.append(builder.finish())
     return tuple(built + built[-1:] * (steps - len(built)))

@@ -11,10 +11,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from zsim.model import spec
+from zsim.model.kernels import Exchange, Kernel, Work
 from zsim.plan.spec import Plan
 from zsim.program.activations import OffloadedInputs
 from zsim.program.builder import Builder
-from zsim.program.ops import COMPUTE, Compute
+from zsim.program.ops import COMPUTE, Collective, Compute
+from zsim.program.ulysses import GROUP, Shared
 
 P = TypeVar("P", bound=Plan)
 
@@ -23,6 +25,7 @@ class Hooks(Generic[P]):
     """What a framework does around modules and gradients. Phases: forward, recompute, backward."""
 
     plan: P
+    shared: Shared | None = None  # sequences that ranks share
 
     def pre_forward(self, module: spec.Module, phase: str) -> None: ...
 
@@ -47,10 +50,14 @@ class Execution:
         self._layer: int | None = None
         self._dropped: spec.Module | None = None  # checkpointed, in backward, not yet recomputed
         self._known_sizes: dict[int, tuple[int, ...]] = {}  # equal blocks share their tuples of tensors
+        self._known_parts: dict[int, tuple[Compute | Collective, ...]] = {}
         self._offloaded = OffloadedInputs(builder, micro) if hooks.plan.offload_activations else None
 
     def forward(self, module: spec.Module, phase: str = "forward") -> None:
         outer = self._enter(module)
+        shared = self.hooks.shared if module.role == "root" else None
+        if shared:
+            shared.deal(self.micro)
         kept = list(self._kept(module)) if self._offloaded and module.checkpointed else ()
         self.hooks.pre_forward(module, phase)
         if self._offloaded and kept:
@@ -63,10 +70,14 @@ class Execution:
         if self._offloaded and kept:
             self._offloaded.drop(kept)
         self.hooks.post_forward(module, phase)
+        if shared:
+            shared.average_loss(self.micro)
         self._layer = outer
 
     def backward(self, module: spec.Module) -> None:
         outer = self._enter(module)
+        if self.hooks.shared and module.role == "root":
+            self.hooks.shared.average_loss_backward(self.micro)
         self.hooks.pre_backward(module)
         if module.checkpointed:
             self._dropped = module
@@ -112,43 +123,48 @@ class Execution:
 
     def _forward_compute(self, module: spec.Module, compute: spec.Compute, phase: str) -> None:
         again = phase == "recompute"
-        kernels = compute.recompute if again else compute.forward
         tensors = self._sizes(compute.resaved if again else compute.saved)
         if tensors:
             key = self._key(module, compute, again)
             self.builder.alloc(key, compute.category, sum(tensors), tensors=tensors)
-        self.builder.launch(
-            COMPUTE,
-            compute.label,
-            phase,
-            Compute(kernels),
-            module=module.name,
-            layer=self._layer,
-            micro=self.micro,
-            temp_peak=compute.recompute_peak if again else compute.forward_peak,
-            temp_live=compute.recompute_live if again else compute.forward_live,
-            temp_category=compute.category,
-            temp_largest=compute.largest,
-        )
+        if again:
+            self._launch(module, compute, phase, compute.recompute, compute.recompute_peak, compute.recompute_live)
+        else:
+            self._launch(module, compute, phase, compute.forward, compute.forward_peak, compute.forward_live)
+
+    def _launch(
+        self, module: spec.Module, compute: spec.Compute, phase: str, work: tuple[Work, ...], peak: int, live: int
+    ) -> None:
+        """Kernels as one op, or between collectives as one each; their temporaries count until the last."""
+        parts = self._known_parts.get(id(work))
+        if parts is None:
+            parts = self._known_parts[id(work)] = _parts(work)
+        for number, part in enumerate(parts, 1):
+            if isinstance(part, Collective):
+                self.builder.launch(
+                    COMPUTE, part.kind, phase, part, module=module.name, layer=self._layer, micro=self.micro
+                )
+                continue
+            self.builder.launch(
+                COMPUTE,
+                compute.label,
+                phase,
+                part,
+                module=module.name,
+                layer=self._layer,
+                micro=self.micro,
+                temp_peak=peak,
+                temp_live=live if number == len(parts) else peak,
+                temp_category=compute.category,
+                temp_largest=compute.largest,
+            )
 
     def _backward_compute(self, module: spec.Module, compute: spec.Compute) -> None:
         if self._dropped is not None and _saves(module, compute):
             self._recompute(self._dropped)
         if compute.grads:
             self.hooks.alloc_grads(compute.grads)
-        self.builder.launch(
-            COMPUTE,
-            compute.label,
-            "backward",
-            Compute(compute.backward),
-            module=module.name,
-            layer=self._layer,
-            micro=self.micro,
-            temp_peak=compute.backward_peak,
-            temp_live=compute.backward_live,
-            temp_category=compute.category,
-            temp_largest=compute.largest,
-        )
+        self._launch(module, compute, "backward", compute.backward, compute.backward_peak, compute.backward_live)
         for again, saved in ((True, compute.resaved), (False, compute.saved)):
             if self._sizes(saved):
                 self.builder.free(self._key(module, compute, again))
@@ -171,6 +187,23 @@ class Execution:
 
     def _key(self, module: spec.Module, compute: spec.Compute, again: bool) -> str:
         return f"{'re' if again else ''}saved:{self.micro}:{module.name}.{compute.label}"
+
+
+def _parts(work: tuple[Work, ...]) -> tuple[Compute | Collective, ...]:
+    """Runs of kernels, cut by the collectives among them; one run, though empty, where there are none."""
+    parts: list[Compute | Collective] = []
+    kernels: list[Kernel] = []
+    for item in work:
+        if not isinstance(item, Exchange):
+            kernels.append(item)
+            continue
+        if kernels:
+            parts.append(Compute(tuple(kernels)))
+        kernels = []
+        parts.append(Collective(item.kind, item.dtype, item.in_numel, item.out_numel, GROUP))
+    if not parts:
+        return (Compute(work),)  # type: ignore[arg-type]
+    return (*parts, Compute(tuple(kernels)))
 
 
 def _saves(module: spec.Module, compute: spec.Compute) -> bool:

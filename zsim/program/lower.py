@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zsim.errors import NotModeled
+from zsim.errors import InputError, NotModeled
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
 from zsim.program.ops import HostWait, Program
@@ -39,6 +39,10 @@ def _scales(plan: AnyPlan) -> bool:
 
 
 def _lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, steps: int) -> Program:
+    sharing = plan.sequence_parallel_size if isinstance(plan, DeepSpeedPlan) else 1
+    if workload.sequence_parallel_size != sharing:
+        found = f"{workload.sequence_parallel_size} ranks share a sequence in the model and {sharing} in the plan"
+        raise InputError(found, field="sequence_parallel_size", accepted="the same number; 1 without DeepSpeed")
     if isinstance(plan, DeepSpeedPlan):
         if plan.stage == 3:
             from zsim.program.zero3 import lower_zero3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from zsim.model.kernels import Attention, Gemm, Kernel
+from zsim.model.kernels import Attention, Gemm, Work
 from zsim.model.spec import Compute, Module
 
 FORMULA = (
@@ -33,7 +33,7 @@ def _one(compute: Compute) -> tuple[float, float]:
     return passes - rebuilt, passes + _flops(compute.recompute)
 
 
-def _flops(kernels: Iterable[Kernel]) -> float:
+def _flops(kernels: Iterable[Work]) -> float:
     return sum(kernel.flops for kernel in kernels if isinstance(kernel, Gemm | Attention))
 
 

@@ -9,6 +9,7 @@ from zsim.cluster.classes import rank_classes
 from zsim.cost.price import Price
 from zsim.engine.simulator import Simulation, uncollected
 from zsim.errors import InputError
+from zsim.model.kernels import kernels_of
 from zsim.model.spec import Module
 from zsim.plan.document import Document
 from zsim.program.lower import lower
@@ -95,8 +96,8 @@ def _kernels(module: Module, price: Price, rank: int) -> float:
         if isinstance(item, Module):
             seconds += _kernels(item, price, rank)
         else:
-            for kernels in (item.forward, item.backward, item.recompute):
-                seconds += price.compute_seconds(rank, Compute(kernels))
+            for work in (item.forward, item.backward, item.recompute):
+                seconds += price.compute_seconds(rank, Compute(kernels_of(work)))
     return seconds
 
 

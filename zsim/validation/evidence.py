@@ -19,7 +19,7 @@ from zsim.cluster.spec import Cluster
 from zsim.errors import InputError, NotModeled
 from zsim.model import families
 from zsim.model.architecture import Architecture, LayerKind
-from zsim.model.kernels import Kernel
+from zsim.model.kernels import Work
 from zsim.model.layers import Net
 from zsim.model.spec import Compute, ModelSpec, Module, Workload
 from zsim.model.trace import parameters
@@ -215,7 +215,7 @@ def _works(module: Module) -> list[tuple[Module, Compute]]:
     return found
 
 
-def _with_recompute(module: Module, work: Compute, kernels: tuple[Kernel, ...]) -> Module:
+def _with_recompute(module: Module, work: Compute, kernels: tuple[Work, ...]) -> Module:
     body = tuple(
         _with_recompute(item, work, kernels)
         if isinstance(item, Module)

@@ -127,7 +127,7 @@ class FalconModel(Module):
     def forward(self, ids: Tensor) -> Tensor:
         net = self.net
         x = embeds = self.word_embeddings(ids)  # noqa: F841  the name outlives the blocks
-        position_ids = positions(net, ids.shape[1])
+        position_ids = positions(net, ids)
         cos, sin = self.rotary_emb(x, position_ids)
         for block in self.h:
             x = run_block(net, block, x, cos, sin)

@@ -99,7 +99,7 @@ class Model(llama.Model):
     def forward(self, ids: Tensor) -> Tensor:
         net, sliding = self.net, self.net.arch.window is not None
         x = embeds = self.embed_tokens(ids)  # noqa: F841
-        position_ids = positions(net, ids.shape[1])
+        position_ids = positions(net, ids)
         masks = {False: causal_mask(net, *ids.shape)}
         masks[True] = causal_mask(net, *ids.shape) if sliding else None
         per_type = net.arch.family == "gemma3_text"  # its rotary base differs between layer types

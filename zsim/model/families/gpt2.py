@@ -104,7 +104,7 @@ class Model(Module):
     def forward(self, ids: Tensor) -> Tensor:
         net = self.net
         embeds = self.wte(ids)
-        position_ids = positions(net, ids.shape[1])
+        position_ids = positions(net, ids)
         position_embeds = self.wpe(position_ids)
         x = F.add(embeds, position_embeds)
         mask = causal_mask(net, *ids.shape)

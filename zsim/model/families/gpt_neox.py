@@ -87,7 +87,7 @@ class GPTNeoXModel(Module):
     def forward(self, ids: Tensor) -> Tensor:
         net = self.net
         embeds = self.embed_in(ids)
-        position_ids = positions(net, ids.shape[1])
+        position_ids = positions(net, ids)
         mask = causal_mask(net, *ids.shape)
         x = self.emb_dropout(embeds)
         cos, sin = self.rotary_emb(x, position_ids)

@@ -118,7 +118,7 @@ class GPTJModel(Module):
     def forward(self, ids: Tensor) -> Tensor:
         net = self.net
         embeds = self.wte(ids)
-        position_ids = positions(net, ids.shape[1])
+        position_ids = positions(net, ids)
         mask = causal_mask(net, *ids.shape)
         x = self.drop(embeds)
         table = self.rotary_emb(x, position_ids)

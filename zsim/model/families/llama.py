@@ -88,10 +88,13 @@ class Block(Module):
     def __init__(self, net: Net, prefix: str, index: int) -> None:
         super().__init__(net)
         self.class_name = f"{prefix}DecoderLayer"
-        self.self_attn = Attention(net, prefix, index)
+        self.self_attn = self.attention(prefix, index)
         self.mlp = self.feed_forward(prefix, index)
         self.input_layernorm = RMSNorm(net, net.arch.hidden, f"{prefix}RMSNorm")
         self.post_attention_layernorm = RMSNorm(net, net.arch.hidden, f"{prefix}RMSNorm")
+
+    def attention(self, prefix: str, index: int) -> Attention:
+        return Attention(self.net, prefix, index)
 
     def feed_forward(self, prefix: str, index: int) -> Module:
         return MLP(self.net, prefix)
@@ -133,7 +136,7 @@ class Model(Module):
     def forward(self, ids: Tensor) -> Tensor:
         net = self.net
         x = embeds = self.embed_tokens(ids)  # noqa: F841  the name outlives the blocks
-        position_ids = positions(net, ids.shape[1])
+        position_ids = positions(net, ids)
         mask = causal_mask(net, *ids.shape)
         cos, sin = self.rotary_emb(x, position_ids)
         for block in self.layers:

@@ -93,7 +93,7 @@ class PhiModel(Module):
     def forward(self, ids: Tensor) -> Tensor:
         net = self.net
         x = self.embed_tokens(ids)
-        position_ids = positions(net, ids.shape[1])
+        position_ids = positions(net, ids)
         mask = causal_mask(net, *ids.shape)
         x = embeds = self.embed_dropout(x)  # noqa: F841  the name outlives the blocks
         cos, sin = self.rotary_emb(x, position_ids)
