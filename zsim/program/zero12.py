@@ -211,7 +211,7 @@ class Zero12(Hooks[DeepSpeedPlan]):
 
     def _reduce_slices(self) -> None:
         """average_tensor until 0.12.3: each run of the bucket is reduced to its owner, in place and without a wait in
-        between. (All-reduce of the bucket came with use_multi_rank_bucket_allreduce, pull request 4695.)"""
+        between. (The all-reduce of a bucket came with use_multi_rank_bucket_allreduce, pull request 4695.)"""
         builder, cast = self.builder, self.comm_size != self.grad_size
         self._kernel("scale", self.elements * self.grad_size, self.elements * self.grad_size)
         if cast:
@@ -225,16 +225,22 @@ class Zero12(Hooks[DeepSpeedPlan]):
         if cast:
             self._kernel("cast", self.elements * self.comm_size, self.elements * self.grad_size)
             builder.free("cast gradients")
+        if kept := self._kept():
+            self.owner.add_reduced(kept)
 
     def _keep_reduced(self, temporaries: list[str], owned: bool = True) -> None:
         """What this rank owns goes from the call's buffer back into the bucket, or is added to a float32 partition."""
-        kept = {param: self.partitions.fullest[param] for param in self.bucket if param in self.partitions.fullest}
+        kept = self._kept()
         if owned and kept:
             self.owner.add_reduced(kept)
             nbytes = sum(kept.values()) * self.grad_size
             self._kernel("copy", nbytes, nbytes)
         for key in temporaries:
             self.builder.free(key)
+
+    def _kept(self) -> dict[int, int]:
+        """Parameters of the bucket -> elements of them that this rank owns."""
+        return {param: self.partitions.fullest[param] for param in self.bucket if param in self.partitions.fullest}
 
     def _slices(self) -> list[tuple[int, int]]:
         """Runs of the bucket that belong to one rank; what goes into a float32 partition is not joined into runs."""

@@ -45,7 +45,7 @@ def build_plan(
         common["version"] = version
         recorded = plan_class.__dataclass_fields__["version"].default
         if version != recorded:
-            not_modeled.append(f"{name} {version}: its defaults, but the operations of {recorded}")
+            not_modeled.append(f"{name} {version}: its defaults{_own(name, version)}, but the operations of {recorded}")
     if name == "deepspeed":
         plan, notes = _deepspeed(scenario, model, common)
         if _holds_weights(plan, scenario):
@@ -56,6 +56,16 @@ def build_plan(
             )
         return plan, [*notes, *launched], not_modeled
     return (_ddp if name == "ddp" else _fsdp)(scenario, common), launched, not_modeled
+
+
+def _own(name: str, version: str) -> str:
+    """What of an old release is simulated as it was (zero12.py, zero3_early.py)."""
+    from zsim.plan.deepspeed import parse_version
+
+    if name != "deepspeed" or parse_version(version) >= (0, 12, 4):
+        return ""
+    gathers = " and the gathers of stage 3" if parse_version(version) < (0, 6) else ""
+    return f", the reductions of stages 1 and 2{gathers}"
 
 
 def _holds_weights(plan: DeepSpeedPlan, scenario: Scenario) -> bool:
@@ -138,6 +148,8 @@ def _deepspeed(scenario: Scenario, model: ModelSpec, common: dict[str, Any]) -> 
         )
     if (0, 17) <= version < (0, 19) and stage < 3 and scenario.fields.precision == "bf16":
         given.setdefault("check_grad_overflow", False)  # precision_config.py of 0.17 and 0.18
+    if version < (0, 4, 3):
+        given.setdefault("contiguous_gradients", False)  # zero/constants.py
     return DeepSpeedPlan(**common, dtype=TORCH_DTYPE[scenario.fields.precision], **given), notes
 
 

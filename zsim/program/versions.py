@@ -1,0 +1,12 @@
+"""Which DeepSpeed a plan runs: rules of older releases stand beside those of the recorded one (0.19.8)."""
+
+from __future__ import annotations
+
+from zsim.plan.spec import DeepSpeedPlan
+
+
+def before(plan: DeepSpeedPlan, *release: int) -> bool:
+    """Whether the plan's DeepSpeed is older than `release`. Raises InputError where it is not a version."""
+    from zsim.plan.deepspeed import parse_version
+
+    return parse_version(plan.version) < release
