@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from tests.engine.naive_allocator import NaiveAllocator
 from tests.engine.worlds import steps, worlds
-from zsim.engine.allocator import MIB, Block, CachingAllocator, OutOfMemory, pieces, replay
+from zsim.engine.allocator import MIB, CachingAllocator, OutOfMemory, pieces, replay, rounded
+from zsim.engine.blocks import Block
 from zsim.engine.simulator import run
 from zsim.engine.timeline import MemoryEvent
+from zsim.plan.spec import Allocator
 from zsim.program.ops import ALL_GATHER, COMPUTE, DELAYED_FREES
 
 
@@ -125,18 +127,30 @@ def test_blocks_tile_their_segments(data):
     assert sum(block.size for block in cached) == allocator.reserved
 
 
-@settings(max_examples=150, deadline=None)
+CONFIGURATIONS = [
+    Allocator(),
+    Allocator(expandable_segments=True),
+    Allocator(max_split_size_mb=20),
+    Allocator(max_split_size_mb=32, roundup_power2_divisions=(1, 2, 4, 4, *[8] * 12)),
+    Allocator(garbage_collection_threshold=0.4, per_process_memory_fraction=0.9),
+    Allocator(garbage_collection_threshold=0.2, per_process_memory_fraction=0.8, expandable_segments=True),
+]
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
-def test_agrees_with_a_plain_implementation(data):
+def test_agrees_with_a_plain_implementation(configuration, data):
     """The same addresses, segments, retries and failures, with frees that other streams hold up."""
     capacity = data.draw(st.sampled_from([100, 200, 10_000])) * MIB
-    allocator, naive = CachingAllocator(capacity), NaiveAllocator(capacity)
+    allocator = CachingAllocator.on(capacity + 10 * MIB, capacity, configuration)
+    naive = NaiveAllocator(capacity, configuration, allocator.allowed)
     live, pending = [], []
     for number in range(data.draw(st.integers(1, 60))):
         action = data.draw(st.sampled_from(["malloc", "malloc", "malloc", "free", "free", "free later", "delayed"]))
         if action == "malloc":
             size = data.draw(
-                st.sampled_from([1, 700, MIB - 3, MIB, MIB + 1, 7 * MIB, 10 * MIB, 19 * MIB, 33 * MIB + 5])
+                st.sampled_from([1, 700, MIB - 3, MIB, MIB + 1, 7 * MIB, 10 * MIB, 19 * MIB, 24 * MIB, 33 * MIB + 5])
             )
             stream = data.draw(st.sampled_from([COMPUTE, ALL_GATHER]))
             expected = naive.malloc(size, stream)
@@ -165,6 +179,79 @@ def test_agrees_with_a_plain_implementation(data):
         assert (allocator.reserved, allocator.retries) == (naive.reserved, naive.retries)
 
 
+def test_an_expandable_segment_grows_by_pages_and_gives_them_back():
+    """Note [Expandable Segments]: pages of 20 MiB, of 2 MiB for small requests; one range per stream."""
+    allocator = CachingAllocator(120 * MIB, Allocator(expandable_segments=True))
+    first = allocator.malloc(33 * MIB, COMPUTE)
+    assert allocator.reserved == 40 * MIB
+    second = allocator.malloc(30 * MIB, COMPUTE)  # 7 cached, 23 more in two pages
+    assert (second.address, allocator.reserved) == (first.address + 33 * MIB, 80 * MIB)
+    allocator.malloc(1, COMPUTE)
+    assert allocator.reserved == 82 * MIB
+    allocator.free(first)
+    allocator.malloc(38 * MIB, ALL_GATHER)  # needs 40; the first page goes back, what is free of others does not
+    assert (allocator.reserved, allocator.retries) == (102 * MIB, 1)
+    assert allocator.malloc(15 * MIB, COMPUTE).address == second.address + 30 * MIB
+    assert allocator.reserved == 102 * MIB
+
+
+def test_expandable_segments_have_no_slivers():
+    """What fragments segments of their own: a little more each time."""
+    sizes = [20 * MIB + 2 * MIB * step for step in range(20)]
+    peaks = []
+    for expandable in (False, True):
+        allocator = CachingAllocator(None, Allocator(expandable_segments=expandable))
+        for size in sizes:
+            allocator.free(allocator.malloc(size, COMPUTE))
+        peaks.append(allocator.reserved)
+    assert peaks == [sum(sizes), 60 * MIB]
+
+
+def test_oversize_blocks_are_not_split_and_go_back_first():
+    allocator = CachingAllocator(128 * MIB, Allocator(max_split_size_mb=32))
+    big = allocator.malloc(64 * MIB, COMPUTE)
+    allocator.free(big)
+    allocator.malloc(16 * MIB, COMPUTE)  # does not cut the big one
+    assert allocator.reserved == 80 * MIB
+    again = allocator.malloc(50 * MIB, COMPUTE)  # takes all of it: not 20 MiB too large
+    assert (again.address, again.size) == (big.address, 64 * MIB)
+    allocator.free(again)
+    allocator.malloc(40 * MIB, COMPUTE)  # 24 MiB too large; a new one
+    assert (allocator.reserved, allocator.retries) == (120 * MIB, 0)
+    allocator.malloc(30 * MIB, COMPUTE)  # 150 are too much: the cached 64 go back, and no stream is waited for
+    assert (allocator.reserved, allocator.retries) == (86 * MIB, 0)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "divisions", "expected"),
+    [  # the comment above roundup_power2_next_division, in MiB: 1200 of 1024 to 2048 in four steps is 1280
+        (1200 * MIB, 4, 1280 * MIB),
+        (1024 * MIB, 4, 1024 * MIB),
+        (1200 * MIB, 1, 1200 * MIB),
+        (1200 * MIB + 1, 2, 1536 * MIB),
+        (1000, 4, 1024),
+        (3000, 4, 3072),  # 2048 to 4096 in steps of 512
+        (1500, 4, 1536),  # not more than 512 x 4: to 512
+    ],
+)
+def test_requests_rounded_to_divisions_of_powers_of_two(nbytes, divisions, expected):
+    assert rounded(nbytes, Allocator(roundup_power2_divisions=(divisions,) * 16)) == expected
+
+
+def test_garbage_is_collected_below_the_fraction():
+    """Whole segments unused for longest go back before a new one is made, from 40 % of the allowed memory on."""
+    settings_ = Allocator(garbage_collection_threshold=0.4, per_process_memory_fraction=0.5)
+    allocator = CachingAllocator.on(400 * MIB, 400 * MIB, settings_)
+    for size in (30 * MIB, 40 * MIB):
+        allocator.free(allocator.malloc(size, COMPUTE))
+    assert allocator.reserved == 70 * MIB  # 80 are 40 %
+    allocator.free(allocator.malloc(50 * MIB, COMPUTE))
+    allocator.malloc(60 * MIB, COMPUTE)  # 120 - 80 are too much: 30 and 40 are oldest
+    assert (allocator.reserved, allocator.retries) == (110 * MIB, 0)
+    with pytest.raises(OutOfMemory):  # 200 MiB allowed
+        allocator.malloc(150 * MIB, COMPUTE)
+
+
 def event(key, nbytes, category="activations", op=None, lane=COMPUTE):
     return MemoryEvent(1, 0, 0.0, "gpu", category, nbytes, key, op, lane)
 
@@ -187,7 +274,7 @@ def test_replaying_a_ledger():
     assert reserved.peak_bytes == (100 + 30 + 30 + 48 + 16) * MIB
     assert reserved.peak_at is events[7]
     assert reserved.out_of_memory is None
-    short = replay(events, capacity=200 * MIB)
+    short = replay(events, CachingAllocator(200 * MIB))
     assert short.out_of_memory is events[7]
 
 

@@ -6,7 +6,8 @@ import zsim
 from tests.result import made
 from zsim.program.ops import DELAYED_FREES
 from zsim.result.critical_path import RankView
-from zsim.result.curve import points
+from zsim.result.curve import Watched, points
+from zsim.result.memory import served
 from zsim.result.render.style import CATEGORY_COLORS
 
 
@@ -16,9 +17,9 @@ def result():
     return zsim.simulate(made.TOPOLOGIES.parent / "scenarios" / "qwen32b_8xh100.yaml")
 
 
-def totals(result, limit):
+def totals(result, allocator):
     view = RankView(result.program, result.timeline, result.gpu.peak_rank)
-    for point in points(view, CATEGORY_COLORS, limit):
+    for point in points(view, CATEGORY_COLORS, allocator):
         assert point.held[DELAYED_FREES] >= 0
         yield sum(point.held.values()), point.held[DELAYED_FREES]
 
@@ -26,10 +27,11 @@ def totals(result, limit):
 def test_what_fits_is_drawn_under_its_capacity(result):
     assert result.fits
     assert result.gpu.allocator_retries > 0
-    curve = list(totals(result, result.gpu.limit_bytes))
-    assert max(total for total, _ in curve) <= result.gpu.limit_bytes
+    allocator = served(result, Watched)
+    curve = list(totals(result, allocator))
+    assert max(total for total, _ in curve) <= allocator.limit
     assert max(total - delayed for total, delayed in curve) == result.gpu.peak_allocated_bytes
 
 
 def test_without_a_limit_nothing_waits(result):
-    assert max(total for total, _ in totals(result, None)) > result.gpu.limit_bytes
+    assert max(total for total, _ in totals(result, Watched())) > served(result, Watched).limit

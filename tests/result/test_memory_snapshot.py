@@ -49,22 +49,25 @@ def test_no_two_live_tensors_overlap(snapshot):
 def _reserved(snapshot):
     """What the segments of a snapshot's trace add up to, at most and in the end."""
     reserved = peak = 0
+    signs = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
     for entry in snapshot["device_traces"][0]:
-        reserved += {"segment_alloc": entry["size"], "segment_free": -entry["size"]}.get(entry["action"], 0)
+        reserved += signs.get(entry["action"], 0) * entry["size"]
         peak = max(peak, reserved)
     return peak, reserved
 
 
-def test_segments_go_back_where_the_run_is_tight():
-    """The flagship gets through only because cached segments go back to the driver."""
+@pytest.mark.parametrize("setting", ["expandable_segments:True", "expandable_segments:False"])
+def test_segments_go_back_where_the_run_is_tight(setting):
+    """The flagship gets through only because cached segments, or pages of them, go back to the driver."""
     import zsim
 
-    result = zsim.simulate(made.TOPOLOGIES.parent / "scenarios" / "qwen32b_8xh100.yaml")
+    result = zsim.simulate(made.TOPOLOGIES.parent / "scenarios" / "qwen32b_8xh100.yaml", [f"allocator={setting}"])
     assert result.gpu.allocator_retries > 0
     snapshot = memory_snapshot.snapshot(result)
     peak, in_the_end = _reserved(snapshot)
     assert peak == result.gpu.peak_reserved_bytes
     assert in_the_end == sum(segment["total_size"] for segment in snapshot["segments"])
+    assert all(segment["is_expandable"] == setting.endswith("True") for segment in snapshot["segments"])
     viewer = pytest.importorskip("torch.cuda._memory_viz")
     assert "total_allocated" in viewer.segsum(snapshot)
 

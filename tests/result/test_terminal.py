@@ -107,3 +107,10 @@ def test_a_full_gpu_is_not_said_to_have_room(result):
     assert "4.0 of them to cache and fragments" in text
     assert "back 19 times, which is slow" in text
     assert "free per GPU" not in text[:200]
+
+
+def test_settings_of_the_allocator_are_in_the_headline(result):
+    assert "allocator" not in terminal.headline(result.headline)
+    settings = result.headline.plan["allocator"] | {"expandable_segments": True, "max_split_size_mb": 128}
+    changed = dataclasses.replace(result.headline, plan=result.headline.plan | {"allocator": settings})
+    assert terminal.headline(changed).endswith("; allocator expandable_segments=True, max_split_size_mb=128")

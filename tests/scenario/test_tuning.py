@@ -97,3 +97,12 @@ def test_a_copy_to_unified_memory_costs_nothing() -> None:
         copies[machine] = sum(s for name, s in idle.items() if name.startswith(("h2d", "d2h")))
     assert copies["mac_studio_m3_ultra"] == 0
     assert 0 < copies["gh200"] < copies["h100_1_pcie5"] / 3 < copies["a100_1_pcie4"] / 3
+
+
+def test_fragments_in_the_way_are_said_to_be() -> None:
+    """What is allocated would fit, what the allocator has to reserve for it does not."""
+    fragmented = zsim.simulate(SCENARIOS / "llama31_8b_4xa100_zero3.yaml", ["micro_batch=12"])
+    gpu = fragmented.gpu
+    assert not fragmented.fits
+    assert gpu.peak_allocated_bytes + gpu.framework_bytes < gpu.capacity_bytes
+    assert remedies(fragmented, 1)[0].name == "allocator.expandable_segments=true"

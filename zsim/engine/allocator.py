@@ -1,10 +1,10 @@
 """Reserved bytes: PyTorch's caching allocator, replayed over a ledger.
 
-The rules are those of c10/cuda/CUDACachingAllocator.cpp (torch 2.x, default settings; names as there): sizes are
+The rules are those of c10/cuda/CUDACachingAllocator.cpp (torch 2.x; names as there): sizes are
 rounded to 512 bytes; requests up to 1 MiB live in 2 MiB segments, those under 10 MiB in segments of 20 MiB, larger
 ones in segments of their own, rounded to 2 MiB; the smallest cached block of the same stream and pool that fits is
 taken and split if what remains is worth it; freed neighbours merge; segments go back to the driver only when it has
-no memory left. Not modeled: expandable segments, max_split_size, garbage collection thresholds, graph pools.
+no memory left. `expandable.py` has the segments that grow. Not modeled: graph pools.
 """
 
 from __future__ import annotations
@@ -14,31 +14,19 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain, repeat
-from typing import Any
+from typing import Self
 
+from zsim.engine.blocks import Block, Cached, cache, split
+from zsim.engine.expandable import Expandable, room
 from zsim.engine.timeline import TEMPORARY, MemoryEvent
+from zsim.plan.spec import Allocator
 from zsim.program.ops import COMPUTE, DELAYED_FREES
 
 MIB = 1 << 20
 MIN_BLOCK = 512
 SMALL, SMALL_SEGMENT = MIB, 2 * MIB
 MIN_LARGE, LARGE_SEGMENT, ROUND_LARGE = 10 * MIB, 20 * MIB, 2 * MIB
-
-# The cached blocks of one stream and kind, smallest first: (size, address, block). Shorter tuples find their place.
-Cached = list[tuple[Any, ...]]
-
-
-@dataclass(slots=True, eq=False)
-class Block:
-    """A piece of a segment, in use or cached."""
-
-    address: int
-    size: int
-    pool: Cached
-    small: bool
-    used: bool = False
-    before: Block | None = None
-    behind: Block | None = None
+DEFAULTS = Allocator()
 
 
 class OutOfMemory(Exception):
@@ -47,9 +35,14 @@ class OutOfMemory(Exception):
 
 @dataclass
 class CachingAllocator:
-    """One device. `capacity` is what its allocator can get from the driver; None: no limit."""
+    """One device. `capacity` is what its allocator can get from the driver; None: no limit.
+
+    `allowed` is what `per_process_memory_fraction` lets it take of that.
+    """
 
     capacity: int | None = None
+    settings: Allocator = DEFAULTS
+    allowed: int | None = None
     reserved: int = 0
     allocated: int = 0  # sizes of blocks in use
     retries: int = 0  # times it had to give cached segments back first (num_alloc_retries)
@@ -57,40 +50,48 @@ class CachingAllocator:
     delayed: dict[str, deque[list[Block]]] = field(default_factory=lambda: defaultdict(deque))
     _pools: dict[tuple[str, bool], Cached] = field(default_factory=lambda: defaultdict(list))
     _next_address: int = 0
+    _searches: int = 0  # among large blocks
+
+    @classmethod
+    def on(cls, device_bytes: int, capacity: int | None, settings: Allocator) -> Self:
+        """Of a device of `device_bytes`, `capacity` of which the driver has to give."""
+        fraction = settings.per_process_memory_fraction
+        return cls(capacity, settings, int(fraction * device_bytes) if fraction < 1 else None)
+
+    def __post_init__(self) -> None:
+        self._default = self.settings == DEFAULTS
+        split_mb = self.settings.max_split_size_mb
+        self._max_split = split_mb * MIB if split_mb else float("inf")
+        self._expandable = Expandable(self, LARGE_SEGMENT, SMALL_SEGMENT) if self.settings.expandable_segments else None
+
+    @property
+    def limit(self) -> int | None:
+        """What it may reserve in all."""
+        limits = [each for each in (self.capacity, self.allowed) if each is not None]
+        return min(limits, default=None)
 
     def malloc(self, nbytes: int, stream: str) -> Block:
         """`nbytes` > 0. Raises OutOfMemory."""
-        size = -(-nbytes // MIN_BLOCK) * MIN_BLOCK
+        size = -(-nbytes // MIN_BLOCK) * MIN_BLOCK if self._default else rounded(nbytes, self.settings)
         small = size <= SMALL
         pool = self._pools[stream, small]
         place = bisect_left(pool, (size,))
-        block = pool.pop(place)[2] if place < len(pool) else self._new_segment(size, pool, small)
+        if not self._default:
+            place = self._best(pool, place, size, small)
+        block = pool.pop(place)[2] if place < len(pool) else self._new_block(size, pool, small)
         left = block.size - size
-        if left >= MIN_BLOCK if small else left > SMALL:
-            rest = Block(block.address + size, left, pool, small, before=block, behind=block.behind)
-            if rest.behind:
-                rest.behind.before = rest
-            block.size, block.behind = size, rest
+        if left >= MIN_BLOCK if small or self._expandable else left > SMALL and size < self._max_split:
+            rest = split(block, size)
+            rest.cached_at = self._searches
             insort(pool, (rest.size, rest.address, rest))
         block.used = True
         self.allocated += block.size
         return block
 
     def free(self, block: Block) -> None:
-        block.used = False
         self.allocated -= block.size
-        pool, before, behind = block.pool, block.before, block.behind
-        if before and not before.used:
-            self._uncache(before)
-            block.address, block.size, block.before = before.address, before.size + block.size, before.before
-            if block.before:
-                block.before.behind = block
-        if behind and not behind.used:
-            self._uncache(behind)
-            block.size, block.behind = block.size + behind.size, behind.behind
-            if block.behind:
-                block.behind.before = block
-        insort(pool, (block.size, block.address, block))
+        block.cached_at = self._searches
+        cache(block)
 
     def free_later(self, key: str, blocks: list[Block]) -> None:
         """Another stream still reads them: they cannot be reused before `free_delayed(key)`."""
@@ -100,37 +101,124 @@ class CachingAllocator:
         for block in self.delayed[key].popleft():
             self.free(block)
 
-    def _uncache(self, block: Block) -> None:
-        del block.pool[bisect_left(block.pool, (block.size, block.address))]
+    def take(self, address: int, size: int, small: bool) -> bool:
+        """Get memory from the driver, if it has that much."""
+        if self.capacity is not None and self.reserved + size > self.capacity:
+            return False
+        self.reserved += size
+        return True
 
-    def _new_segment(self, size: int, pool: Cached, small: bool) -> Block:
+    def give_back(self, address: int, size: int) -> None:
+        self.reserved -= size
+
+    def _best(self, pool: Cached, place: int, size: int, small: bool) -> int:
+        """get_free_block: where in `pool` to take a block of `size` from, of `place` or more; its end: none will do."""
+        self._searches += not small
+        if place == len(pool):
+            return place
+        if self._expandable:
+            while place + 1 < len(pool) and room(pool[place + 1][2]) < room(pool[place][2]):
+                place += 1
+        found, limit = pool[place][2].size, self._max_split
+        oversize = found >= limit if size < limit else found >= size + LARGE_SEGMENT
+        return len(pool) if oversize else place
+
+    def _new_block(self, size: int, pool: Cached, small: bool) -> Block:
+        """Memory from the driver, or else after it got cached memory back."""
+        if self.allowed is not None and self.settings.garbage_collection_threshold:
+            self._collect_garbage(self.settings.garbage_collection_threshold * self.allowed)
+        block = self._allocate(size, pool, small)
+        if block is None and self._release_oversize(size, pool):
+            block = self._allocate(size, pool, small)
+        if block is None:
+            self.retries += 1
+            self._release_cached()
+            block = self._allocate(size, pool, small)
+        if block is None:
+            raise OutOfMemory
+        return block
+
+    def _allocate(self, size: int, pool: Cached, small: bool) -> Block | None:
+        """alloc_block"""
         segment = (
             SMALL_SEGMENT if small else LARGE_SEGMENT if size < MIN_LARGE else -(-size // ROUND_LARGE) * ROUND_LARGE
         )
-        if self.capacity is not None and self.reserved + segment > self.capacity:
-            self.retries += 1
-            self._release_cached()
-            if self.reserved + segment > self.capacity:
-                raise OutOfMemory
-        self.reserved += segment
-        block = Block(self._next_address, segment, pool, small)
+        if self.allowed is not None and self.reserved + segment > self.allowed:
+            return None
+        if self._expandable:
+            return self._expandable.allocate(size, pool, small)
+        if not self.take(self._next_address, segment, small):
+            return None
         self._next_address += segment
-        return block
+        return Block(self._next_address - segment, segment, pool, small)
+
+    def _release_oversize(self, size: int, pool: Cached) -> bool:
+        """release_available_cached_blocks: enough of those that may not be split, the largest first."""
+        if self._max_split == float("inf") or self._expandable:
+            return False
+        wanted = max(size, self._max_split)
+        place = bisect_left(pool, (wanted,))
+        if place < len(pool):
+            self._release(pool, place)
+            return True
+        released = 0
+        while released < wanted and pool and pool[-1][0] >= self._max_split:
+            released += pool[-1][0]
+            self._release(pool, len(pool) - 1)
+        return released >= wanted
+
+    def _collect_garbage(self, threshold: float) -> None:
+        """garbage_collect_cached_blocks: whole large segments that were not needed for longest."""
+        wanted, reclaimed = self.reserved - int(threshold), 0
+        large = [pool for (_, small), pool in self._pools.items() if not small]
+        ages = [self._searches - entry[2].cached_at for pool in large for entry in pool if _whole(entry[2])]
+        total, count, freed = sum(ages), len(ages), True
+        while wanted > 0 and reclaimed < wanted and count and freed and not self._expandable:
+            oldest, freed = total / count, False
+            for pool in large:
+                for place in range(len(pool) - 1, -1, -1):
+                    block = pool[place][2]
+                    age = self._searches - block.cached_at
+                    if _whole(block) and age >= oldest:
+                        freed = True
+                        reclaimed, total, count = reclaimed + block.size, total - age, count - 1
+                        self._release(pool, place)
 
     def _release_cached(self) -> None:
-        """Wait for the other streams, then give back every segment of which nothing is in use."""
+        """Wait for the other streams, then give back every segment, or page, of which nothing is in use."""
         for queue in self.delayed.values():
             for blocks in queue:
                 while blocks:
                     self.free(blocks.pop())
         for pool in self._pools.values():
+            if self._expandable:
+                self._expandable.release(pool)
+                continue
             for entry in pool:
-                if entry[2].before is None and entry[2].behind is None:
-                    self._give_back(entry[2])
-            pool[:] = [entry for entry in pool if entry[2].before or entry[2].behind]
+                if _whole(entry[2]):
+                    self.give_back(entry[2].address, entry[2].size)
+            pool[:] = [entry for entry in pool if not _whole(entry[2])]
 
-    def _give_back(self, segment: Block) -> None:
-        self.reserved -= segment.size
+    def _release(self, pool: Cached, place: int) -> None:
+        block = pool.pop(place)[2]
+        self.give_back(block.address, block.size)
+
+
+def _whole(block: Block) -> bool:
+    """Whether a block is its whole segment."""
+    return block.before is None and block.behind is None
+
+
+def rounded(nbytes: int, settings: Allocator) -> int:
+    """round_size: up to a power of two divided by `roundup_power2_divisions`, or to 512 bytes."""
+    divisions = 0
+    if settings.roundup_power2_divisions:
+        interval = min(max(nbytes.bit_length() - MIB.bit_length(), 0), len(settings.roundup_power2_divisions) - 1)
+        divisions = settings.roundup_power2_divisions[interval]
+    step = MIN_BLOCK
+    if divisions > 1 and nbytes > MIN_BLOCK * divisions:
+        step = (1 << (nbytes.bit_length() - 1)) // divisions
+    return -(-nbytes // step) * step
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,18 +231,16 @@ class Reserved:
     out_of_memory: MemoryEvent | None
 
 
-def replay(
-    events: Iterable[MemoryEvent], capacity: int | None = None, allocator: CachingAllocator | None = None
-) -> Reserved:
+def replay(events: Iterable[MemoryEvent], allocator: CachingAllocator | None = None) -> Reserved:
     """Run the ledger of one rank's GPU (its events of device "gpu", in order) through the allocator.
 
-    `allocator`: one to use instead of a fresh one of `capacity`.
+    `allocator`: a fresh one without limit unless given.
 
     The ledger joins tensors that live and die together, and knows of an op's temporaries only their sum and the
     largest, so this is an estimate of fragmentation, not a replay of the real calls.
     """
     events = list(events)
-    allocator = allocator or CachingAllocator(capacity)
+    allocator = allocator or CachingAllocator()
     blocks: dict[str, list[Block]] = {}
     temporaries = _Temporaries(allocator)
     peak, peak_at = 0, None

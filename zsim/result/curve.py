@@ -22,19 +22,20 @@ class Point:
     kernel: OpRecord | None
 
 
-def points(view: RankView, categories: Iterable[str], limit: int | None) -> Iterator[Point]:
+def points(view: RankView, categories: Iterable[str], allocator: Watched) -> Iterator[Point]:
     """What one GPU holds, in the order in which the host allocates, placed at the kernels issued with it.
 
     The host runs ahead of the device, so on its own clock the peak inside a kernel would have no width. A kernel's
-    temporaries last as long as it runs; a tensor appears with the next kernel of the default stream. `limit`: what the
-    allocator may reserve. Before it would exceed that, it waits for the streams that still read what has been freed.
+    temporaries last as long as it runs; a tensor appears with the next kernel of the default stream. `allocator`, a
+    fresh one, waits for the streams that still read what has been freed before it would exceed its limit.
     """
     span = view.steady
     kernels = [record for record in view.lanes.get(COMPUTE, ()) if record.step == span.step]
     ids = [record.op.id for record in kernels]
     held = dict.fromkeys(categories, 0)
     begun = False
-    delayed = _Delayed(_waits(view, limit) if limit is not None else set())
+    replay((event for event in view.ledgers["gpu"] if event.step <= span.step), allocator)
+    delayed = _Delayed(allocator.waits)
     for event in view.ledgers["gpu"]:
         if event.step == span.step and not begun:
             begun = True
@@ -84,15 +85,10 @@ class _Delayed:
         self.nbytes = 0
 
 
-def _waits(view: RankView, limit: int) -> set[int]:
-    """The ids of the events at which an allocator of `limit` bytes waits for the other streams."""
-    watched = _Watched(limit)
-    replay((event for event in view.ledgers["gpu"] if event.step <= view.steady.step), allocator=watched)
-    return watched.waits
-
-
 @dataclass
-class _Watched(CachingAllocator):
+class Watched(CachingAllocator):
+    """`waits`: the ids of the events at which it waits for the other streams."""
+
     waits: set[int] = field(default_factory=set)
 
     def _release_cached(self) -> None:

@@ -56,7 +56,7 @@ def measure(*, setup: Setup, program: Program, timeline: Timeline, profile: Prof
     slowest = max(views, key=lambda view: view.steady.end_s - view.steady.start_s)
     device = cluster.devices[slowest.rank]
     time = measure_time(slowest, device, profile)
-    gpu = memory.measure_gpu(views, cluster, program)
+    gpu = memory.measure_gpu(views, cluster, program, setup.plan.allocator)
     return Result(
         name=setup.name,
         headline=_headline(setup),

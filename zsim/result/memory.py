@@ -6,14 +6,18 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeVar
 
 from zsim.cluster.spec import Cluster, Device
-from zsim.engine.allocator import Reserved, replay
+from zsim.engine.allocator import CachingAllocator, Reserved, replay
 from zsim.engine.ledger import TEMPORARY
 from zsim.engine.timeline import MemoryEvent
+from zsim.plan.spec import Allocator
 from zsim.program.ops import COMPUTE, DELAYED_FREES, RANK_0, Launch, Op, Program
 from zsim.result.critical_path import RankView
-from zsim.result.spec import GpuMemory, HostMemory
+from zsim.result.spec import GpuMemory, HostMemory, Result
+
+A = TypeVar("A", bound=CachingAllocator)
 
 MIB = 1 << 20
 
@@ -73,19 +77,21 @@ def framework_bytes(device: Device, program: Program) -> int:
     return CUDA_CONTEXT_BYTES + nccl
 
 
-def measure_gpu(views: Sequence[RankView], cluster: Cluster, program: Program) -> GpuMemory:
+def measure_gpu(views: Sequence[RankView], cluster: Cluster, program: Program, settings: Allocator) -> GpuMemory:
     """Memory of the rank with the least headroom."""
-    return min((_gpu(view, cluster, program) for view in views), key=lambda gpu: gpu.headroom_bytes)
+    return min((_gpu(view, cluster, program, settings) for view in views), key=lambda gpu: gpu.headroom_bytes)
 
 
-def _gpu(view: RankView, cluster: Cluster, program: Program) -> GpuMemory:
+def _gpu(view: RankView, cluster: Cluster, program: Program, settings: Allocator) -> GpuMemory:
     """The allocator runs against what the device has left beside CUDA and NCCL."""
     # A step after the steady one repeats it.
     events = [event for event in view.ledgers["gpu"] if event.step <= view.steady.step]
     device = cluster.devices[view.rank]
     outside = framework_bytes(device, program)
-    limit = device.usable_bytes - outside
-    top, run = peak(events), replay(events, limit)
+    allocator = CachingAllocator.on(device.usable_bytes, device.usable_bytes - outside, settings)
+    limit = allocator.limit
+    assert limit is not None
+    top, run = peak(events), replay(events, allocator)
     failed, reserved = run.out_of_memory, wanted_bytes(run, events)
     return GpuMemory(
         capacity_bytes=device.usable_bytes,
@@ -99,6 +105,14 @@ def _gpu(view: RankView, cluster: Cluster, program: Program) -> GpuMemory:
         out_of_memory_at=describe(view, failed) if failed else None,
         allocator_retries=run.retries,
     )
+
+
+def served(result: Result, allocator: type[A]) -> A:
+    """A fresh allocator as the fullest GPU has; without limit where the run does not fit and is shown as if it did."""
+    gpu, settings = result.gpu, result.setup.plan.allocator
+    if not gpu.fits:
+        return allocator(None, settings)
+    return allocator.on(gpu.capacity_bytes, gpu.capacity_bytes - gpu.framework_bytes, settings)
 
 
 def wanted_bytes(run: Reserved, events: Sequence[MemoryEvent]) -> int:

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 def remedies(result: Result, number: int) -> list[Change]:
     """Up to `number` changes that make `result` fit, mildest first; pairs of them where no single one is enough."""
-    candidates = _STEPS if result.host.fits else (_load_on_rank_0, *_STEPS)
+    gpu, candidates = result.gpu, _STEPS
+    if not gpu.fits and gpu.peak_allocated_bytes + gpu.framework_bytes <= gpu.capacity_bytes:
+        candidates = (_expandable_segments, *candidates)  # what is allocated would fit: fragments are in the way
+    if not result.host.fits:
+        candidates = (_load_on_rank_0, *candidates)
     steps = [step for step in candidates if step(result.setup) is not None]
     for size in (1, 2):
         found = []
@@ -59,6 +63,14 @@ def _plan(setup: Setup, **fields: Any) -> tuple[str, Setup]:
 def _load_on_rank_0(setup: Setup) -> tuple[str, Setup] | None:
     """cpu_ram_efficient_loading, or a model built under zero.Init."""
     return _plan(setup, load="rank0") if setup.plan.load == "every_rank" else None
+
+
+def _expandable_segments(setup: Setup) -> tuple[str, Setup] | None:
+    settings = setup.plan.allocator
+    if settings.expandable_segments:
+        return None
+    plan = dataclasses.replace(setup.plan, allocator=dataclasses.replace(settings, expandable_segments=True))
+    return "allocator.expandable_segments=true", dataclasses.replace(setup, plan=plan)
 
 
 def _checkpoint(setup: Setup) -> tuple[str, Setup] | None:

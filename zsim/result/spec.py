@@ -50,11 +50,6 @@ class GpuMemory:
         return self.peak_reserved_bytes + self.framework_bytes
 
     @property
-    def limit_bytes(self) -> int | None:
-        """What the allocator may reserve; None, no limit, where the run does not fit and is shown as if it did."""
-        return self.capacity_bytes - self.framework_bytes if self.fits else None
-
-    @property
     def fits(self) -> bool:
         return self.out_of_memory_at is None and self.headroom_bytes >= 0
 

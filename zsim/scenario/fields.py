@@ -242,6 +242,18 @@ class ScenarioFields(Section):
     zero: ZeroField | None = None
     fsdp: FsdpField | None = None
     ddp: DdpField | None = None
+class AllocatorField(Section):
+    """torch's caching allocator, PYTORCH_ALLOC_CONF, by its keys."""
+
+    shorthand = "conf"
+    conf: str | None = Field(None, description="the variable itself: expandable_segments:True,max_split_size_mb:512")
+    expandable_segments: bool | None = None
+    max_split_size_mb: Annotated[int, Range(20, 10**7)] | None = None
+    garbage_collection_threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
+    per_process_memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    roundup_power2_divisions: Few | str | None = Field(None, description="4, or by megabytes [256:1,512:2,>:8]")
+
+
     deepspeed_config: str | None = Field(
         None, description="path of a DeepSpeed configuration, read as the Trainer does"
     )
@@ -281,3 +293,4 @@ class ScenarioFields(Section):
         "as torchrun sets it",
     )
     profile: str = Field("default", description="software stack of the cost profile, or a file of zsim calibrate")
+    allocator: AllocatorField | None = Field(None, description="PYTORCH_ALLOC_CONF (or PYTORCH_CUDA_ALLOC_CONF)")

@@ -77,6 +77,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
 def check(document: Document, folder: Path) -> Scenario:
     """Validate a scenario's fields. Raises InputError for the first field that is wrong, in file order."""
     sources, notes, not_modeled = [Path(document.file)], [], []
+    allocator_notes = _expand_allocator(document)
     config = document.data.get("deepspeed_config")
     if isinstance(config, str):
         reading = _read_deepspeed(document, folder / config)
@@ -87,6 +88,7 @@ def check(document: Document, folder: Path) -> Scenario:
         fields = ScenarioFields.model_validate(document.data)
     except ValidationError as invalid:
         raise first_error(document, invalid) from None
+    notes = [*allocator_notes, *notes]
     scenario = Scenario(fields, document, folder, tuple(notes), tuple(not_modeled), tuple(sources))
     _refuse_other_frameworks(scenario)
     return scenario
@@ -153,6 +155,26 @@ def _open_sections(document: Document, path: Path_, where: Path | str) -> None:
             inner = {} if inner is None or section is None else {section.shorthand: inner}
         data[name] = inner
         data = inner
+
+
+def _expand_allocator(document: Document) -> list[str]:
+    """Replace PYTORCH_ALLOC_CONF by its fields; returns notes on settings without effect."""
+    section = document.data.get("allocator")
+    conf = section.get("conf") if isinstance(section, dict) else section
+    if not isinstance(conf, str):
+        return []
+    from zsim.plan.alloc_conf import parse
+
+    try:
+        found, notes = parse(conf)
+    except InputError as error:
+        raise document.error(("allocator",), error.message, error.accepted, kind=type(error)) from None
+    beside = {name: value for name, value in section.items() if name != "conf"} if isinstance(section, dict) else {}
+    for name in found.keys() & beside.keys():
+        if not str(document.place(("allocator", name))[0]).startswith(_OVERRIDE):
+            raise document.error(("allocator", name), "stands here twice, once in conf", "one of them")
+    document.data["allocator"] = found | beside
+    return notes
 
 
 def _read_deepspeed(document: Document, path: Path) -> Reading:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from zsim.errors import NotModeled
+from zsim.errors import InputError, NotModeled
 from zsim.model.kernels import DTYPE_BYTES
 from zsim.model.spec import ModelSpec
-from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
+from zsim.plan.spec import Allocator, AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 
 if TYPE_CHECKING:
     from zsim.scenario.load import Scenario
@@ -26,6 +26,8 @@ def build_plan(
     """
     fields = scenario.fields
     threads, launched = _threads(scenario, ranks)
+    allocator, allocator_notes = _allocator(scenario)
+    launched += allocator_notes
     common: dict[str, Any] = {
         "world_size": ranks,
         "grad_accum": grad_accum,
@@ -33,6 +35,7 @@ def build_plan(
         "optimizer": _optimizer(scenario),
         "offload_activations": _offloads_activations(scenario),
         "omp_num_threads": threads,
+        "allocator": allocator,
         "load": fields.load or ("meta" if fields.implementation == "torchtitan" else "every_rank"),
     }
     name, version = fields.framework.name, fields.framework.version
@@ -80,6 +83,26 @@ def _holds_weights(plan: DeepSpeedPlan, scenario: Scenario) -> bool:
 
 def _threads(scenario: Scenario, ranks: int) -> tuple[int | None, list[str]]:
     """OMP_NUM_THREADS where the CPU computes, and a note where the launcher sets it: torch/distributed/run.py to 1 for
+def _allocator(scenario: Scenario) -> tuple[Allocator, list[str]]:
+    """Settings of the allocator, and a note on one without effect."""
+    from zsim.plan.alloc_conf import divisions
+
+    given = scenario.fields.allocator.given() if scenario.fields.allocator else {}
+    if "roundup_power2_divisions" in given:
+        path = ("allocator", "roundup_power2_divisions")
+        try:
+            given[path[1]] = divisions(str(given[path[1]]))
+        except InputError as error:
+            raise scenario.error(path, error.message, error.accepted) from None
+    allocator, notes = Allocator(**given), []
+    if allocator.garbage_collection_threshold and allocator.per_process_memory_fraction == 1:
+        notes.append(
+            "allocator.garbage_collection_threshold has no effect: torch collects only where "
+            "per_process_memory_fraction is below 1"
+        )
+    return allocator, notes
+
+
     several processes per node; deepspeed/launcher/launch.py not at all without --bind_cores_to_rank."""
     fields = scenario.fields
     computes = _offloads(scenario) or (fields.fsdp is not None and fields.fsdp.cpu_offload)

@@ -13,12 +13,12 @@ from itertools import islice
 
 from zsim.cluster.classes import rank_classes
 from zsim.cluster.spec import Cluster
-from zsim.engine.allocator import replay
+from zsim.engine.allocator import CachingAllocator, replay
 from zsim.engine.lanes import INFINITY, Rank
 from zsim.engine.ledger import memory_events
 from zsim.engine.simulator import Simulation, uncollected
 from zsim.engine.steady import SAME
-from zsim.plan.spec import AnyPlan, DeepSpeedPlan
+from zsim.plan.spec import Allocator, AnyPlan, DeepSpeedPlan
 from zsim.program.lower import lower
 from zsim.result.measure import throughput
 from zsim.result.memory import framework_bytes, wanted_bytes
@@ -96,7 +96,7 @@ def _simulated(setup: Setup, more: int) -> Outcome | None:
     step_s += more * each
     whole = replace(setup, plan=replace(setup.plan, grad_accum=accumulated))
     speed = throughput(whole, setup.cluster.devices[slowest.number], step_s)
-    memory = min(_memories(simulation, setup.cluster), key=lambda gpu: gpu["headroom_bytes"])
+    memory = min(_memories(simulation, setup.cluster, setup.plan.allocator), key=lambda gpu: gpu["headroom_bytes"])
     simulation.dissolve()
     return memory | {
         "decided_by": "clock",
@@ -112,15 +112,17 @@ def _each(simulation: Simulation, setup: Setup, more: int) -> float | None:
     return cycle(simulation, setup.plan.grad_accum - 2) if more else 0.0
 
 
-def _memories(simulation: Simulation, cluster: Cluster) -> Iterator[Outcome]:
+def _memories(simulation: Simulation, cluster: Cluster, settings: Allocator) -> Iterator[Outcome]:
     """Of each rank, as `result.memory.measure_gpu` has it."""
     for rank in simulation.ranks:
         device = cluster.devices[rank.number]
         outside = framework_bytes(device, simulation.program)
-        limit = device.usable_bytes - outside
+        allocator = CachingAllocator.on(device.usable_bytes, device.usable_bytes - outside, settings)
+        limit = allocator.limit
+        assert limit is not None
         steps = islice(memory_events(rank), simulation.reported + 1)
         events = [event for step in steps for event in step if event.device == "gpu"]
-        run = replay(events, limit)
+        run = replay(events, allocator)
         wanted = wanted_bytes(run, events)
         yield {
             "fits": run.out_of_memory is None and wanted <= limit,

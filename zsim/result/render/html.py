@@ -17,8 +17,9 @@ from zsim.program.ops import COMPUTE, HOST, LANES
 from zsim.result.breakdown import cause, waiting_segments
 from zsim.result.compare import titles
 from zsim.result.critical_path import RankView
-from zsim.result.curve import Point, points
+from zsim.result.curve import Point, Watched, points
 from zsim.result.holders import holders
+from zsim.result.memory import served
 from zsim.result.render import terminal
 from zsim.result.render.drawing import drawing
 from zsim.result.render.style import CATEGORY_COLORS, CATEGORY_LABELS, CAUSE_COLORS, PHASE_COLORS, cause_label
@@ -97,7 +98,7 @@ def _side_by_side(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 def _memory(result: Result, view: RankView) -> dict[str, Any]:
     """Bytes by category over the steady step, in GiB, and the kernel that runs."""
-    curve = list(_thinned(list(points(view, CATEGORY_COLORS, result.gpu.limit_bytes))))
+    curve = list(_thinned(list(points(view, CATEGORY_COLORS, served(result, Watched)))))
     texts = Texts()
     columns = {name: [point.held[name] for point in curve] for name in CATEGORY_COLORS}
     columns["framework"] = [result.gpu.framework_bytes] * len(curve)

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zsim.engine.allocator import Block, CachingAllocator, replay
+from zsim.engine.allocator import LARGE_SEGMENT, SMALL_SEGMENT, CachingAllocator, replay
+from zsim.engine.blocks import Block
 from zsim.engine.timeline import MemoryEvent
 from zsim.program.ops import COMPUTE, Launch, Op, Program
 from zsim.result.critical_path import RankView
+from zsim.result.memory import served
 from zsim.result.render.chrome_trace import STREAMS
 from zsim.result.spec import Result
 
@@ -33,12 +35,13 @@ def write(result: Result, path: Path) -> None:
 def snapshot(result: Result) -> dict[str, Any]:
     """The snapshot of the fullest GPU, as device 0."""
     view = RankView(result.program, result.timeline, result.gpu.peak_rank)
-    recorder = _Recorder(result.gpu.limit_bytes, ops=_ops(result.program))
+    recorder = served(result, _Recorder)
+    recorder.ops = _ops(result.program)
     replay((event for event in view.ledgers["gpu"] if event.step <= view.steady.step), allocator=recorder)
     return {
-        "segments": [_segment(recorder, address) for address in sorted(recorder.segments)],
+        "segments": [_segment(recorder, *segment) for segment in _segments(recorder)],
         "device_traces": [recorder.trace],
-        "allocator_settings": {"expandable_segments": False},
+        "allocator_settings": {"expandable_segments": recorder.settings.expandable_segments},
         "external_annotations": [],
     }
 
@@ -49,7 +52,8 @@ class _Recorder(CachingAllocator):
 
     ops: list[dict[int, Op]] = field(default_factory=list)  # by step, by id
     trace: list[Entry] = field(default_factory=list)
-    segments: dict[int, tuple[int, str, bool]] = field(default_factory=dict)  # address -> size, stream, small
+    # address -> size, stream, small; of expandable segments, their pages
+    segments: dict[int, tuple[int, str, bool]] = field(default_factory=dict)
     used: dict[int, Entry] = field(default_factory=dict)  # address -> block entry
     _frames: dict[tuple[Any, ...], list[Entry]] = field(default_factory=dict)
     _stream: str = ""
@@ -82,17 +86,26 @@ class _Recorder(CachingAllocator):
             self._freed("free_requested", entry)
         super().free_later(key, blocks)
 
-    def _new_segment(self, size: int, pool: list[tuple[int, int, Block]], small: bool) -> Block:
-        block = super()._new_segment(size, pool, small)
-        address = BASE_ADDRESS + block.address
-        self.segments[address] = block.size, self._stream, small
-        self._log("segment_alloc", address, block.size, self._stream, [])
-        return block
+    def take(self, address: int, size: int, small: bool) -> bool:
+        if not super().take(address, size, small):
+            return False
+        address += BASE_ADDRESS
+        action, unit = "segment_alloc", size
+        if self.settings.expandable_segments:
+            action, unit = "segment_map", SMALL_SEGMENT if small else LARGE_SEGMENT
+        for page in range(address, address + size, unit):
+            self.segments[page] = unit, self._stream, small
+        self._log(action, address, size, self._stream, [])
+        return True
 
-    def _give_back(self, segment: Block) -> None:
-        super()._give_back(segment)
-        size, stream, _ = self.segments.pop(BASE_ADDRESS + segment.address)
-        self._log("segment_free", BASE_ADDRESS + segment.address, size, stream, [])
+    def give_back(self, address: int, size: int) -> None:
+        super().give_back(address, size)
+        address += BASE_ADDRESS
+        stream, given = self.segments[address][1], 0
+        while given < size:
+            given += self.segments.pop(address + given)[0]
+        action = "segment_unmap" if self.settings.expandable_segments else "segment_free"
+        self._log(action, address, size, stream, [])
 
     def _freed(self, action: str, entry: Entry) -> None:
         self._log(action, entry["address"], entry["requested_size"], "", entry["frames"])
@@ -146,8 +159,20 @@ def _frame(filename: str, name: str) -> Entry:
     return {"filename": filename, "line": 0, "name": name}
 
 
-def _segment(recorder: _Recorder, address: int) -> Entry:
-    size, stream, small = recorder.segments[address]
+def _segments(recorder: _Recorder) -> list[tuple[int, int, str, bool]]:
+    """Address, size, stream and whether small, by address; pages in a row are one segment, as torch reports them."""
+    found: list[tuple[int, int, str, bool]] = []
+    for address in sorted(recorder.segments):
+        size, stream, small = recorder.segments[address]
+        start, length, *its = found[-1] if found else (0, 0)
+        if recorder.settings.expandable_segments and start + length == address and its == [stream, small]:
+            found[-1] = (start, length + size, stream, small)
+        else:
+            found.append((address, size, stream, small))
+    return found
+
+
+def _segment(recorder: _Recorder, address: int, size: int, stream: str, small: bool) -> Entry:
     blocks: list[Entry] = []
     at = address
     for start in sorted(start for start in recorder.used if address <= start < address + size):
@@ -166,7 +191,7 @@ def _segment(recorder: _Recorder, address: int) -> Entry:
         "stream": _stream(stream),
         "segment_type": "small" if small else "large",
         "segment_pool_id": (0, 0),
-        "is_expandable": False,
+        "is_expandable": recorder.settings.expandable_segments,
         "allocated_size": sum(block["size"] for block in allocated),
         "active_size": sum(block["size"] for block in active),
         "requested_size": sum(block["requested_size"] for block in allocated),

@@ -13,7 +13,8 @@ from zsim.engine.timeline import OpRecord
 from zsim.program.ops import HOST, LANES
 from zsim.result.compare import titles
 from zsim.result.critical_path import RankView
-from zsim.result.curve import points
+from zsim.result.curve import Watched, points
+from zsim.result.memory import served
 from zsim.result.render.style import CATEGORY_COLORS, CATEGORY_LABELS, CAUSE_COLORS, PHASE_COLORS
 from zsim.result.spec import Result
 
@@ -148,7 +149,7 @@ def memory_and_lanes(result: Result) -> Figure:
 
 
 def _memory(axes: Axes, result: Result, view: RankView) -> None:
-    curve = list(points(view, CATEGORY_COLORS, result.gpu.limit_bytes))
+    curve = list(points(view, CATEGORY_COLORS, served(result, Watched)))
     times = [point.time_s for point in curve]
     base = np.zeros(len(curve))
     for name, color in CATEGORY_COLORS.items():

@@ -5,8 +5,10 @@ from __future__ import annotations
 import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
+from zsim.plan.spec import Allocator
 from zsim.result.render.style import CATEGORY_LABELS, cause_label
 from zsim.result.spec import Headline, Result
 from zsim.result.suggestions import GAINS
@@ -129,7 +131,15 @@ def headline(of: Headline) -> str:
         + (f" x {accumulation} accumulation steps" if accumulation > 1 else "")
         + f"; checkpointing {work['checkpointing']}"
         + (f" in {len(work['checkpointed'])} blocks" if work["checkpointed"] else "")
+        + _allocator(of.plan["allocator"])
     )
+
+
+def _allocator(settings: Mapping[str, Any]) -> str:
+    """What PYTORCH_ALLOC_CONF sets."""
+    defaults = asdict(Allocator())
+    changed = ", ".join(f"{name}={value}" for name, value in settings.items() if value != defaults[name])
+    return f"; allocator {changed}" if changed else ""
 
 
 def _memory(result: Result, width: int, blocks: bool) -> Iterator[str]:
