@@ -83,6 +83,16 @@ def _holds_weights(plan: DeepSpeedPlan, scenario: Scenario) -> bool:
 
 def _threads(scenario: Scenario, ranks: int) -> tuple[int | None, list[str]]:
     """OMP_NUM_THREADS where the CPU computes, and a note where the launcher sets it: torch/distributed/run.py to 1 for
+    several processes per node; deepspeed/launcher/launch.py not at all without --bind_cores_to_rank."""
+    fields = scenario.fields
+    computes = _offloads(scenario) or (fields.fsdp is not None and fields.fsdp.cpu_offload)
+    if fields.omp_num_threads or ranks == 1 or not computes:
+        return fields.omp_num_threads, []
+    if fields.framework.name == "deepspeed":
+        return None, ["omp_num_threads: one per core of the node in every process, as the deepspeed launcher leaves it"]
+    return 1, ["omp_num_threads: 1, as torchrun sets it"]
+
+
 def _allocator(scenario: Scenario) -> tuple[Allocator, list[str]]:
     """Settings of the allocator, and a note on one without effect."""
     from zsim.plan.alloc_conf import divisions
@@ -101,16 +111,6 @@ def _allocator(scenario: Scenario) -> tuple[Allocator, list[str]]:
             "per_process_memory_fraction is below 1"
         )
     return allocator, notes
-
-
-    several processes per node; deepspeed/launcher/launch.py not at all without --bind_cores_to_rank."""
-    fields = scenario.fields
-    computes = _offloads(scenario) or (fields.fsdp is not None and fields.fsdp.cpu_offload)
-    if fields.omp_num_threads or ranks == 1 or not computes:
-        return fields.omp_num_threads, []
-    if fields.framework.name == "deepspeed":
-        return None, ["omp_num_threads: one per core of the node in every process, as the deepspeed launcher leaves it"]
-    return 1, ["omp_num_threads: 1, as torchrun sets it"]
 
 
 def _optimizer(scenario: Scenario) -> Optimizer:
