@@ -34,7 +34,7 @@ LORA = {"r": 8, "targets": ["q_proj", "v_proj", "down_proj"]}
 def configurations() -> list[Config]:
     return [
         *_ddp(), *_fsdp2(), *_fsdp1(), *_deepspeed(), *_deepspeed_corners(), *_offload(), *_decay_groups(),
-        *_zero_plus_plus(), *_ulysses(),
+        *_zero_plus_plus(), *_leaves(), *_ulysses(),
     ]  # fmt: skip
 
 
@@ -350,6 +350,32 @@ def _zero_plus_plus() -> list[Config]:
         _zero("qnz_frozen", 3, 4, ga=2, zero=SMALL_ZERO | frozen | hpz | alone, freeze=["mlp", "embed"]),
         _zero("qnz_noprefetch", 3, zero=SMALL_ZERO | frozen | unfetched, freeze=["mlp", "norm"]),
         _zero("qnz_qwz_frozen", 3, zero=REGATHER | frozen | weights | alone, freeze=["mlp", "norm"], ckpt=True),
+    ]
+
+
+def _leaves() -> list[Config]:
+    """Modules gathered whole: by class, name, end of a name, and by how few parameters a module has for its parts."""
+
+    def leaf(**chosen: list[str]) -> Config:
+        return {"leaf_module": chosen}
+
+    def coarse(threshold: int) -> Config:
+        return {"stage3_module_granularity_threshold": threshold}
+
+    names = ["model.layers.1", "model.layers.2.mlp", "lm_head"]
+    wide = {"vocab_size": 2000}  # so that the model as a whole is less coarse than its blocks
+    return [
+        _zero("leaf_class", 3, zero=SMALL_ZERO | leaf(classes=["LlamaMLP"])),
+        _zero("leaf_name", 3, ga=2, zero=REGATHER | leaf(names=names)),
+        _zero("leaf_suffix", 3, zero=REGATHER | leaf(name_suffixes=["mlp", "layers.3"]), ckpt=True),
+        _zero("leaf_class", 3, model="mixtral", zero=SMALL_ZERO | leaf(classes=["MixtralDecoderLayer"])),
+        _zero("leaf_none", 3, model="mixtral", zero=REGATHER | leaf(classes=[])),
+        _zero("leaf_lora", 3, zero=REGATHER | leaf(classes=["LlamaMLP"]), lora=LORA),
+        _zero("coarse_attention", 3, model="gpt2", zero=SMALL_ZERO | coarse(87730), over=wide),
+        _zero("coarse_block", 3, ga=2, zero=REGATHER | coarse(61000)),
+        _zero("coarse_block", 3, 4, model="gpt2", zero=REGATHER | coarse(87760), over=wide, ckpt=True),
+        _zero("coarse_tiny", 3, zero=SMALL_ZERO | coarse(10)),
+        _zero("coarse_mixtral", 3, model="mixtral", zero=SMALL_ZERO | coarse(1000)),
     ]
 
 

@@ -87,6 +87,14 @@ class DeepSpeedPlan(Plan):
     use_all_reduce_for_fetch_params: bool = False
     zero_init: bool = False  # the model was built under deepspeed.zero.Init
     leaf_blocks: bool = False  # set_z3_leaf_modules on the model's blocks
+    leaf_classes: tuple[str, ...] = (  # leaf_module.classes, runtime/zero/leaf_module_config.py
+        "transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock",
+        "transformers.models.qwen2_moe.modeling_qwen2_moe.Qwen2MoeSparseMoeBlock",
+        "transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeSparseMoeBlock",
+    )
+    leaf_names: tuple[str, ...] = ()
+    leaf_name_suffixes: tuple[str, ...] = ()
+    stage3_module_granularity_threshold: int = 0
     zero_hpz_partition_size: int = 1
     zero_quantized_weights: bool = False
     zero_quantized_nontrainable_weights: bool = False

@@ -7,7 +7,7 @@ on every module, runtime/zero/stage3.py on every gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import DeepSpeedPlan
@@ -29,11 +29,9 @@ from zsim.program.walk import gradient_flow, modules_in_order
 from zsim.program.zero3_coordinator import Coordinator, Params
 from zsim.program.zero3_early import EarlyParameters
 from zsim.program.zero3_gradients import Gradients
+from zsim.program.zero3_leaves import by_keyword, called, check_leaves, leaves
 from zsim.program.zero3_parameters import Parameters
 from zsim.program.zero3_quantized import reduction_groups
-
-# runtime/zero/leaf_module_config.py DEFAULT_LEAF_MODULE_CLASSES, all of transformers
-LEAF_CLASSES = ("MixtralSparseMoeBlock", "Qwen2MoeSparseMoeBlock", "Qwen3MoeSparseMoeBlock")
 
 Instructions = tuple[Instruction, ...]
 
@@ -64,18 +62,18 @@ class Zero3(Hooks[DeepSpeedPlan]):
         early = before(plan, 0, 6)
         self.parameters = (EarlyParameters if early else Parameters)(builder, model, plan)
         self.gradients = Gradients(builder, model, plan, self.parameters)
-        modules = dict(_modules(tree))
+        modules = dict(called(tree))
         self.coordinator = Coordinator(
             owned={name: tuple(sorted(set(module.params))) for name, module in modules.items()},
             inside={name: _inside(module) for name, module in modules.items()},
-            leaves=_leaves(modules, plan),
+            leaves=leaves(tree, plan, self.parameters.numel),
             numel=self.parameters.numel,
             persistent=_persistent(self.parameters.numel, plan),
             frozen=frozenset(range(len(model.parameters))).difference(self.parameters.trainable),
             prefetch_bucket_size=0 if early else _prefetch_bucket(plan),
             max_live_parameters=plan.stage3_max_live_parameters,
             max_reuse_distance=0 if early else plan.stage3_max_reuse_distance,
-            **({"unread": self.parameters.nvme.unread} if self.parameters.nvme else {}),
+            unread=self.parameters.unread,
         )
         # Only modules outside leaves have hooks, and of these only some take part in backward.
         hooked = set(_hooked(tree, self.coordinator.leaves))
@@ -86,6 +84,9 @@ class Zero3(Hooks[DeepSpeedPlan]):
         if checkpoints:
             # transformers 5 activation_checkpointing_enable makes the embedding's output require a gradient
             self.in_backward.update([name for name, module in modules.items() if module.role == "embedding"][:1])
+        if plan.stage3_module_granularity_threshold:
+            self.parameters.fast = self.coordinator.leaves
+        self._check_leaves(modules)
         self.in_leaf = {param: leaf for leaf in self.coordinator.leaves for param in self.coordinator.inside[leaf]}
         self.bias_of = _linear_biases(model)
         self.biases = frozenset(self.bias_of.values())
@@ -186,7 +187,7 @@ class Zero3(Hooks[DeepSpeedPlan]):
         if module.name in self.hooked:
             self.hook_calls += 1
             if released := self.coordinator.release(module.name):
-                self.parameters.free(released)
+                self.parameters.free(released, at_once=module.name in self.parameters.fast)
 
     def pre_backward(self, module: Module) -> None:
         if module.name in self.in_backward:
@@ -194,14 +195,27 @@ class Zero3(Hooks[DeepSpeedPlan]):
 
     def post_backward(self, module: Module) -> None:
         """The hook sits on the module's inputs: where none requires a gradient (token ids), it never fires."""
-        if module.name not in self.in_backward or not self.flow[module.name].before:
+        if module.name not in self.in_backward or not self._notices(module):
             return
         if module.name in self.coordinator.leaves:  # register_full_backward_hook: all gradients at once, by parameter
             for param in self.coordinator.inside[module.name]:
                 if self.model.parameters[param].trainable:
                     self.gradients.ready(param)
         self.hook_calls += 1
-        self.parameters.free(self.coordinator.release(module.name, backward=True))
+        self.parameters.free(
+            self.coordinator.release(module.name, backward=True), at_once=module.name in self.parameters.fast
+        )
+
+    def _notices(self, module: Module) -> bool:
+        """Whether a positional argument requires a gradient: its hook tells that the module's backward is done."""
+        return self.flow[module.name].before and not by_keyword(module)
+
+    def _check_leaves(self, modules: Mapping[str, Module]) -> None:
+        trained = {
+            name: any(self.model.parameters[param].trainable for param in self.coordinator.inside[name])
+            for name in self.coordinator.leaves & self.hooked
+        }
+        check_leaves({name for name, trains in trained.items() if trains and not self._notices(modules[name])}, modules)
 
     def _fetch(self, module: str, phase: str) -> None:
         fetch = self.coordinator.fetch(module, phase)
@@ -279,24 +293,8 @@ def _linear_biases(model: ModelSpec) -> dict[int, int]:
     return {weight: bias for weight, bias in pairs if weight is not None and weight != bias}
 
 
-def _modules(module: Module) -> Iterator[tuple[str, Module]]:
-    yield module.name, module
-    for item in module.body:
-        if isinstance(item, Module):
-            yield from _modules(item)
-
-
 def _inside(module: Module) -> Params:
-    return tuple(sorted({param for _, inner in _modules(module) for param in inner.params}))
-
-
-def _leaves(modules: dict[str, Module], plan: DeepSpeedPlan) -> frozenset[str]:
-    """Modules treated as a whole: the user's choice, and mixture-of-experts layers without being asked."""
-    return frozenset(
-        name
-        for name, module in modules.items()
-        if (plan.leaf_blocks and module.role == "block") or module.module_class in LEAF_CLASSES
-    )
+    return tuple(sorted({param for _, inner in called(module) for param in inner.params}))
 
 
 def _hooked(module: Module, leaves: frozenset[str]) -> Iterator[str]:

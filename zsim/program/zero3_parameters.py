@@ -59,6 +59,7 @@ class Parameters:
         self.hpz = plan.zero_hpz_partition_size if plan.zero_hpz_partition_size > 1 else 0
         self.secondary: set[int] = set()  # parameters that have a shard over the small hpZ group
         self.micro = 0
+        self.fast: frozenset[str] = frozenset()  # leaves under fast_sharding_for_leaf_module: no events, no waits
         self._inflight: dict[int, Gather] = {}
         self._views: dict[int, Gather] = {}  # parameters that live inside a flat buffer
         self._flats = 0
@@ -96,12 +97,12 @@ class Parameters:
             self._gather(some, "world", module, phase, quantize)
 
     def _gather(self, params: Params, group: str, module: str, phase: str, quantize: bool) -> None:
-        if self.nvme:
-            self.nvme.fetch(params, phase, self.micro)
         if self.world == 1:
             if self.plan.offload_param:
                 self._copy(params, module, phase)
             return
+        if self.nvme:
+            self.nvme.fetch(params, phase, self.micro)
         calls: Iterable[Params] = ((param,) for param in params)
         if params and not self.plan.stage3_allgather_sequential:
             calls = (params,)
@@ -120,6 +121,8 @@ class Parameters:
 
     def _copy(self, params: Params, module: str, phase: str) -> None:
         """_no_gather_coalesced: the shard is the parameter, `.to(device, non_blocking=True)`."""
+        if self.nvme:
+            self.nvme.fetch(params, phase, self.micro)
         for param in params:
             self.builder.alloc(f"full:{param}", "all_gather_buffers", self.numel[param] * self.size, lane=self.stream)
             if not (self.nvme and self.nvme.on_gpu(param)):
@@ -127,6 +130,10 @@ class Parameters:
                 work = Copy("h2d", self.numel[param] * self.size)
                 event = self.builder.launch(H2D, "fetch shard", phase, work, module=module, micro=self.micro)
                 self._inflight[param] = Gather((param,), event, None, 1)
+
+    def unread(self, param: int) -> bool:
+        """Whether its shard lies on NVMe and nobody is reading it."""
+        return self.nvme is not None and self.nvme.unread(param)
 
     def read_ahead(self, upcoming: Iterator[int], phase: str) -> None:
         """__prefetch_nvme_param_partitions: past twice the elements that are being gathered nothing is read."""
@@ -227,7 +234,8 @@ class Parameters:
             if gather.flat and gather.unfetched == 0 and param not in self._views:
                 for key in self.quantized.buffers(gather) if gather.ranks else (gather.flat,):
                     self.builder.free(key)
-            self._events.append(gather.event)
+            if module not in self.fast:
+                self._events.append(gather.event)
             if self.world == 1:  # NoGatherHandle.wait synchronizes the stream
                 self.builder.host_wait(gather.event)
             self.builder.stream_wait(COMPUTE, gather.event)
@@ -249,8 +257,11 @@ class Parameters:
             launches=len(gather.params), module=module, micro=self.micro,
         )  # fmt: skip
 
-    def free(self, params: Params) -> None:
-        """param.partition: the shard exists already, so only the full parameter goes, once compute is done with it."""
+    def free(self, params: Params, *, at_once: bool = False) -> None:
+        """param.partition: the shard exists already, so only the full parameter goes, once compute is done with it.
+
+        `at_once`: the parameter's tensor is replaced instead, and no stream is recorded.
+        """
         for param in params:
             if self.hpz and param not in self.secondary:
                 self._make_secondary(param)
@@ -264,20 +275,20 @@ class Parameters:
                 if any(other in self._views and self._views[other] is view for other in view.params):
                     continue
                 key = view.flat or ""
-            self.builder.free(key, after=self.builder.last(COMPUTE))
+            self.builder.free(key, after=None if at_once else self.builder.last(COMPUTE))
 
     def gather_persistent(self, params: Params) -> None:
         """_allgather_params_coalesced after the optimizer step: one call each, then the device is synchronized."""
         self._events.clear()  # the host has waited for the gradient norm, and with it for every gather before
+        if self.world == 1 and self.plan.offload_param and params:
+            self._copy(params, "", "optimizer")
+            self._inflight.clear()
+            self.builder.host_wait(None)
         if self.world == 1 or not params:
-            self._gather(params, "world", "", "optimizer", False)
             return
         if not self.plan.stage3_allgather_sequential:
             params = tuple(sorted(params, key=self.quantized.stored.__contains__))
         for param in params:
-            if self.nvme:
-                self.nvme.fetch((param,), "optimizer", self.micro)
-                self.nvme.release(param)
             if param in self.quantized.stored:
                 self.quantized.gather_persistent(param)
                 continue

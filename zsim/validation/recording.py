@@ -208,10 +208,11 @@ _ZERO = {
         "sub_group_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
         "stage3_model_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance",
         "use_all_reduce_for_fetch_params", "zero_hpz_partition_size", "zero_quantized_weights",
-        "zero_quantized_nontrainable_weights", "zero_quantized_gradients",
+        "zero_quantized_nontrainable_weights", "zero_quantized_gradients", "stage3_module_granularity_threshold",
     )
 } | {
     "allgather_sequential": "stage3_allgather_sequential", "offload_optimizer": "", "offload_param": "",
+    "leaf_module": "",
     "stage3_allgather_sequential": "stage3_allgather_sequential",
     "stage3_use_all_reduce_for_fetch_params": "use_all_reduce_for_fetch_params",
 }  # fmt: skip
@@ -238,6 +239,9 @@ def _deepspeed(config: Mapping[str, Any], world: int) -> DeepSpeedPlan:
     for name in ("offload_optimizer", "offload_param"):
         if name in zero:
             fields |= _take(zero[name], _OFFLOAD[name], name)
+    leaf = {"classes": "leaf_classes", "names": "leaf_names", "name_suffixes": "leaf_name_suffixes"}
+    chosen = _take(zero.get("leaf_module", {}), leaf, "leaf_module")
+    fields |= {field: tuple(values) for field, values in chosen.items()}
     enabled = [d for k, d in (("bf16", "bfloat16"), ("fp16", "float16")) if settings.get(k, {}).get("enabled")]
     fields["dtype"] = enabled[0] if enabled else "float32"
     if settings.get("communication_data_type"):

@@ -1,0 +1,103 @@
+"""Modules that ZeRO-3 of DeepSpeed 0.19.8 gathers whole: those asked for, and those small for their number of parts.
+
+utils/z3_leaf_module.py (apply_zero_leaf_module_config) and runtime/zero/parameter_offload.py
+(_set_z3_leaf_modules_by_threshold).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from zsim.errors import InputError
+from zsim.model.spec import Module
+from zsim.plan.spec import DeepSpeedPlan
+
+MAX_LEAF = 10**9  # Z3_MAX_LEAF_SIZE, elements
+
+
+def leaves(tree: Module, plan: DeepSpeedPlan, numel: Sequence[int]) -> frozenset[str]:
+    """Names of the modules. Raises InputError for a container, whose children would have no hooks."""
+    modules = dict(called(tree))
+    containers = {name[:end] for name in modules for end in range(len(name)) if name[end] == "."}.difference(modules)
+    classes = {_class(name) for name in plan.leaf_classes}
+    asked = [name for name in containers if name in plan.leaf_names or name.endswith(plan.leaf_name_suffixes)]
+    for name in sorted([*asked, *classes & {"ModuleList", "ModuleDict"}]):
+        raise InputError(
+            f"{name} holds modules and is never called itself: as a leaf, it would have nothing in it gathered",
+            field="zero.leaf_module",
+        )
+    chosen = {
+        name
+        for name, module in modules.items()
+        if (plan.leaf_blocks and module.role == "block")
+        or module.module_class in classes
+        or name in plan.leaf_names
+        or name.endswith(plan.leaf_name_suffixes)
+    }
+    if plan.stage3_module_granularity_threshold:
+        chosen.update(_coarse(tree, plan.stage3_module_granularity_threshold, numel))
+    return frozenset(chosen)
+
+
+def called(module: Module) -> Iterator[tuple[str, Module]]:
+    """Modules that are called, by name, in the order of their first call."""
+    yield module.name, module
+    for item in module.body:
+        if isinstance(item, Module):
+            yield from called(item)
+
+
+def check_leaves(unnoticed: set[str], modules: Mapping[str, Module]) -> None:
+    """`unnoticed`: trained leaves without a positional argument that requires a gradient. Raises InputError for one.
+
+    What reduces a leaf's gradients is torch's full backward hook, which then fires before the leaf's backward rather
+    than after: DeepSpeed 0.19.8 fails, or trains nothing where the leaf is all of the model.
+    """
+    for name in sorted(unnoticed):
+        raise InputError(
+            f"{name or 'the whole model'} ({modules[name].module_class}) cannot be a leaf module: none of its "
+            "positional arguments requires a gradient, so DeepSpeed reduces its gradients before there are any",
+            field="zero.leaf_module or zero.stage3_module_granularity_threshold",
+        )
+
+
+def by_keyword(module: Module) -> bool:
+    """Attention of transformers 5: all decoder layers whose attention is called self_attn pass their input by name."""
+    return module.name.rpartition(".")[2] == "self_attn"
+
+
+def _class(name: str) -> str:
+    """A class's own name, which is all that is known here of classes outside transformers."""
+    package, _, own = name.rpartition(".")
+    return own if not package or package.startswith("transformers.models.") else name
+
+
+def _coarse(tree: Module, threshold: int, numel: Sequence[int]) -> Iterator[str]:
+    """_set_leaf_by_threshold_preorder: from the root down, the first whose parameters by layers are few enough."""
+    counts: dict[str, tuple[int, int]] = {}
+    _count(tree, numel, counts)
+
+    def visit(module: Module) -> Iterator[str]:
+        layers, elements = counts[module.name]
+        children = _children(module)
+        if elements and children and elements <= MAX_LEAF and elements // layers <= threshold:
+            yield module.name
+            return
+        for child in children:
+            yield from visit(child)
+
+    return visit(tree)
+
+
+def _count(module: Module, numel: Sequence[int], counts: dict[str, tuple[int, int]]) -> tuple[int, int]:
+    """_get_granularity_recursively: (layers, elements). Modules without parameters, and lists of modules, are none."""
+    layers, elements = 0, sum(numel[param] for param in module.params)
+    for child in _children(module):
+        inner, more = _count(child, numel, counts)
+        layers, elements = layers + inner, elements + more
+    counts[module.name] = (layers + 1, elements) if elements else (0, 0)
+    return counts[module.name]
+
+
+def _children(module: Module) -> list[Module]:
+    return list({item.name: item for item in module.body if isinstance(item, Module)}.values())
