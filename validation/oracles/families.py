@@ -34,6 +34,8 @@ SMALL = {
     "num_key_value_heads": 2, "vocab_size": 199,
 }  # fmt: skip
 PLAIN = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 199}
+WINDOWS = {"num_hidden_layers": 5, "sliding_window": 32}  # four layers with one, one without
+TOKENS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}  # inside the small vocabulary
 FLASH, BOTH, EAGER = ("sdpa",), ("sdpa", "eager"), ("eager",)
 
 # name -> (attention implementations that the family has, config.json)
@@ -86,6 +88,62 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         EAGER, {"model_type": "mpt", "d_model": 64, "n_layers": 3, "n_heads": 4, "vocab_size": 199, "max_seq_len": 128},
     ),
     "bloom": (EAGER, {"model_type": "bloom", "hidden_size": 64, "n_layer": 3, "n_head": 4, "vocab_size": 199}),
+    "qwen2_moe": (
+        BOTH,
+        {
+            "model_type": "qwen2_moe", **SMALL, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 96, "mlp_only_layers": [1],
+        },
+    ),
+    "olmoe": (
+        BOTH,
+        {
+            "model_type": "olmoe", **SMALL, "num_experts": 4, "num_experts_per_tok": 2, "pad_token_id": 0,
+            "clip_qkv": 8.0,
+        },
+    ),
+    "olmo": (BOTH, {"model_type": "olmo", **SMALL, "pad_token_id": 0}),
+    "olmo-clip": (FLASH, {"model_type": "olmo", **SMALL, "pad_token_id": 0, "clip_qkv": 8.0}),
+    "olmo3": (FLASH, {"model_type": "olmo3", **SMALL, "pad_token_id": 0, **WINDOWS}),
+    "granite": (BOTH, {"model_type": "granite", **SMALL, "pad_token_id": 0}),
+    "cohere": (BOTH, {"model_type": "cohere", **SMALL, **TOKENS}),
+    "cohere-qk-norm": (FLASH, {"model_type": "cohere", **SMALL, **TOKENS, "use_qk_norm": True}),
+    "cohere2": (FLASH, {"model_type": "cohere2", **SMALL, **TOKENS, **WINDOWS}),
+    "glm": (BOTH, {"model_type": "glm", **SMALL, "head_dim": 32, "pad_token_id": 0}),
+    "glm4": (BOTH, {"model_type": "glm4", **SMALL, "head_dim": 32, "pad_token_id": 0}),
+    "ernie4_5": (BOTH, {"model_type": "ernie4_5", **SMALL, "head_dim": 32}),
+    "seed_oss": (
+        BOTH, {"model_type": "seed_oss", **SMALL, "head_dim": 32, "residual_dropout": 0.1, "attention_dropout": 0.0},
+    ),
+    "hunyuan": (BOTH, {"model_type": "hunyuan_v1_dense", **SMALL, "head_dim": 32}),
+    "exaone4": (FLASH, {"model_type": "exaone4", **SMALL, **WINDOWS}),
+    "arcee": (BOTH, {"model_type": "arcee", **SMALL}),
+    "nemotron": (BOTH, {"model_type": "nemotron", **SMALL}),
+    "stablelm": (BOTH, {"model_type": "stablelm", **SMALL, "use_qkv_bias": True}),
+    "stablelm-qk-norm": (
+        FLASH, {"model_type": "stablelm", **SMALL, "use_parallel_residual": True, "qk_layernorm": True},
+    ),
+    "starcoder2": (
+        BOTH, {"model_type": "starcoder2", **SMALL, "residual_dropout": 0.1, "embedding_dropout": 0.1},
+    ),
+    "gpt_neo": (
+        EAGER,
+        {
+            "model_type": "gpt_neo", "hidden_size": 64, "num_layers": 4, "num_heads": 4, "vocab_size": 199,
+            "max_position_embeddings": 128, "attention_types": [[["global", "local"], 2]],
+        },
+    ),
+    "gpt_bigcode": (
+        BOTH,
+        {"model_type": "gpt_bigcode", "n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 199, "n_positions": 128},
+    ),
+    "gpt_bigcode-heads": (
+        FLASH,
+        {
+            "model_type": "gpt_bigcode", "n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 199, "n_positions": 128,
+            "multi_query": False,
+        },
+    ),
 }  # fmt: skip
 RUNS = ((1, 64, "none"), (2, 64, "none"), (2, 64, "full"))  # micro-batch, sequence, checkpointing
 
@@ -122,7 +180,7 @@ def build(config: dict[str, Any], attention: str) -> Any:
     fields = dict(config)
     made = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
     made._attn_implementation, made.use_cache = attention, False
-    if config["model_type"] in ("mixtral", "qwen3_moe"):
+    if config["model_type"] in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"):
         made._experts_implementation = "grouped_mm"
     torch.set_default_dtype(torch.bfloat16)
     model = transformers.AutoModelForCausalLM.from_config(made).train()

@@ -13,6 +13,7 @@ class Moe:
     top_k: int
     intermediate: int
     norm_top_k: bool = True  # the chosen weights are divided by their sum
+    shared: int = 0  # width of the expert that every token goes through (Qwen2-MoE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Architecture:
     attention_bias: bool = False  # of q, k and v
     output_bias: bool = False  # of the projection after attention
     mlp_bias: bool = False
-    qk_norm: str = ""  # "head": each head of q and k, "width": all heads together
+    qk_norm: str = ""  # "head": each head of q and k, "width": all heads together, "each": every head its own weight
     parallel: bool = False  # attention and MLP add to the same residual
     rotary_dim: int = 0  # rotated entries of a head; 0: all
     embed_width: int = 0  # of the token embedding if not `hidden` (OPT 350m)

@@ -214,14 +214,16 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     if grad:
         saved_stats = tape.save(*stats)
         del stats
-        x_grad = x.needs_grad
+        x_grad, wanted = x.needs_grad, [p.needs_grad for p in params]
+        leaves = [p if p.param is not None else None for p in params]  # the others live only as saved tensors
 
         def backward(g: Tensor) -> tuple[Tensor | None, ...]:
-            x, *_ = saved()  # type: ignore[misc]
+            x, *kept = saved()  # type: ignore[misc]
             mean, _ = saved_stats()
             grads: list[Tensor | None] = [tape.empty(x.shape, x.dtype) if x_grad else None]
-            grads += [tape.gradient(p, p.shape, p.dtype) if p.needs_grad else None for p in params]
-            reads = g.nbytes + x.nbytes + 2 * mean.nbytes + sum(p.nbytes for p in params)
+            for leaf, weight, grad in zip(leaves, kept, wanted, strict=True):
+                grads.append(tape.gradient(leaf or weight, weight.shape, weight.dtype) if grad else None)
+            reads = g.nbytes + x.nbytes + 2 * mean.nbytes + sum(weight.nbytes for weight in kept)
             tape.memory(reads, sum(grad.nbytes for grad in grads if grad is not None))
             return tuple(grads)
 

@@ -12,82 +12,48 @@ from typing import Any
 from zsim.errors import NotModeled
 from zsim.model.architecture import Architecture, LayerKind, Moe
 from zsim.model.fields import Fields
-from zsim.model.layers import ACTIVATIONS
-
-
-def _activation(fields: Fields, *names: str, default: str) -> str:
-    name = fields.text(*names, default=default)
-    if name not in ACTIVATIONS:
-        fields.fail(next((n for n in names if n in fields), names[0]), f"is {name!r}", ", ".join(sorted(ACTIVATIONS)))
-    return name
-
-
-def _dropout(fields: Fields, *names: str, default: float = 0.0) -> float:
-    return fields.number(*names, default=default, low=0.0, high=1.0)
-
-
-def _heads(fields: Fields, hidden: int, *names: str) -> tuple[int, int]:
-    """Number of heads and their width, which divides `hidden` unless head_dim says otherwise."""
-    heads = fields.size(*names)
-    if "head_dim" in fields:
-        return heads, fields.size("head_dim")
-    if hidden % heads:
-        name = next(n for n in names if n in fields)
-        fields.fail(name, f"is {heads}, which does not divide the hidden size {hidden}", f"a divisor of {hidden}")
-    return heads, hidden // heads
-
-
-def _layers(fields: Fields, *names: str) -> int:
-    return fields.size(*names, most=10_000)
-
-
-def _kv_heads(fields: Fields, heads: int, *names: str) -> int:
-    kv_heads = fields.size(*names, default=heads)
-    if heads % kv_heads:
-        name = next(n for n in names if n in fields)
-        fields.fail(name, f"is {kv_heads}, which does not divide the {heads} heads", f"a divisor of {heads}")
-    return kv_heads
-
-
-def _sliding(fields: Fields, layers: int, default: Callable[[int], bool]) -> list[bool]:
-    types = fields.items("layer_types", layers)
-    if types is None:
-        return [default(layer) for layer in range(layers)]
-    for entry in types:
-        if entry not in ("full_attention", "sliding_attention"):
-            fields.fail("layer_types", f"has {entry!r}", "full_attention, sliding_attention")
-    return [entry == "sliding_attention" for entry in types]
+from zsim.model.reader_parts import (
+    read_activation,
+    read_dropout,
+    read_heads,
+    read_kv_heads,
+    read_layers,
+    read_rotary_dim,
+    read_sliding,
+)
+from zsim.model.readers_relatives import RELATIVES
 
 
 def _llama(fields: Fields, family: str) -> Architecture:
     hidden = fields.size("hidden_size")
-    heads, head_dim = _heads(fields, hidden, "num_attention_heads")
-    layers = _layers(fields, "num_hidden_layers")
+    heads, head_dim = read_heads(fields, hidden, "num_attention_heads")
+    layers = read_layers(fields, "num_hidden_layers")
     window = fields.size("sliding_window", default=0) or None
     if family.startswith(("qwen", "smollm")):  # the window is off unless use_sliding_window, and starts at a layer
         window = window if fields.flag("use_sliding_window", default=False) else None
         first = fields.size("max_window_layers", default=28, least=0)
-        sliding = _sliding(fields, layers, lambda layer: window is not None and layer >= first)
+        alternating = family == "qwen2_moe"  # every other one before that layer
+        sliding = read_sliding(fields, layers, lambda i: (i % 2 == 0 and i < first) if alternating else i >= first)
     else:
-        sliding = _sliding(fields, layers, lambda layer: window is not None)
+        sliding = read_sliding(fields, layers, lambda layer: window is not None)
     kinds = tuple(LayerKind(sliding=is_sliding and window is not None) for is_sliding in sliding)
-    bias = fields.flag("attention_bias", default=family == "qwen2")
+    bias = fields.flag("attention_bias", "qkv_bias", default=family in ("qwen2", "qwen2_moe"))
     common: dict[str, Any] = {
         "family": family,
         "hidden": hidden,
         "heads": heads,
-        "kv_heads": _kv_heads(fields, heads, "num_key_value_heads"),
+        "kv_heads": read_kv_heads(fields, heads, "num_key_value_heads"),
         "head_dim": head_dim,
         "intermediate": fields.size("intermediate_size"),
         "vocab": fields.size("vocab_size"),
         "kinds": kinds,
         "tied": fields.flag("tie_word_embeddings", default=family == "smollm3"),
         "positions": fields.size("max_position_embeddings", default=2048),
-        "activation": _activation(fields, "hidden_act", default="silu"),
+        "activation": read_activation(fields, "hidden_act", default="silu"),
         "attention_bias": True if family == "qwen2" else bias and family != "mistral",
-        "output_bias": bias and family not in ("qwen2", "mistral"),
+        "output_bias": bias and family not in ("qwen2", "qwen2_moe", "mistral"),
         "mlp_bias": fields.flag("mlp_bias", default=False) and family in ("llama", "smollm3"),
-        "attention_dropout": _dropout(fields, "attention_dropout"),
+        "attention_dropout": read_dropout(fields, "attention_dropout"),
         "window": window,
     }
     if family == "smollm3":
@@ -98,19 +64,26 @@ def _llama(fields: Fields, family: str) -> Architecture:
         )
     if family in ("qwen3", "qwen3_moe"):
         common["qk_norm"] = "head"
-    if family == "olmo2":
+    if family in ("olmo2", "olmoe"):
         common["qk_norm"] = "width"
+    if family == "olmoe":
+        common["clip_qkv"] = fields.number("clip_qkv", default=0.0, low=0.0, high=1e9) > 0
     return _experts(fields, family, common)
 
 
 def _experts(fields: Fields, family: str, common: dict[str, Any]) -> Architecture:
-    layers = len(common["kinds"])
+    layers, shared = len(common["kinds"]), 0
     if family == "mixtral":
         experts, top_k = fields.size("num_local_experts", default=8), fields.size("num_experts_per_tok", default=2)
         width, sparse, norm = common["intermediate"], [True] * layers, True
-    elif family == "qwen3_moe":
+    elif family == "olmoe":
+        experts, top_k = fields.size("num_experts", default=64), fields.size("num_experts_per_tok", default=8)
+        width, sparse = common["intermediate"], [True] * layers
+        norm = fields.flag("norm_topk_prob", default=False)
+    elif family in ("qwen2_moe", "qwen3_moe"):
         experts, top_k = fields.size("num_experts", "num_local_experts"), fields.size("num_experts_per_tok")
         width, norm = fields.size("moe_intermediate_size"), fields.flag("norm_topk_prob", default=False)
+        shared = fields.size("shared_expert_intermediate_size") if family == "qwen2_moe" else 0
         step, dense = fields.size("decoder_sparse_step", default=1), fields.items("mlp_only_layers") or []
         sparse = [i not in dense and (i + 1) % step == 0 for i in range(layers)]
     else:
@@ -118,34 +91,34 @@ def _experts(fields: Fields, family: str, common: dict[str, Any]) -> Architectur
     if top_k > experts:
         fields.fail("num_experts_per_tok", f"is {top_k}, more than the {experts} experts", f"1 to {experts}")
     kinds = tuple(LayerKind(kind.sliding, is_sparse) for kind, is_sparse in zip(common["kinds"], sparse, strict=True))
-    return Architecture(**{**common, "kinds": kinds, "moe": Moe(experts, top_k, width, norm)})
+    return Architecture(**{**common, "kinds": kinds, "moe": Moe(experts, top_k, width, norm, shared)})
 
 
 def _gemma(fields: Fields, family: str) -> Architecture:
-    hidden, layers = fields.size("hidden_size"), _layers(fields, "num_hidden_layers")
+    hidden, layers = fields.size("hidden_size"), read_layers(fields, "num_hidden_layers")
     heads = fields.size("num_attention_heads")
     window = None if family == "gemma" else fields.size("sliding_window", default=4096)
     if family == "gemma2":
-        sliding = _sliding(fields, layers, lambda layer: layer % 2 == 0)
+        sliding = read_sliding(fields, layers, lambda layer: layer % 2 == 0)
     elif family == "gemma3_text":
         period = fields.size("sliding_window_pattern", "_sliding_window_pattern", default=6)
-        sliding = _sliding(fields, layers, lambda layer: (layer + 1) % period != 0)
+        sliding = read_sliding(fields, layers, lambda layer: (layer + 1) % period != 0)
     else:
         sliding = [False] * layers
     return Architecture(
         family=family,
         hidden=hidden,
         heads=heads,
-        kv_heads=_kv_heads(fields, heads, "num_key_value_heads"),
+        kv_heads=read_kv_heads(fields, heads, "num_key_value_heads"),
         head_dim=fields.size("head_dim", default=256),
         intermediate=fields.size("intermediate_size"),
         vocab=fields.size("vocab_size"),
         kinds=tuple(LayerKind(sliding=is_sliding) for is_sliding in sliding),
         tied=fields.flag("tie_word_embeddings", default=True),
-        activation=_activation(fields, "hidden_activation", "hidden_act", default="gelu_pytorch_tanh"),
+        activation=read_activation(fields, "hidden_activation", "hidden_act", default="gelu_pytorch_tanh"),
         attention_bias=fields.flag("attention_bias", default=False),
         output_bias=fields.flag("attention_bias", default=False),
-        attention_dropout=_dropout(fields, "attention_dropout"),
+        attention_dropout=read_dropout(fields, "attention_dropout"),
         qk_norm="head" if family == "gemma3_text" else "",
         window=window,
         softcap=family == "gemma2" and fields.given("attn_logit_softcapping", default=True),
@@ -156,8 +129,8 @@ def _gemma(fields: Fields, family: str) -> Architecture:
 def _gpt2(fields: Fields, family: str) -> Architecture:
     """GPT-2 and GPT-J."""
     hidden = fields.size("n_embd", "hidden_size", "hidden_dim")
-    heads, head_dim = _heads(fields, hidden, "n_head", "num_attention_heads")
-    layers = _layers(fields, "n_layer", "num_hidden_layers", "num_layers")
+    heads, head_dim = read_heads(fields, hidden, "n_head", "num_attention_heads")
+    layers = read_layers(fields, "n_layer", "num_hidden_layers", "num_layers")
     p = 0.1 if family == "gpt2" else 0.0
     return Architecture(
         family=family,
@@ -172,24 +145,17 @@ def _gpt2(fields: Fields, family: str) -> Architecture:
         positions=fields.size(
             "n_positions", "max_position_embeddings", "max_seq_len", default=1024 if family == "gpt2" else 2048
         ),
-        activation=_activation(fields, "activation_function", default="gelu_new"),
+        activation=read_activation(fields, "activation_function", default="gelu_new"),
         rotary_dim=0 if family == "gpt2" else fields.size("rotary_dim", default=64),
-        dropout=_dropout(fields, "resid_pdrop", default=p),
-        attention_dropout=_dropout(fields, "attn_pdrop", default=p),
-        embedding_dropout=_dropout(fields, "embd_pdrop", default=p),
+        dropout=read_dropout(fields, "resid_pdrop", default=p),
+        attention_dropout=read_dropout(fields, "attn_pdrop", default=p),
+        embedding_dropout=read_dropout(fields, "embd_pdrop", default=p),
     )
-
-
-def _rotary_dim(fields: Fields, head_dim: int, *names: str, default: float) -> int:
-    """The rotated part of a head: a fraction, since transformers 5 inside rope_parameters."""
-    rope = fields.section("rope_parameters")
-    part = fields.number(*names, default=default, low=0.0, high=1.0)
-    return int(head_dim * rope.number("partial_rotary_factor", default=part, low=0.0, high=1.0))
 
 
 def _gpt_neox(fields: Fields, family: str) -> Architecture:
     hidden = fields.size("hidden_size")
-    heads, head_dim = _heads(fields, hidden, "num_attention_heads")
+    heads, head_dim = read_heads(fields, hidden, "num_attention_heads")
     return Architecture(
         family=family,
         hidden=hidden,
@@ -198,20 +164,20 @@ def _gpt_neox(fields: Fields, family: str) -> Architecture:
         head_dim=head_dim,
         intermediate=fields.size("intermediate_size"),
         vocab=fields.size("vocab_size"),
-        kinds=(LayerKind(),) * _layers(fields, "num_hidden_layers", "num_layers"),
+        kinds=(LayerKind(),) * read_layers(fields, "num_hidden_layers", "num_layers"),
         tied=fields.flag("tie_word_embeddings", default=False),
-        activation=_activation(fields, "hidden_act", default="gelu"),
+        activation=read_activation(fields, "hidden_act", default="gelu"),
         attention_bias=fields.flag("attention_bias", default=True),
         parallel=fields.flag("use_parallel_residual", default=True),
-        rotary_dim=_rotary_dim(fields, head_dim, "partial_rotary_factor", "rotary_pct", default=0.25),
-        dropout=_dropout(fields, "hidden_dropout"),
-        attention_dropout=_dropout(fields, "attention_dropout"),
+        rotary_dim=read_rotary_dim(fields, head_dim, "partial_rotary_factor", "rotary_pct", default=0.25),
+        dropout=read_dropout(fields, "hidden_dropout"),
+        attention_dropout=read_dropout(fields, "attention_dropout"),
     )
 
 
 def _opt(fields: Fields, family: str) -> Architecture:
     hidden = fields.size("hidden_size", "hidden_dim")
-    heads, head_dim = _heads(fields, hidden, "num_attention_heads", "n_head")
+    heads, head_dim = read_heads(fields, hidden, "num_attention_heads", "n_head")
     bias = fields.flag("enable_bias", default=True)
     pre_norm = fields.flag("do_layer_norm_before", default=True)
     if fields.number("layerdrop", default=0.0, low=0.0, high=1.0):
@@ -224,49 +190,49 @@ def _opt(fields: Fields, family: str) -> Architecture:
         head_dim=head_dim,
         intermediate=fields.size("ffn_dim", "ffn_embed_dim"),
         vocab=fields.size("vocab_size"),
-        kinds=(LayerKind(),) * _layers(fields, "num_hidden_layers", "num_layers"),
+        kinds=(LayerKind(),) * read_layers(fields, "num_hidden_layers", "num_layers"),
         tied=fields.flag("tie_word_embeddings", default=True),
         positions=fields.size("max_position_embeddings", "max_seq_len", default=2048),
-        activation=_activation(fields, "activation_function", default="relu"),
+        activation=read_activation(fields, "activation_function", default="relu"),
         attention_bias=bias,
         mlp_bias=bias,
         embed_width=fields.size("word_embed_proj_dim", default=hidden),
         pre_norm=pre_norm,
         final_norm=pre_norm and not fields.flag("_remove_final_layer_norm", default=False),
         norm_affine=fields.flag("layer_norm_elementwise_affine", default=True),
-        dropout=_dropout(fields, "dropout", default=0.1),
-        attention_dropout=_dropout(fields, "attention_dropout"),
+        dropout=read_dropout(fields, "dropout", default=0.1),
+        attention_dropout=read_dropout(fields, "attention_dropout"),
     )
 
 
 def _phi(fields: Fields, family: str) -> Architecture:
     """Phi and Phi-3."""
     hidden = fields.size("hidden_size")
-    heads, head_dim = _heads(fields, hidden, "num_attention_heads")
+    heads, head_dim = read_heads(fields, hidden, "num_attention_heads")
     phi3 = family == "phi3"
     return Architecture(
         family=family,
         hidden=hidden,
         heads=heads,
-        kv_heads=_kv_heads(fields, heads, "num_key_value_heads"),
+        kv_heads=read_kv_heads(fields, heads, "num_key_value_heads"),
         head_dim=head_dim,
         intermediate=fields.size("intermediate_size"),
         vocab=fields.size("vocab_size"),
-        kinds=(LayerKind(),) * _layers(fields, "num_hidden_layers", "num_layers"),
+        kinds=(LayerKind(),) * read_layers(fields, "num_hidden_layers", "num_layers"),
         tied=fields.flag("tie_word_embeddings", default=False),
-        activation=_activation(fields, "hidden_act", default="silu" if phi3 else "gelu_new"),
+        activation=read_activation(fields, "hidden_act", default="silu" if phi3 else "gelu_new"),
         qk_norm="head" if fields.flag("qk_layernorm", default=False) and not phi3 else "",
-        rotary_dim=_rotary_dim(fields, head_dim, "partial_rotary_factor", default=1.0 if phi3 else 0.5),
-        dropout=_dropout(fields, "resid_pdrop"),
-        attention_dropout=_dropout(fields, "attention_dropout"),
-        embedding_dropout=_dropout(fields, "embd_pdrop"),
+        rotary_dim=read_rotary_dim(fields, head_dim, "partial_rotary_factor", default=1.0 if phi3 else 0.5),
+        dropout=read_dropout(fields, "resid_pdrop"),
+        attention_dropout=read_dropout(fields, "attention_dropout"),
+        embedding_dropout=read_dropout(fields, "embd_pdrop"),
         window=fields.size("sliding_window", default=0) or None,
     )
 
 
 def _falcon(fields: Fields, family: str) -> Architecture:
     hidden = fields.size("hidden_size", "n_embed")
-    heads, head_dim = _heads(fields, hidden, "num_attention_heads", "n_head")
+    heads, head_dim = read_heads(fields, hidden, "num_attention_heads", "n_head")
     if fields.flag("alibi", default=False):
         raise NotModeled(
             "Falcon with alibi", file=fields.path, line=fields.line("alibi"), field="alibi", accepted="false"
@@ -274,7 +240,7 @@ def _falcon(fields: Fields, family: str) -> Architecture:
     grouped = fields.flag("new_decoder_architecture", default=False)
     parallel = fields.flag("parallel_attn", default=True)
     if grouped:
-        kv_heads = _kv_heads(fields, heads, "num_kv_heads", "n_head_kv")
+        kv_heads = read_kv_heads(fields, heads, "num_kv_heads", "n_head_kv")
     else:
         kv_heads = 1 if fields.flag("multi_query", default=True) else heads
     bias = fields.flag("bias", default=False)
@@ -286,24 +252,24 @@ def _falcon(fields: Fields, family: str) -> Architecture:
         head_dim=head_dim,
         intermediate=fields.size("ffn_hidden_size", default=4 * hidden),
         vocab=fields.size("vocab_size"),
-        kinds=(LayerKind(),) * _layers(fields, "num_hidden_layers", "n_layer"),
+        kinds=(LayerKind(),) * read_layers(fields, "num_hidden_layers", "n_layer"),
         tied=fields.flag("tie_word_embeddings", default=True),
-        activation=_activation(fields, "activation", default="gelu"),
+        activation=read_activation(fields, "activation", default="gelu"),
         attention_bias=bias,
         mlp_bias=bias,
         parallel=parallel or grouped,
         two_norms=grouped and parallel and fields.size("num_ln_in_parallel_attn", default=2) == 2,
         grouped=grouped,
-        dropout=_dropout(fields, "hidden_dropout"),
-        attention_dropout=_dropout(fields, "attention_dropout"),
+        dropout=read_dropout(fields, "hidden_dropout"),
+        attention_dropout=read_dropout(fields, "attention_dropout"),
     )
 
 
 def _mpt(fields: Fields, family: str) -> Architecture:
     hidden = fields.size("d_model", "hidden_size")
-    heads, head_dim = _heads(fields, hidden, "n_heads", "num_attention_heads")
+    heads, head_dim = read_heads(fields, hidden, "n_heads", "num_attention_heads")
     attention = fields.section("attn_config")
-    p = _dropout(attention, "attn_pdrop")
+    p = read_dropout(attention, "attn_pdrop")
     return Architecture(
         family=family,
         hidden=hidden,
@@ -312,7 +278,7 @@ def _mpt(fields: Fields, family: str) -> Architecture:
         head_dim=head_dim,
         intermediate=4 * hidden,
         vocab=fields.size("vocab_size"),
-        kinds=(LayerKind(),) * _layers(fields, "n_layers", "num_hidden_layers"),
+        kinds=(LayerKind(),) * read_layers(fields, "n_layers", "num_hidden_layers"),
         tied=fields.flag("tie_word_embeddings", default=True),
         positions=fields.size("max_seq_len", default=2048),
         clip_qkv=attention.raw("clip_qkv") is not None,
@@ -323,7 +289,7 @@ def _mpt(fields: Fields, family: str) -> Architecture:
 
 def _bloom(fields: Fields, family: str) -> Architecture:
     hidden = fields.size("hidden_size", "n_embed", "hidden_dim")
-    heads, head_dim = _heads(fields, hidden, "n_head", "num_attention_heads")
+    heads, head_dim = read_heads(fields, hidden, "n_head", "num_attention_heads")
     return Architecture(
         family=family,
         hidden=hidden,
@@ -332,16 +298,17 @@ def _bloom(fields: Fields, family: str) -> Architecture:
         head_dim=head_dim,
         intermediate=4 * hidden,
         vocab=fields.size("vocab_size"),
-        kinds=(LayerKind(),) * _layers(fields, "n_layer", "num_hidden_layers", "num_layers"),
+        kinds=(LayerKind(),) * read_layers(fields, "n_layer", "num_hidden_layers", "num_layers"),
         tied=fields.flag("tie_word_embeddings", default=True),
-        dropout=_dropout(fields, "hidden_dropout"),
-        attention_dropout=_dropout(fields, "attention_dropout"),
+        dropout=read_dropout(fields, "hidden_dropout"),
+        attention_dropout=read_dropout(fields, "attention_dropout"),
         residual_after_norm=fields.flag("apply_residual_connection_post_layernorm", default=False),
     )
 
 
 READERS: dict[str, Callable[[Fields, str], Architecture]] = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "mixtral", "qwen3_moe"), _llama),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2"), _llama),
+    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"), _llama),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), _gemma),
     **dict.fromkeys(("gpt2", "gptj"), _gpt2),
     **dict.fromkeys(("phi", "phi3"), _phi),
@@ -350,4 +317,5 @@ READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     "falcon": _falcon,
     "mpt": _mpt,
     "bloom": _bloom,
+    **RELATIVES,
 }

@@ -17,7 +17,7 @@ LLAMA_LIKE = {
     "olmo2": "Olmo2",
 }
 GEMMA = {"gemma": "Gemma", "gemma2": "Gemma2", "gemma3_text": "Gemma3"}
-MOE = {"mixtral": "Mixtral", "qwen3_moe": "Qwen3Moe"}
+MOE = {"mixtral": "Mixtral", "qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "olmoe": "Olmoe"}
 OTHERS = {  # model_type -> file here, class of the root
     "gpt2": ("gpt2", "GPT2LMHeadModel"),
     "gpt_neox": ("gpt_neox", "GPTNeoXForCausalLM"),
@@ -28,6 +28,15 @@ OTHERS = {  # model_type -> file here, class of the root
     "falcon": ("falcon", "FalconForCausalLM"),
     "mpt": ("alibi", "MptForCausalLM"),
     "bloom": ("alibi", "BloomForCausalLM"),
+    "stablelm": ("stablelm", "StableLmForCausalLM"),
+    "starcoder2": ("stablelm", "Starcoder2ForCausalLM"),
+    **dict.fromkeys(("cohere", "cohere2"), ("cohere", "CohereForCausalLM")),
+    **dict.fromkeys(("glm", "glm4", "ernie4_5"), ("glm", "GlmForCausalLM")),
+    **dict.fromkeys(("gpt_neo", "gpt_bigcode"), ("gpt_neo", "GPTForCausalLM")),
+    **dict.fromkeys(
+        ("olmo", "olmo3", "granite", "seed_oss", "hunyuan_v1_dense", "exaone4", "arcee", "nemotron"),
+        ("relatives", "RelativeForCausalLM"),
+    ),
 }
 FAMILIES = (*LLAMA_LIKE, *GEMMA, *MOE, *OTHERS)
 

@@ -46,7 +46,10 @@ class Attention(Module):
             cos, sin = F.unsqueeze(cos, 1), F.unsqueeze(sin, 1)
             q, k = self.rotated(q, k, cos, sin)
         out, weights = attend(self.net, q, k, v, mask, self.window, arch.attention_dropout, softcap=arch.softcap)
-        return self.o_proj(out), weights
+        return self.projected(out), weights
+
+    def projected(self, out: Tensor) -> Tensor:
+        return self.o_proj(out)
 
     def rotated(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         return rotate(q, cos, sin), rotate(k, cos, sin)
@@ -67,13 +70,13 @@ class Attention(Module):
 class MLP(Module):
     kind = "activation"
 
-    def __init__(self, net: Net, prefix: str) -> None:
+    def __init__(self, net: Net, prefix: str, width: int | None = None) -> None:
         super().__init__(net)
-        arch = net.arch
+        arch, width = net.arch, width or net.arch.intermediate
         self.class_name = f"{prefix}MLP"
-        self.gate_proj = Linear(net, arch.hidden, arch.intermediate, arch.mlp_bias)
-        self.up_proj = Linear(net, arch.hidden, arch.intermediate, arch.mlp_bias)
-        self.down_proj = Linear(net, arch.intermediate, arch.hidden, arch.mlp_bias)
+        self.gate_proj = Linear(net, arch.hidden, width, arch.mlp_bias)
+        self.up_proj = Linear(net, arch.hidden, width, arch.mlp_bias)
+        self.down_proj = Linear(net, width, arch.hidden, arch.mlp_bias)
         self.act_fn = Activation(net, arch.activation)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -84,6 +87,9 @@ class MLP(Module):
 
 class Block(Module):
     kind = "residual"
+    input_layernorm: Module
+    post_attention_layernorm: Module
+    post_feedforward_layernorm: Module
 
     def __init__(self, net: Net, prefix: str, index: int) -> None:
         super().__init__(net)

@@ -1,4 +1,4 @@
-"""Mixtral and Qwen3-MoE: Llama blocks whose MLP is a router and experts kept as three-dimensional tensors.
+"""Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE: Llama blocks whose MLP is a router and experts, three-dimensional tensors.
 
 The experts run as transformers' `grouped_mm` implementation does: tokens are sorted by expert, two grouped products,
 back in order, summed over the chosen experts in float32. Routing is taken as even, which the shapes of all tensors do
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from zsim.model import functional as F
 from zsim.model import products as P
-from zsim.model.families import llama
+from zsim.model.families import llama, relatives
 from zsim.model.graph import Tensor
-from zsim.model.layers import Activation, Module, Net, Weight
+from zsim.model.layers import Activation, Linear, Module, Net, Weight
 
 
 class Router(Module):
@@ -89,7 +89,7 @@ class SparseMoeBlock(Module):
     def __init__(self, net: Net, prefix: str) -> None:
         super().__init__(net)
         self.class_name = f"{prefix}SparseMoeBlock"
-        if prefix == "Mixtral":
+        if prefix != "Qwen3Moe":
             self.gate = Router(net, prefix)
             self.experts = Experts(net, prefix)
         else:
@@ -104,14 +104,50 @@ class SparseMoeBlock(Module):
         return F.reshape(out, b, s, h)
 
 
+class SharedMoeBlock(SparseMoeBlock):
+    """Next to the chosen experts one that all tokens go through, behind a gate (Qwen2-MoE)."""
+
+    def __init__(self, net: Net, prefix: str) -> None:
+        super().__init__(net, prefix)
+        self.shared_expert = llama.MLP(net, prefix, net.arch.experts.shared)
+        self.shared_expert_gate = Linear(net, net.arch.hidden, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, s, h = x.shape
+        flat = F.reshape(x, -1, h)
+        shared = self.shared_expert(flat)
+        _logits, weights, chosen = self.gate(flat)
+        out = self.experts(flat, chosen, weights)
+        shared = F.mul(F.activation_by_result(self.shared_expert_gate(flat)), shared)
+        out = F.add(out, shared)
+        return F.reshape(out, b, s, h)
+
+
+class OlmoeAttention(llama.Attention):
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if not self.net.arch.clip_qkv:
+            return super().heads(x)
+        d = self.net.arch.head_dim
+        q, k, v = self.q_norm(self.q_proj(x)), self.k_norm(self.k_proj(x)), self.v_proj(x)
+        q, k, v = (relatives.clamped(x) for x in (q, k, v))
+        return llama.split_heads(q, d), llama.split_heads(k, d), llama.split_heads(v, d)
+
+
 class Block(llama.Block):
+    def attention(self, prefix: str, index: int) -> llama.Attention:
+        return (OlmoeAttention if prefix == "Olmoe" else llama.Attention)(self.net, prefix, index)
+
     def feed_forward(self, prefix: str, index: int) -> Module:
         if self.net.arch.kinds[index].sparse:
-            return SparseMoeBlock(self.net, prefix)
+            return (SharedMoeBlock if self.net.arch.experts.shared else SparseMoeBlock)(self.net, prefix)
         return llama.MLP(self.net, prefix)
 
 
-class Model(llama.Model):
+class Model(relatives.Model):
+    def __init__(self, net: Net, prefix: str) -> None:
+        super().__init__(net, prefix)
+        self.types = prefix == "Qwen2Moe"  # it makes both masks, whichever its layers use
+
     def block(self, prefix: str, index: int) -> Module:
         return Block(self.net, prefix, index)
 

@@ -1,0 +1,59 @@
+"""What readers of config.json share: fields that families name alike, with their checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zsim.model.fields import Fields
+from zsim.model.layers import ACTIVATIONS
+
+
+def read_activation(fields: Fields, *names: str, default: str) -> str:
+    name = fields.text(*names, default=default)
+    if name not in ACTIVATIONS:
+        fields.fail(next((n for n in names if n in fields), names[0]), f"is {name!r}", ", ".join(sorted(ACTIVATIONS)))
+    return name
+
+
+def read_dropout(fields: Fields, *names: str, default: float = 0.0) -> float:
+    return fields.number(*names, default=default, low=0.0, high=1.0)
+
+
+def read_heads(fields: Fields, hidden: int, *names: str) -> tuple[int, int]:
+    """Number of heads and their width, which divides `hidden` unless head_dim says otherwise."""
+    heads = fields.size(*names)
+    if "head_dim" in fields:
+        return heads, fields.size("head_dim")
+    if hidden % heads:
+        name = next(n for n in names if n in fields)
+        fields.fail(name, f"is {heads}, which does not divide the hidden size {hidden}", f"a divisor of {hidden}")
+    return heads, hidden // heads
+
+
+def read_layers(fields: Fields, *names: str) -> int:
+    return fields.size(*names, most=10_000)
+
+
+def read_kv_heads(fields: Fields, heads: int, *names: str) -> int:
+    kv_heads = fields.size(*names, default=heads)
+    if heads % kv_heads:
+        name = next(n for n in names if n in fields)
+        fields.fail(name, f"is {kv_heads}, which does not divide the {heads} heads", f"a divisor of {heads}")
+    return kv_heads
+
+
+def read_sliding(fields: Fields, layers: int, default: Callable[[int], bool]) -> list[bool]:
+    types = fields.items("layer_types", layers)
+    if types is None:
+        return [default(layer) for layer in range(layers)]
+    for entry in types:
+        if entry not in ("full_attention", "sliding_attention"):
+            fields.fail("layer_types", f"has {entry!r}", "full_attention, sliding_attention")
+    return [entry == "sliding_attention" for entry in types]
+
+
+def read_rotary_dim(fields: Fields, head_dim: int, *names: str, default: float) -> int:
+    """The rotated part of a head: a fraction, since transformers 5 inside rope_parameters."""
+    rope = fields.section("rope_parameters")
+    part = fields.number(*names, default=default, low=0.0, high=1.0)
+    return int(head_dim * rope.number("partial_rotary_factor", default=part, low=0.0, high=1.0))

@@ -1,0 +1,221 @@
+"""What config.json means in the families that differ from Llama by a few lines (rules as in `readers`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from zsim.model.architecture import Architecture, LayerKind
+from zsim.model.fields import Fields
+from zsim.model.reader_parts import (
+    read_activation,
+    read_dropout,
+    read_heads,
+    read_kv_heads,
+    read_layers,
+    read_rotary_dim,
+    read_sliding,
+)
+
+
+def common(fields: Fields, family: str, **families: Any) -> dict[str, Any]:
+    """The fields that all of them name as Llama does; `families`: what this one sets otherwise."""
+    hidden = fields.size("hidden_size")
+    heads, head_dim = read_heads(fields, hidden, "num_attention_heads")
+    return {
+        "family": family,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": read_kv_heads(fields, heads, "num_key_value_heads"),
+        "head_dim": head_dim,
+        "intermediate": fields.size("intermediate_size"),
+        "vocab": fields.size("vocab_size"),
+        "kinds": (LayerKind(),) * read_layers(fields, "num_hidden_layers"),
+        "tied": fields.flag("tie_word_embeddings", default=False),
+        "positions": fields.size("max_position_embeddings", default=2048),
+        "activation": read_activation(fields, "hidden_act", default="silu"),
+        "attention_dropout": read_dropout(fields, "attention_dropout"),
+    } | families
+
+
+def _bias(fields: Fields, name: str = "attention_bias", default: bool = False) -> dict[str, bool]:
+    """Of all four projections of attention."""
+    bias = fields.flag(name, default=default)
+    return {"attention_bias": bias, "output_bias": bias}
+
+
+def _llama_like(fields: Fields, family: str) -> Architecture:
+    """Granite, HunYuan, Arcee."""
+    mlp_bias = family != "hunyuan_v1_dense" and fields.flag("mlp_bias", default=False)
+    default = "relu2" if family == "arcee" else "silu"
+    activation = read_activation(fields, "hidden_act", default=default)
+    return Architecture(**common(fields, family, mlp_bias=mlp_bias, activation=activation, **_bias(fields)))
+
+
+def _olmo(fields: Fields, family: str) -> Architecture:
+    clip = fields.number("clip_qkv", default=0.0, low=0.0, high=1e9) > 0
+    return Architecture(**common(fields, family, clip_qkv=clip, **_bias(fields)))
+
+
+def _windows(fields: Fields, window: int | None, period: int) -> list[bool]:
+    """Which layers have a window: all but every `period`-th, unless the file lists them."""
+    layers = read_layers(fields, "num_hidden_layers")
+    sliding = read_sliding(fields, layers, lambda layer: window is not None and (layer + 1) % period != 0)
+    return [is_sliding and window is not None for is_sliding in sliding]
+
+
+def _olmo3(fields: Fields, family: str) -> Architecture:
+    window = fields.size("sliding_window", default=4096)
+    kinds = tuple(LayerKind(sliding=is_sliding) for is_sliding in _windows(fields, window, 4))
+    return Architecture(**common(fields, family, kinds=kinds, window=window, qk_norm="width", **_bias(fields)))
+
+
+def _exaone4(fields: Fields, family: str) -> Architecture:
+    """Layers without a window have no positions, if others have one."""
+    window = fields.size("sliding_window", default=4096) if fields.given("sliding_window", default=True) else None
+    pattern = fields.raw("sliding_window_pattern")
+    period = len(pattern) if isinstance(pattern, str) and pattern else pattern or 4  # "LLLG"
+    if isinstance(period, bool) or not isinstance(period, int):
+        fields.fail("sliding_window_pattern", f"is {period!r}", 'a number of layers, or such as "LLLG"')
+    sliding = _windows(fields, window, period)
+    kinds = tuple(LayerKind(sliding=is_sliding, rotary=is_sliding or window is None) for is_sliding in sliding)
+    return Architecture(**common(fields, family, kinds=kinds, window=window, qk_norm="head"))
+
+
+def _cohere(fields: Fields, family: str) -> Architecture:
+    tied = fields.flag("tie_word_embeddings", default=True)
+    if family == "cohere":
+        norm = "each" if fields.flag("use_qk_norm", default=False) else ""
+        return Architecture(**common(fields, family, tied=tied, qk_norm=norm, **_bias(fields)))
+    window = fields.size("sliding_window", default=4096)
+    sliding = _windows(fields, window, fields.size("sliding_window_pattern", default=4))
+    kinds = tuple(LayerKind(sliding=is_sliding, rotary=is_sliding) for is_sliding in sliding)
+    return Architecture(**common(fields, family, tied=tied, kinds=kinds, window=window, **_bias(fields)))
+
+
+def _glm(fields: Fields, family: str) -> Architecture:
+    values = common(fields, family, attention_bias=fields.flag("attention_bias", default=True))
+    values["head_dim"] = fields.size("head_dim", default=128)
+    values["rotary_dim"] = read_rotary_dim(fields, values["head_dim"], "partial_rotary_factor", default=0.5)
+    return Architecture(**values)
+
+
+def _ernie(fields: Fields, family: str) -> Architecture:
+    bias = fields.flag("use_bias", default=False)
+    values = common(fields, family, mlp_bias=bias, attention_bias=bias, output_bias=bias, attention_dropout=0.0)
+    values["tied"] = fields.flag("tie_word_embeddings", default=True)
+    values["head_dim"] = fields.size("head_dim", default=128)
+    return Architecture(**values)
+
+
+def _seed_oss(fields: Fields, family: str) -> Architecture:
+    values = common(
+        fields,
+        family,
+        attention_bias=fields.flag("attention_bias", default=True),
+        output_bias=fields.flag("attention_out_bias", default=False),
+        mlp_bias=fields.flag("mlp_bias", default=False),
+        dropout=read_dropout(fields, "residual_dropout", default=0.1),
+        attention_dropout=read_dropout(fields, "attention_dropout", default=0.1),
+    )
+    values["head_dim"] = fields.size("head_dim", default=128)
+    return Architecture(**values)
+
+
+def _nemotron(fields: Fields, family: str) -> Architecture:
+    values = common(fields, family, mlp_bias=fields.flag("mlp_bias", default=False), **_bias(fields))
+    values["activation"] = read_activation(fields, "hidden_act", default="relu2")
+    names = ("partial_rotary_factor", "rope_percent", "rope_percentage")
+    values["rotary_dim"] = read_rotary_dim(fields, values["head_dim"], *names, default=0.5)
+    return Architecture(**values)
+
+
+def _stablelm(fields: Fields, family: str) -> Architecture:
+    values = common(
+        fields,
+        family,
+        attention_bias=fields.flag("use_qkv_bias", default=False),
+        parallel=fields.flag("use_parallel_residual", default=False),
+        qk_norm="each" if fields.flag("qk_layernorm", default=False) else "",
+        dropout=read_dropout(fields, "hidden_dropout"),
+    )
+    values["rotary_dim"] = read_rotary_dim(fields, values["head_dim"], "partial_rotary_factor", default=0.25)
+    return Architecture(**values)
+
+
+def _starcoder2(fields: Fields, family: str) -> Architecture:
+    bias = fields.flag("use_bias", default=True)
+    values = common(
+        fields,
+        family,
+        attention_bias=bias,
+        output_bias=bias,
+        mlp_bias=bias,
+        tied=fields.flag("tie_word_embeddings", default=True),
+        activation=read_activation(fields, "hidden_act", default="gelu_pytorch_tanh"),
+        dropout=read_dropout(fields, "residual_dropout"),
+        embedding_dropout=read_dropout(fields, "embedding_dropout"),
+    )
+    window = fields.size("sliding_window", default=0) or None
+    return Architecture(
+        **values | {"window": window, "kinds": (LayerKind(sliding=window is not None),) * len(values["kinds"])}
+    )
+
+
+def _gpt_neo(fields: Fields, family: str) -> Architecture:
+    hidden = fields.size("hidden_size")
+    heads, head_dim = read_heads(fields, hidden, "num_heads", "num_attention_heads")
+    return Architecture(
+        family=family,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        intermediate=fields.size("intermediate_size", default=4 * hidden),
+        vocab=fields.size("vocab_size"),
+        kinds=(LayerKind(),) * read_layers(fields, "num_layers", "num_hidden_layers"),
+        tied=fields.flag("tie_word_embeddings", default=True),
+        positions=fields.size("max_position_embeddings", default=2048),
+        activation=read_activation(fields, "activation_function", default="gelu_new"),
+        dropout=read_dropout(fields, "resid_dropout"),
+        attention_dropout=read_dropout(fields, "attention_dropout"),
+        embedding_dropout=read_dropout(fields, "embed_dropout"),
+    )
+
+
+def _gpt_bigcode(fields: Fields, family: str) -> Architecture:
+    hidden = fields.size("n_embd", "hidden_size")
+    heads, head_dim = read_heads(fields, hidden, "n_head", "num_attention_heads")
+    return Architecture(
+        family=family,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=1 if fields.flag("multi_query", default=True) else heads,
+        head_dim=head_dim,
+        intermediate=fields.size("n_inner", default=4 * hidden),
+        vocab=fields.size("vocab_size"),
+        kinds=(LayerKind(),) * read_layers(fields, "n_layer", "num_hidden_layers"),
+        tied=fields.flag("tie_word_embeddings", default=True),
+        positions=fields.size("n_positions", "max_position_embeddings", default=1024),
+        activation=read_activation(fields, "activation_function", default="gelu_pytorch_tanh"),
+        dropout=read_dropout(fields, "resid_pdrop", default=0.1),
+        attention_dropout=read_dropout(fields, "attn_pdrop", default=0.1),
+        embedding_dropout=read_dropout(fields, "embd_pdrop", default=0.1),
+    )
+
+
+RELATIVES: dict[str, Callable[[Fields, str], Architecture]] = {
+    **dict.fromkeys(("granite", "hunyuan_v1_dense", "arcee"), _llama_like),
+    **dict.fromkeys(("cohere", "cohere2"), _cohere),
+    **dict.fromkeys(("glm", "glm4"), _glm),
+    "olmo": _olmo,
+    "olmo3": _olmo3,
+    "exaone4": _exaone4,
+    "ernie4_5": _ernie,
+    "seed_oss": _seed_oss,
+    "nemotron": _nemotron,
+    "stablelm": _stablelm,
+    "starcoder2": _starcoder2,
+    "gpt_neo": _gpt_neo,
+    "gpt_bigcode": _gpt_bigcode,
+}
