@@ -64,10 +64,10 @@ BAD = [
         None,
     ),
     (
-        "zero: {stage: 3, zero_quantized_weights: true}\n",
+        "zero: {stage: 3, legacy_stage1: true}\n",
         6,
-        "zero.zero_quantized_weights",
-        "quantized all-gathers",
+        "zero.legacy_stage1",
+        "the old stage 1",
         None,
     ),
     ("zero: 3\n", 6, "zero", "3 is not a section", "stage"),

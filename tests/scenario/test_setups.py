@@ -69,6 +69,11 @@ def test_every_deepspeed_field_arrives(write) -> None:
   offload_param: {device: cpu, pin_memory: false}
   zero_init: true
   leaf_blocks: true
+  leaf_module: {classes: [MyBlock], names: [lm_head], name_suffixes: [mlp]}
+  stage3_module_granularity_threshold: 9
+  zero_quantized_weights: true
+  zero_quantized_nontrainable_weights: true
+  zero_quantized_gradients: true
   prescale_gradients: true
   communication_data_type: float32
   grad_accum_dtype: float32
@@ -110,7 +115,15 @@ precision: fp16
         "use_all_reduce_for_fetch_params": True,
         "zero_init": True,
         "leaf_blocks": True,
+        "leaf_classes": ("MyBlock",),
+        "leaf_names": ("lm_head",),
+        "leaf_name_suffixes": ("mlp",),
+        "stage3_module_granularity_threshold": 9,
         "zero_hpz_partition_size": 4,
+        "zero_quantized_weights": True,
+        "zero_quantized_nontrainable_weights": True,
+        "zero_quantized_gradients": True,
+        "gpus_per_node": 8,
         "offload_optimizer": "cpu",
         "offload_param": "cpu",
         "offload_optimizer_pin_memory": False,

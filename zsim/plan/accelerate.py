@@ -10,6 +10,7 @@ from zsim.plan.document import Document, nearest, subsection
 from zsim.plan.fsdp_args import read_fsdp
 from zsim.plan.reading import Reading
 from zsim.plan.recipe import Recipe, as_flag, beside
+from zsim.plan.spec import LEAF_CLASSES
 
 # commands/config/config_args.py, ClusterConfig: any other key is refused.
 _KNOWN = {
@@ -95,10 +96,12 @@ def _deepspeed(recipe: Recipe) -> None:
     else:
         init = _zero_init(document, section, default=section.get("zero_stage") == 3)
         reading.include(read_document(_as_deepspeed(document, section), zero_init=init))
-    if section.get("deepspeed_moe_layer_cls_names"):
-        raise document.error(
-            ("deepspeed_config", "deepspeed_moe_layer_cls_names"), "leaf modules by class", kind=NotModeled
-        )
+    if names := section.get("deepspeed_moe_layer_cls_names"):
+        # accelerate utils/dataclasses.py DeepSpeedPlugin.set_moe_leaf_modules, beside what DeepSpeed itself chooses
+        classes = [name.strip() for name in str(names).split(",")]
+        field = ("zero", "leaf_module", "classes")
+        classes = [*reading.fields.get(field, LEAF_CLASSES), *classes]
+        reading.set(field, classes, ("deepspeed_config", "deepspeed_moe_layer_cls_names"))
     _refuse_parallelism(recipe)
 
 

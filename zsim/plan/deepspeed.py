@@ -134,6 +134,8 @@ class _Reader:
             return value
         if isinstance(value, str) and key.kind is not str:
             refuse_unfilled(self.document, path, value)
+            if full.startswith("zero_optimization.leaf_module."):  # one name may stand without brackets
+                value = [value]
         if isinstance(value, list) and key.kind is not list:
             raise self.error(path, f"{value} is a list of values to tune; one is needed", accepted=KINDS[key.kind])
         try:
@@ -205,19 +207,26 @@ class _Reader:
             name = full.removeprefix(prefix)
             if not full.startswith(prefix) or "." in name or name == "stage":
                 continue
-            if name in ("offload_param", "offload_optimizer", "cpu_offload", "cpu_offload_param"):
+            if name in ("offload_param", "offload_optimizer", "cpu_offload", "cpu_offload_param", "leaf_module"):
                 continue
             if value == AUTO:
                 self.auto_zero(name, stage)
                 continue
             if value is None:
                 continue
+            if name == "stage3_module_granularity_threshold":
+                value = max(value, 0)  # below 0 it is as off as at 0
             least = 1 if name in ("reduce_bucket_size", "zero_hpz_partition_size") else 0
             if not isinstance(value, bool) and value < least:
                 raise self.error(self.place_of(full), f"{value} is too small", accepted=f"{least} or more")
             self.set(("zero", name), value, full)
         for side in ("offload_optimizer", "offload_param"):
             self.offload(side, stage)
+        self.aio()
+        for name in SECTIONS["zero_optimization.leaf_module"]:
+            chosen = self.values.get(f"zero_optimization.leaf_module.{name}")
+            if chosen is not None:
+                self.set(("zero", "leaf_module", name), chosen, f"zero_optimization.leaf_module.{name}")
 
     def auto_zero(self, name: str, stage: int) -> None:
         full = f"zero_optimization.{name}"
@@ -256,6 +265,20 @@ class _Reader:
         if ratio not in (None, AUTO) and ratio < 1.0 and stage != 3:
             raise self.error((*path[:2], "ratio"), "partial offloading is only supported for ZeRO stage 3")
         return self.check_offload_stage(side, stage, path[:2])
+
+    def aio(self) -> None:
+        """Read by whatever swaps to NVMe."""
+        devices = [self.reading.fields.get(("zero", side, "device")) for side in ("offload_optimizer", "offload_param")]
+        for name, key in SECTIONS["aio"].items():
+            value = self.values.get(f"aio.{name}")
+            if key.effect != USED or value in (None, AUTO):
+                continue
+            if "nvme" not in devices:
+                self.without_effect.setdefault("nothing is offloaded to NVMe", []).append(f"aio.{name}")
+                continue
+            if not isinstance(value, bool) and value < 1:
+                raise self.error(("aio", name), f"{value} is too small", accepted="1 or more")
+            self.set(("zero", "aio", name), value, f"aio.{name}")
 
     def check_offload_stage(self, side: str, stage: int, path: Path_) -> None:
         """DeepSpeed reads these and does nothing with them in the wrong stage."""

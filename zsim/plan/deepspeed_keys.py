@@ -44,7 +44,7 @@ def refused(kind: type, default: Any, why: str) -> Key:
 _PRINTS = "printing and logging"
 _ALL_AT_ONCE = "all_gather_into_tensor gathers each parameter group at once"
 _CHECKPOINTING = "only models that call deepspeed.checkpointing, which Hugging Face's do not"
-_AIO = "the topology's NVMe rates stand for what requests of this kind reach"
+_SUBMISSION = "how requests are handed to the kernel; no measurement tells the ways apart"
 _LOSS_SCALE = "numbers only"
 _OPTIMIZER_NUMBER = "a number of the optimizer, not its shape"
 
@@ -74,7 +74,7 @@ ZERO: dict[str, Key] = {
     "stage3_max_reuse_distance": used(int, 1_000_000_000),
     "stage3_gather_16bit_weights_on_model_save": none(bool, "saving"),
     "stage3_gather_fp16_weights_on_model_save": none(bool, "saving"),
-    "stage3_module_granularity_threshold": refused(int, 0, "coarse fetching of fine-grained modules"),
+    "stage3_module_granularity_threshold": used(int, 0),
     "stage3_use_all_reduce_for_fetch_params": used(bool, False),
     "stage3_allgather_sequential": used(bool, False),
     "ignore_unused_parameters": none(bool, "an error message about unused parameters"),
@@ -82,16 +82,16 @@ ZERO: dict[str, Key] = {
     "round_robin_gradients": used(bool, False),
     "parameter_alignment": refused(bool, False, "padding between parameters of a flat buffer"),
     "zero_hpz_partition_size": used(int, 1),
-    "zero_quantized_weights": refused(bool, False, "quantized all-gathers (ZeRO++ qwZ)"),
-    "zero_quantized_nontrainable_weights": refused(bool, False, "quantized frozen weights (ZeRO++)"),
-    "zero_quantized_gradients": refused(bool, False, "quantized gradient reduction (ZeRO++ qgZ)"),
+    "zero_quantized_weights": used(bool, False),
+    "zero_quantized_nontrainable_weights": used(bool, False),
+    "zero_quantized_gradients": used(bool, False),
     "memory_efficient_linear": none(bool, "which class of linear saves a weight that is kept anyway"),
     "pipeline_loading_checkpoint": none(bool, "loading checkpoints"),
     "override_module_apply": none(bool, "initialization"),
     "log_trace_cache_warnings": none(bool, _PRINTS),
     "enable_sanity_checks": listed(bool, False, "internal checks, which cost host time"),
     "save_muon_momentum_buffer_in_memory": refused(bool, False, "Muon's momentum kept out of NVMe"),
-    "leaf_module": refused(dict, {}, "leaf modules by class or name; the scenario's zero.leaf_blocks marks all blocks"),
+    "leaf_module": used(dict),
 }
 
 # pydantic's populate_by_name: the field's own name is taken as well as its alias.
@@ -250,6 +250,7 @@ SECTIONS: dict[str, dict[str, Key]] = {
     "zero_optimization": ZERO,
     "zero_optimization.offload_param": OFFLOAD_PARAM,
     "zero_optimization.offload_optimizer": OFFLOAD_OPTIMIZER,
+    "zero_optimization.leaf_module": {"classes": used(list), "names": used(list), "name_suffixes": used(list)},
     "fp16": FP16,
     "bf16": BF16,
     "bfloat16": BF16,
@@ -268,13 +269,13 @@ SECTIONS: dict[str, dict[str, Key]] = {
         "profile": none(bool, _PRINTS),
     },
     "aio": {
-        "block_size": none(int, _AIO),
-        "queue_depth": none(int, _AIO),
-        "intra_op_parallelism": none(int, _AIO),
-        "thread_count": none(int, _AIO),  # as intra_op_parallelism was called before
-        "single_submit": none(bool, _AIO),
-        "overlap_events": none(bool, _AIO),
-        "use_gds": refused(bool, False, "NVMe straight to the GPU (GPUDirect Storage)"),
+        "block_size": used(int, 1_048_576),
+        "queue_depth": used(int, 8),
+        "intra_op_parallelism": used(int, 1),
+        "thread_count": none(int, "DeepSpeed reads intra_op_parallelism, as it has come to be called"),
+        "single_submit": none(bool, _SUBMISSION),
+        "overlap_events": none(bool, _SUBMISSION),
+        "use_gds": used(bool, False),
     },
     "torch_autocast": {
         "enabled": refused(bool, False, "torch.autocast inside DeepSpeed"),
@@ -367,6 +368,7 @@ STRICT = {
     "zero_optimization",
     "zero_optimization.offload_param",
     "zero_optimization.offload_optimizer",
+    "zero_optimization.leaf_module",
     "fp16",
     "bf16",
     "bfloat16",

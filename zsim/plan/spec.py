@@ -57,6 +57,14 @@ class DdpPlan(Plan):
     no_sync: bool = True  # only the last micro-step of an accumulation reduces
 
 
+# DeepSpeed runtime/zero/leaf_module_config.py DEFAULT_LEAF_MODULE_CLASSES
+LEAF_CLASSES = (
+    "transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock",
+    "transformers.models.qwen2_moe.modeling_qwen2_moe.Qwen2MoeSparseMoeBlock",
+    "transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeSparseMoeBlock",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSpeedPlan(Plan):
     """DeepSpeed ZeRO. Field names and defaults are those of DeepSpeed's zero_optimization section."""
@@ -87,11 +95,7 @@ class DeepSpeedPlan(Plan):
     use_all_reduce_for_fetch_params: bool = False
     zero_init: bool = False  # the model was built under deepspeed.zero.Init
     leaf_blocks: bool = False  # set_z3_leaf_modules on the model's blocks
-    leaf_classes: tuple[str, ...] = (  # leaf_module.classes, runtime/zero/leaf_module_config.py
-        "transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock",
-        "transformers.models.qwen2_moe.modeling_qwen2_moe.Qwen2MoeSparseMoeBlock",
-        "transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeSparseMoeBlock",
-    )
+    leaf_classes: tuple[str, ...] = LEAF_CLASSES  # leaf_module.classes
     leaf_names: tuple[str, ...] = ()
     leaf_name_suffixes: tuple[str, ...] = ()
     stage3_module_granularity_threshold: int = 0

@@ -153,6 +153,23 @@ class OffloadParamField(Section):
     max_in_cpu: Whole | None = None
 
 
+class AioField(Section):
+    """DeepSpeed's aio section, of offload to NVMe."""
+
+    block_size: Positive | None = Field(None, description="bytes of one request")
+    queue_depth: Few | None = Field(None, description="requests of one thread in flight")
+    intra_op_parallelism: Few | None = Field(None, description="threads that share a read or write")
+    use_gds: bool | None = Field(None, description="parameters from NVMe straight to the GPU")
+
+
+class LeafModuleField(Section):
+    """DeepSpeed's leaf_module: modules that stage 3 gathers whole."""
+
+    classes: list[str] | None = Field(None, description="instead of transformers' mixture-of-experts blocks")
+    names: list[str] | None = Field(None, description="as in named_modules()")
+    name_suffixes: list[str] | None = None
+
+
 class ZeroField(Section):
     """DeepSpeed's zero_optimization, in its own words."""
 
@@ -174,12 +191,21 @@ class ZeroField(Section):
     stage3_allgather_sequential: bool | None = None
     use_all_reduce_for_fetch_params: bool | None = Field(None, alias="stage3_use_all_reduce_for_fetch_params")
     zero_hpz_partition_size: Few | None = None
+    zero_quantized_weights: bool | None = Field(None, description="ZeRO++: gathered in int8")
+    zero_quantized_nontrainable_weights: bool | None = Field(None, description="ZeRO++: frozen ones stored in int8")
+    zero_quantized_gradients: bool | None = Field(None, description="ZeRO++: reduced in int4, over several nodes")
     offload_optimizer: OffloadOptimizerField | None = None
     offload_param: OffloadParamField | None = None
+    aio: AioField | None = None
     zero_init: bool | None = Field(None, description="the model was built under deepspeed.zero.Init")
     leaf_blocks: bool | None = Field(None, description="set_z3_leaf_modules on the model's blocks")
+    leaf_module: LeafModuleField | None = None
+    stage3_module_granularity_threshold: Whole | None = None
     prescale_gradients: bool | None = None
     communication_data_type: Dtype | None = None
+    seq_parallel_communication_data_type: Dtype | None = Field(
+        None, description="of gradients where ranks share sequences, float32 unless given"
+    )
     grad_accum_dtype: Dtype | None = None
     check_grad_overflow: bool | None = None
 
@@ -232,16 +258,6 @@ class CheckpointingField(Section):
     offload: bool = False  # the inputs of these blocks wait in host memory, as with Unsloth's checkpointer
 
 
-class ScenarioFields(Section):
-    """One scenario: what is trained, on what, and how it is sharded. Paths are relative to the file."""
-
-    name: str | None = None
-    model: ModelField
-    cluster: ClusterField
-    framework: FrameworkField
-    zero: ZeroField | None = None
-    fsdp: FsdpField | None = None
-    ddp: DdpField | None = None
 class AllocatorField(Section):
     """torch's caching allocator, PYTORCH_ALLOC_CONF, by its keys."""
 
@@ -254,11 +270,24 @@ class AllocatorField(Section):
     roundup_power2_divisions: Few | str | None = Field(None, description="4, or by megabytes [256:1,512:2,>:8]")
 
 
+class ScenarioFields(Section):
+    """One scenario: what is trained, on what, and how it is sharded. Paths are relative to the file."""
+
+    name: str | None = None
+    model: ModelField
+    cluster: ClusterField
+    framework: FrameworkField
+    zero: ZeroField | None = None
+    fsdp: FsdpField | None = None
+    ddp: DdpField | None = None
     deepspeed_config: str | None = Field(
         None, description="path of a DeepSpeed configuration, read as the Trainer does"
     )
     micro_batch: Few | None = Field(None, description="sequences per GPU and micro-step")
     seq_len: Annotated[int, Range(1, 10**9)] = Field(description="tokens per sequence")
+    sequence_parallel_size: Few = Field(
+        1, description="deepspeed: neighbouring GPUs that share sequences (Ulysses, as ALST and accelerate's sp_size)"
+    )
     grad_accum: Annotated[int, MICRO_STEPS] | None = Field(
         None, description="micro-steps per optimizer step, 1 unless given"
     )
@@ -284,6 +313,7 @@ class AllocatorField(Section):
     implementation: Literal["hf", "torchtitan"] = Field("hf", description="whose modules")
     grad_clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = 1.0
     compile: bool = False
+    allocator: AllocatorField | None = Field(None, description="PYTORCH_ALLOC_CONF (or PYTORCH_CUDA_ALLOC_CONF)")
     load: Literal["every_rank", "rank0", "meta"] | None = Field(
         None, description="who reads the checkpoint into host memory: every_rank, but meta for torchtitan"
     )
@@ -293,4 +323,3 @@ class AllocatorField(Section):
         "as torchrun sets it",
     )
     profile: str = Field("default", description="software stack of the cost profile, or a file of zsim calibrate")
-    allocator: AllocatorField | None = Field(None, description="PYTORCH_ALLOC_CONF (or PYTORCH_CUDA_ALLOC_CONF)")

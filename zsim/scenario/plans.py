@@ -18,7 +18,7 @@ TORCH_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def build_plan(
-    scenario: Scenario, model: ModelSpec, ranks: int, grad_accum: int
+    scenario: Scenario, model: ModelSpec, ranks: int, grad_accum: int, gpus_per_node: int | None = None
 ) -> tuple[AnyPlan, list[str], list[str]]:
     """The plan of the scenario's framework on `ranks` ranks, notes on what was chosen, and what is not modeled.
 
@@ -50,7 +50,7 @@ def build_plan(
         if version != recorded:
             not_modeled.append(f"{name} {version}: its defaults{_own(name, version)}, but the operations of {recorded}")
     if name == "deepspeed":
-        plan, notes = _deepspeed(scenario, model, common)
+        plan, notes = _deepspeed(scenario, model, common, gpus_per_node or ranks)
         if _holds_weights(plan, scenario):
             gib = model.numel * DTYPE_BYTES[plan.dtype] / 2**30
             not_modeled.append(
@@ -144,16 +144,26 @@ def _ddp(scenario: Scenario, common: dict[str, Any]) -> DdpPlan:
     return DdpPlan(**common, **given, autocast=compute if compute != parameters else None)
 
 
-def _deepspeed(scenario: Scenario, model: ModelSpec, common: dict[str, Any]) -> tuple[DeepSpeedPlan, list[str]]:
+def _deepspeed(
+    scenario: Scenario, model: ModelSpec, common: dict[str, Any], gpus_per_node: int
+) -> tuple[DeepSpeedPlan, list[str]]:
     from zsim.plan.deepspeed import parse_version
 
     zero = scenario.fields.zero
     given = zero.given() if zero else {}
+    given["sequence_parallel_size"] = scenario.fields.sequence_parallel_size
     notes = _resolve_auto(scenario, model, given)
     version = parse_version(common.get("version", DeepSpeedPlan.__dataclass_fields__["version"].default))
     stage = given.get("stage", 0)
     for side in ("offload_optimizer", "offload_param"):
         _offload(scenario, side, given, stage, version)
+    if leaf := given.pop("leaf_module", None):
+        given |= {f"leaf_{name}": tuple(chosen) for name, chosen in leaf.given().items()}
+    if aio := given.pop("aio", None):
+        if "nvme" in (given.get("offload_optimizer"), given.get("offload_param")):
+            given |= {f"aio_{name}": value for name, value in aio.given().items()}
+        else:
+            notes.append("zero.aio has no effect: nothing is offloaded to NVMe")
     if given.get("offload_optimizer") and scenario.fields.optimizer.impl is None:
         common["optimizer"] = dataclasses.replace(common["optimizer"], impl="cpu")
     if given.get("offload_optimizer_ratio", 1.0) < 1 and common["optimizer"].impl != "cpu":
@@ -163,6 +173,9 @@ def _deepspeed(scenario: Scenario, model: ModelSpec, common: dict[str, Any]) -> 
         raise scenario.error(("zero", "zero_hpz_partition_size"), f"{hpz} does not divide the {ranks} ranks")
     if hpz > 1 and stage < 3:
         notes.append("zero.zero_hpz_partition_size has no effect below stage 3")
+    notes += _quantized(scenario, ranks // gpus_per_node, given, stage)
+    if given.get("zero_quantized_gradients"):
+        given["gpus_per_node"] = gpus_per_node
     if stage == 3 and "zero_init" not in given:
         given["zero_init"] = True
         notes.append(
@@ -174,6 +187,27 @@ def _deepspeed(scenario: Scenario, model: ModelSpec, common: dict[str, Any]) -> 
     if version < (0, 4, 3):
         given.setdefault("contiguous_gradients", False)  # zero/constants.py
     return DeepSpeedPlan(**common, dtype=TORCH_DTYPE[scenario.fields.precision], **given), notes
+
+
+def _quantized(scenario: Scenario, nodes: int, given: dict[str, Any], stage: int) -> list[str]:
+    """What of ZeRO++ has no effect, or not the one that was meant (DeepSpeed 0.19.8)."""
+    asked = [name for name, value in given.items() if name.startswith("zero_quantized") and value]
+    if stage < 3:
+        return [f"zero.{name} has no effect below stage 3" for name in asked]
+    notes = []
+    if given.get("zero_quantized_nontrainable_weights") and given.get("zero_init", True):
+        notes.append(
+            "zero.zero_quantized_nontrainable_weights has no effect: zero.Init cuts the weights before any is frozen"
+        )
+    if given.get("zero_quantized_gradients"):
+        if nodes < 2:
+            notes.append("zero.zero_quantized_gradients has no effect within one node")
+        elif scenario.fields.precision != "fp16":
+            notes.append(
+                "zero.zero_quantized_gradients: DeepSpeed's kernel takes the gradients for float16, whatever they are: "
+                f"{scenario.fields.precision} trains on wrong values, in this time"
+            )
+    return notes
 
 
 def _offload(scenario: Scenario, side: str, given: dict[str, Any], stage: int, version: tuple[int, ...]) -> None:

@@ -18,6 +18,7 @@ from zsim.plan.document import siblings
 from zsim.plan.spec import AnyPlan
 from zsim.scenario.fields import FEW, MICRO_STEPS
 from zsim.scenario.plans import TORCH_DTYPE, build_plan
+from zsim.scenario.sequences import FIELD, check_shared, data_parallel_ranks, shared_notes
 
 if TYPE_CHECKING:
     from zsim.scenario.load import Scenario
@@ -63,8 +64,15 @@ def resolve(scenario: Scenario) -> Setup:
         loss=fields.loss,
         kernels=fields.kernels,
         compile=fields.compile,
+        sequence_parallel_size=fields.sequence_parallel_size,
     )
-    plan, plan_notes, not_modeled = build_plan(scenario, model, cluster.world_size, grad_accum)
+    try:
+        check_shared(model, workload, cluster.world_size, fields.framework.name)
+    except InputError as error:
+        raise scenario.error((error.field or FIELD,), error.message, error.accepted, kind=type(error)) from None
+    local = min(len(template.devices) for template in cluster.templates)
+    plan, plan_notes, not_modeled = build_plan(scenario, model, cluster.world_size, grad_accum, local)
+    plan_notes += shared_notes(model, plan, workload)
     return Setup(
         name=fields.name or Path(scenario.document.file).stem,
         model=model,
@@ -203,6 +211,10 @@ def _length(scenario: Scenario, model: ModelSpec) -> list[str]:
 
 def _batch(scenario: Scenario, ranks: int) -> tuple[int, int]:
     fields = scenario.fields
+    try:
+        ranks = data_parallel_ranks(ranks, fields.sequence_parallel_size)
+    except InputError as error:
+        raise scenario.error((FIELD,), error.message, error.accepted) from None
     try:
         micro_batch, grad_accum = triangle(fields.train_batch_size, fields.micro_batch, fields.grad_accum, ranks)
     except InputError as error:
