@@ -110,8 +110,11 @@ def attend(
     queries and keys in float32 if `wide` (GPT-J). Efficient: see `_efficient`.
     Callers hand the weights on as transformers does, which keeps them alive to the end of the block.
     """
+    shared = net.sequence_parallel_size > 1
+    if shared and net.attention == "sdpa":
+        window = None  # is in the mask that ulysses_sp.py drops
     core = partial(_attend, net, mask, window, dropout, upcast, softcap, wide)
-    if net.sequence_parallel_size > 1:
+    if shared:
         return ulysses.attend(net, q, k, v, core)
     out, weights = core(q, k, v)
     return F.reshape(out, *out.shape[:2], -1), weights

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple, cast
 
-from zsim.errors import InputError
+from zsim.errors import InputError, NotModeled
 from zsim.model import families
 from zsim.model.architecture import Architecture
 from zsim.model.families.torchtitan import transformers_name
@@ -102,6 +102,10 @@ class _Tracer:
             raise InputError("no parameter is trainable")
         tape.finish_forward()
         tape.backward(loss)
+        if workload.sequence_parallel_size > 1 and not _exchanges(tape):
+            raise NotModeled(
+                f"sequence parallelism of {self.spec.family}", field="sequence_parallel_size", accepted="1"
+            )
         _number_labels(root, Counter())
         computes = {id(segment): _compute(segment, workload) for segment in tape.segments}
         return self._plan(cast(Call, root.body[0]), 0, computes).module("", 0)
@@ -202,6 +206,10 @@ def _layer_keys(spec: ModelSpec, reached: bool) -> tuple[tuple[object, ...], ...
         keys.append((tuple(layers[number]), reached))
         reached = reached or any(layers[number])
     return tuple(keys)
+
+
+def _exchanges(tape: Tape) -> bool:
+    return any(isinstance(kernel, Exchange) for segment in tape.segments for kernel in segment.forward)
 
 
 def _number_labels(call: Call, seen: Counter[tuple[int, str]]) -> None:

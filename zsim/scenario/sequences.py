@@ -1,0 +1,94 @@
+"""Whether ranks can share sequences (Ulysses): what DeepSpeed and the tools around it demand."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from zsim.errors import InputError, NotModeled
+from zsim.model.architecture import Architecture
+from zsim.model.spec import ModelSpec, Workload
+from zsim.plan.spec import AnyPlan, DeepSpeedPlan
+
+FIELD = "sequence_parallel_size"
+
+# transformers 5.24: their configurations have no num_key_value_heads, which register_with_transformers asks for; those
+# of the last three have attention of their own besides, which it would not reach.
+_UNREACHED = ("gpt2", "gpt_neox", "gptj", "opt", "falcon", "mpt", "bloom")
+# register_with_transformers leaves masks away, and refuses what cannot do without.
+_MASKED = ("eager", "efficient")
+
+
+def check_shared(model: ModelSpec, workload: Workload, ranks: int, framework: str) -> None:
+    """Raises InputError where `workload.sequence_parallel_size` cannot be, NotModeled where zsim does not simulate it.
+
+    DeepSpeed 0.19.8 runtime/sequence_parallel: ulysses_sp.py (UlyssesSPAttentionHF.__init__, register_with_transformers,
+    UlyssesSPDataLoaderAdapter.refill) and parallel_state_sp.py (initialize_sequence_parallel).
+    """
+    size, arch = workload.sequence_parallel_size, cast(Architecture, model.arch)
+    if size == 1:
+        return
+    if framework != "deepspeed":
+        raise NotModeled(f"sequence parallelism with {framework}", field=FIELD, accepted="1, or framework: deepspeed")
+    data_parallel_ranks(ranks, size)
+    if workload.seq_len % size:
+        accepted = f"a multiple of {size}"
+        raise InputError(f"{workload.seq_len} is not divisible by {FIELD} {size}", field="seq_len", accepted=accepted)
+    if arch.family in _UNREACHED:
+        raise InputError(f"DeepSpeed's Ulysses cannot take {arch.family}'s attention over", field=FIELD, accepted="1")
+    if arch.heads % size:
+        raise InputError(
+            f"{size} does not divide the {arch.heads} attention heads of {model.name}",
+            field=FIELD,
+            accepted=_divisors(arch.heads),
+        )
+    if arch.kv_heads % size and size % arch.kv_heads:
+        message = (
+            f"{size} neither divides the {arch.kv_heads} key and value heads of {model.name} nor is divided by them"
+        )
+        raise InputError(message, field=FIELD, accepted=_divisors(arch.kv_heads))
+    if workload.attention in _MASKED:
+        raise InputError(
+            f"{workload.attention} needs a mask, which Ulysses leaves away",
+            field="attention",
+            accepted="flash, flash3, cudnn, sdpa",
+        )
+    if workload.implementation != "hf":
+        raise NotModeled(
+            f"sequence parallelism in {workload.implementation}'s modules", field="implementation", accepted="hf"
+        )
+    if workload.kernels == "unsloth":
+        raise NotModeled("sequence parallelism with Unsloth's kernels", field="kernels", accepted="torch, liger")
+
+
+def data_parallel_ranks(ranks: int, size: int) -> int:
+    """Of how many ranks each group of `size` counts as one. Raises InputError."""
+    if ranks % size:
+        raise InputError(f"{size} does not divide the {ranks} ranks", field=FIELD, accepted=_divisors(ranks))
+    return ranks // size
+
+
+def _divisors(of: int) -> str:
+    return ", ".join(str(size) for size in range(1, of + 1) if of % size == 0)
+
+
+def shared_notes(model: ModelSpec, plan: AnyPlan, workload: Workload) -> list[str]:
+    """What holds of a run whose ranks share sequences."""
+    size = workload.sequence_parallel_size
+    if size == 1 or not isinstance(plan, DeepSpeedPlan):
+        return []
+    found = [
+        f"{size} neighbouring GPUs share each sequence ({workload.local_seq_len:,} tokens each): the script, the Trainer or "
+        "accelerate registers DeepSpeed's UlyssesSPAttentionHF, deals samples out by its UlyssesSPDataLoaderAdapter and "
+        "averages the losses as the Trainer does"
+    ]
+    if plan.communication_data_type:
+        found.append(
+            "zero.communication_data_type has no effect: zero.seq_parallel_communication_data_type is in its place"
+        )
+    if plan.stage in (1, 2) and plan.seq_parallel_communication_data_type != "float32":
+        found.append(
+            "zero.seq_parallel_communication_data_type has no effect in stages 1 and 2, which reduce in float32"
+        )
+    if cast(Architecture, model.arch).family == "mixtral":
+        found.append("DeepSpeed 0.19.8 fails on a Mixtral whose config.json has no head_dim")
+    return found
