@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -184,6 +185,53 @@ def test_copies() -> None:
         copies.lay(cluster, Copy("sideways", 1.0), (0,))
     with pytest.raises(NotModeled, match="NVMe"):
         copies.lay(machine("a100_8x2_ethernet100"), Copy("nvme_read", 1.0), (0,))
+
+
+def with_nvme_read(rate: float) -> Cluster:
+    cluster = machine("rtx4090_1")
+    node = cluster.templates[0]
+    drive = replace(node.links["nvme0>dram0"], bandwidth=rate)
+    node = replace(
+        node, host=replace(node.host, nvme_read=rate), links={**node.links, "nvme0>dram0": drive}, _cache={}
+    )  # fmt: skip
+    return replace(cluster, templates=(node,), _cache={})
+
+
+def test_nvme_reads_need_requests_in_flight() -> None:
+    """One latency for two drives that differ twofold in theirs: right in the middle, and never out by twice."""
+    measured = {  # GB/s by block and depth: GitHub 0xBakeer/deepseek-v41-flash-spark issue 2, nibor1896/Crow issue 30
+        6.4e9: {
+            (1 << 16, 1): 0.49, (1 << 16, 4): 1.05, (1 << 16, 16): 3.06, (1 << 16, 64): 3.87,
+            (1 << 18, 1): 1.06, (1 << 18, 4): 2.35, (1 << 18, 16): 5.22, (1 << 18, 64): 5.84,
+        },
+        9.0e9: {(68 << 10, 1): 0.777, (68 << 10, 4): 3.174, (68 << 10, 8): 5.862, (68 << 10, 32): 8.421},
+    }  # fmt: skip
+    ratios = []
+    for most, points in measured.items():
+        drive = with_nvme_read(most)
+        for (block, depth), rate in points.items():
+            transfer = copies.lay(drive, Copy("nvme_read", 1e9, in_flight=block * depth), (0,))
+            ratios.append(1 / seconds_alone(drive, transfer) / rate)
+    assert min(ratios) > 0.5
+    assert max(ratios) < 2
+    assert median(ratios) == pytest.approx(1, abs=0.1)
+
+
+def test_nvme_writes_and_short_reads() -> None:
+    drive = machine("rtx4090_1")
+    few, many = (copies.lay(drive, Copy("nvme_read", 1e9, in_flight=n * MIB), (0,)) for n in (1, 64))
+    assert seconds_alone(drive, few) > 1.5 * seconds_alone(drive, many)
+    short = copies.lay(drive, Copy("nvme_read", 1 * MIB, in_flight=64 * MIB), (0,))
+    assert seconds_alone(drive, short) == pytest.approx(MIB / 7e9 + 120e-6 + 10e-6)
+    written = [copies.lay(drive, Copy("nvme_write", 1e9, in_flight=n * MIB), (0,)) for n in (1, 64)]
+    assert seconds_alone(drive, written[0]) == seconds_alone(drive, written[1])
+
+
+def test_gpudirect_storage_takes_the_gpus_wire_and_leaves_host_memory_alone() -> None:
+    cluster = machine("rtx4090_1")
+    over, direct = (copies.lay(cluster, Copy("nvme_read", 1e9, direct=way), (0,)) for way in (False, True))
+    kinds = [{cluster.links[link].kind for link in transfer.usage} for transfer in (over, direct)]
+    assert kinds == [{"nvme", "dram"}, {"nvme", "pcie"}]
 
 
 def test_unified_memory_copies_nothing() -> None:

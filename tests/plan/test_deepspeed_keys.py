@@ -47,6 +47,8 @@ def read_with(section: str, name: str, value: Any) -> Reading:
         data.pop("bf16")
     if section.startswith("zero_optimization.offload"):
         data["zero_optimization"][section.split(".")[1]] = {"device": "cpu"}
+    if section == "aio":
+        data["zero_optimization"]["offload_optimizer"] = {"device": "nvme"}
     if name == "zero_force_ds_cpu_optimizer":
         data["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
     if section.startswith("optimizer"):

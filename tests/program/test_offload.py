@@ -15,7 +15,7 @@ from zsim.model.trace import trace
 from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 from zsim.program.builder import pinned_bytes
 from zsim.program.lower import lower
-from zsim.program.ops import CPU, RANK_0, Alloc, Copy, CpuWork, Free, Launch, Program
+from zsim.program.ops import CPU, RANK_0, Alloc, Copy, CpuWork, Free, HostWait, Launch, Program
 from zsim.program.optimizer import LOOP_ON_CPU
 
 WORLD = 2
@@ -75,7 +75,7 @@ def test_pinned_memory_is_a_power_of_two() -> None:
 @pytest.fixture
 def all_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of any size, for a small model."""
-    monkeypatch.setattr("zsim.program.nvme.MIN_AIO_BYTES", 0)
+    monkeypatch.setattr("zsim.program.nvme.min_swapped_bytes", lambda plan: 0)
 
 
 @pytest.mark.usefixtures("all_swapped")
@@ -121,17 +121,105 @@ def _is_adam(work: object) -> bool:
     return isinstance(work, CpuWork) and work.label == "adamw"
 
 
+SWAPPED = {
+    "offload_param": "nvme", "offload_optimizer": "nvme", "stage3_param_persistence_threshold": 0,
+    "stage3_max_reuse_distance": 0,
+}  # fmt: skip
+
+
 @pytest.mark.usefixtures("all_swapped")
 def test_parameters_beyond_max_in_cpu_are_read_from_nvme_for_every_gather() -> None:
-    few = {"offload_param": "nvme", "offload_optimizer": "nvme", "stage3_param_persistence_threshold": 0}
-    all_kept = program(**few)
+    all_kept = program(**SWAPPED)
     assert held(all_kept, "nvme").get("parameters", 0) == 0
     assert moved(all_kept)["nvme_read", "forward"] == 0
-    none_kept = program(**few, offload_param_max_in_cpu=0)
+    none_kept = program(**SWAPPED, offload_param_max_in_cpu=0)
     assert held(none_kept, "nvme")["parameters"] == 2 * OWNED
     assert moved(none_kept)["nvme_read", "forward"] == 2 * OWNED
     assert moved(none_kept)["nvme_write", "optimizer"] == (12 + 2) * OWNED
     assert held(none_kept, "host")["buffers"] >= 5 * 100_000_000 * 2  # buffer_count x buffer_size
+
+
+@pytest.mark.usefixtures("all_swapped")
+def test_whole_sub_groups_stay_in_host_memory() -> None:
+    """The first holds the embedding and is all that `max_in_cpu` has room for, though single shards behind it had."""
+    first = ceil(MODEL.parameters[0].numel / WORLD)
+    run = program(**SWAPPED, offload_param_max_in_cpu=first + 25_000)
+    kept = OWNED - held(run, "nvme")["parameters"] / 2
+    sub_groups = [work.numel for work in (i.op.work for i in run.steps[-1] if isinstance(i, Launch)) if _is_adam(work)]
+    assert kept == sub_groups[0]
+
+
+def test_shards_below_a_request_stay_in_host_memory() -> None:
+    """max(MIN_AIO_BYTES, block_size) of partitioned_param_swapper.py; pinned by themselves."""
+    run = program(**SWAPPED, offload_param_max_in_cpu=0)
+    assert "parameters" not in held(run, "nvme")
+    alone = [i.nbytes for i in run.init if isinstance(i, Alloc) and i.key.startswith("small shard")]
+    assert alone == [pinned_bytes(2 * ceil(parameter.numel / WORLD)) for parameter in MODEL.parameters]
+
+
+@pytest.mark.usefixtures("all_swapped")
+def test_more_buffers_read_further_ahead_of_the_gathers() -> None:
+    """__prefetch_nvme_param_partitions, from the second step on: reads that the host does not wait for at once."""
+
+    def at_once(count: int, step: int) -> int:
+        most = reads = 0
+        for i in program(**SWAPPED, offload_param_max_in_cpu=0, offload_param_buffer_count=count).steps[step]:
+            if isinstance(i, Launch) and i.op.label == "shard from NVMe":
+                reads += 1
+            elif isinstance(i, HostWait):
+                most, reads = max(most, reads), 0
+        return most
+
+    assert [at_once(count, 0) for count in (2, 4, 8)] == [1, 1, 1]
+    assert [at_once(count, -1) for count in (2, 4, 8)] == [1, 3, 7]
+
+
+@pytest.mark.usefixtures("all_swapped")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        # as recorded: "Not enough buffers 0 for swapping 1", "already assigned swap buffer id"
+        ({"stage3_max_reuse_distance": 1_000_000_000}, "runs out of buffers"),
+        ({"stage3_max_reuse_distance": 1_000_000_000, "offload_param_buffer_count": 40}, "already assigned"),
+        ({"offload_param_buffer_size": 10}, "cannot hold"),
+    ],
+)
+def test_buffers_that_do_not_do(options: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        program(**SWAPPED | options, offload_param_max_in_cpu=0)
+
+
+@pytest.mark.usefixtures("all_swapped")
+def test_gpudirect_storage_reads_into_buffers_of_the_gpu() -> None:
+    over, direct = (program(**SWAPPED, offload_param_max_in_cpu=0, aio_use_gds=gds) for gds in (False, True))
+    assert moved(over)["h2d", "forward"] == moved(over)["nvme_read", "forward"] == 2 * OWNED
+    assert moved(direct)["nvme_read", "forward"] == 2 * OWNED
+    assert moved(direct)["h2d", "forward"] == 0
+    buffers = 5 * 100_000_256 * 2  # whole multiples of 1 KiB
+    assert held(over, "host")["buffers"] - held(direct, "host")["buffers"] == buffers
+    assert held(direct, "gpu")["all_gather_buffers"] == buffers
+
+
+def test_on_one_gpu_offloaded_parameters_come_up_as_they_are() -> None:
+    """NoGatherHandle: nothing is gathered, yet each module waits for its copy, and gives it up again."""
+    plan = DeepSpeedPlan(
+        world_size=1, stage=3, offload_optimizer="cpu", offload_param="cpu", optimizer=Optimizer(impl="cpu"),
+        stage3_param_persistence_threshold=0, stage3_max_reuse_distance=0, stage3_prefetch_bucket_size=0,
+    )  # fmt: skip
+    run = lower(MODEL, trace(MODEL, WORKLOAD), plan, WORKLOAD)
+    # the last thing that forward needs is the first that backward needs
+    assert moved(run)["h2d", "forward"] == 2 * MODEL.numel
+    most, live = 0, 0
+    sizes: dict[str, int] = {}
+    for instruction in run.steps[-1]:
+        if isinstance(instruction, Alloc) and instruction.key.startswith("full:"):
+            sizes[instruction.key] = instruction.nbytes
+        elif isinstance(instruction, Free):
+            sizes.pop(instruction.key, None)
+        live = sum(sizes.values())
+        most = max(most, live)
+    assert not live
+    assert 0 < most < 2 * MODEL.numel
 
 
 def test_pipelining_reads_the_next_sub_group_before_the_update_of_this_one() -> None:
@@ -170,7 +258,6 @@ def test_partial_offload_leaves_the_first_sub_groups_on_the_gpu() -> None:
             },
             InputError,
         ),
-        ({"offload_optimizer": "nvme", "offload_param": "nvme", "offload_param_buffer_size": 10}, InputError),
         ({"offload_param": "nvme"}, NotModeled),
         ({"offload_optimizer": "nvme", "offload_optimizer_ratio": 0.5}, NotModeled),
     ],

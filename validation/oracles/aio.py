@@ -17,7 +17,7 @@ class Handle:
         self._done = 0
 
     def new_cpu_locked_tensor(self, numel: int, example: torch.Tensor) -> torch.Tensor:
-        tensor = torch.empty(numel, dtype=example.dtype)
+        tensor = torch.empty(numel, dtype=example.dtype).zero_()  # locked pages are resident
         PINNED[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 

@@ -29,6 +29,8 @@ TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vo
 BUCKETS = {"reduce_bucket_size": 5_000_000, "stage3_prefetch_bucket_size": 5_000_000}
 OFFLOAD = {"device": "cpu", "pin_memory": False}
 PINNED = {"device": "cpu", "pin_memory": True}
+NVME = {"device": "nvme", "pin_memory": False}
+NVME_PARAMETERS = {**NVME, "buffer_size": 30_000_000, "max_in_cpu": 50_000_000}
 _BLOCKS: list[torch.Tensor] = []  # the allocator keeps what it has pinned for good
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
@@ -47,7 +49,11 @@ def configurations() -> list[Config]:
         _zero("z3_parameters", 3, offload_param=OFFLOAD),
         _zero("z2_pinned", 2, offload_optimizer=PINNED),
         _zero("z3_pinned", 3, offload_optimizer=PINNED, offload_param=PINNED),
-        _zero("z3_nvme", 3, offload_optimizer={"device": "nvme", "pin_memory": False}, **few),
+        _zero("z3_nvme", 3, offload_optimizer=NVME, **few),
+        _zero(
+            "z3_nvme_parameters", 3, offload_optimizer=NVME, offload_param=NVME_PARAMETERS, stage3_max_reuse_distance=0,
+            **few,
+        ),  # fmt: skip
         {"name": "fsdp2", "engine": "fsdp2", "world": 2, "model": "llama", "dtype": "bfloat16", "fsdp": reduced},
     ]
 
@@ -150,7 +156,9 @@ def _stage3(optimizer: Any) -> dict[str, list[Any]]:
         "optimizer_states": list(_states(optimizer.optimizer)),
     }
     if optimizer.offload_param:
-        found["parameters"] = list(optimizer.param_groups_fp16_flat_cpu_memory)
+        shards = [parameter.ds_tensor for group in optimizer.fp16_groups for parameter in group]
+        kept = [shard for shard in shards if shard.final_location in (None, "not-nvme")]
+        found["parameters"] = [*optimizer.param_groups_fp16_flat_cpu_memory, *kept]
     used = {tensor.untyped_storage().data_ptr() for tensors in found.values() for tensor in tensors}
     pinned = [block for block in _BLOCKS if block.untyped_storage().data_ptr() not in used]
     found["buffers"] = [*pinned, *aio.PINNED.values()]

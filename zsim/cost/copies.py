@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from zsim.cluster.routes import gpu_host_copy
 from zsim.cluster.spec import Cluster, global_link
 from zsim.cost.layouts import representatives
@@ -14,6 +16,11 @@ from zsim.program.ops import Copy
 COPY_LOAD = 24 / 26
 DIRECTIONS = ("h2d", "d2h", "nvme_read", "nvme_write")
 COPY_LATENCY = 10e-6  # launch and completion of one cudaMemcpyAsync
+# From a request to its first byte on an idle drive. With q requests of b bytes in flight a drive reads at
+# q b / (latency + q b / rate), by 80 to 200 us: GitHub 0xBakeer/deepseek-v41-flash-spark issue 2 (0.49, 1.05, 3.06 GB/s
+# at 1, 4, 16 times 64 KiB; 1.06, 2.35, 5.22 of 256 KiB; 6.4 at most), nibor1896/Crow issue 30 (0.78, 3.17, 5.86 at 1,
+# 4, 8 times 68 KiB; 9.0 at most). Writes are acknowledged from the drive's own memory: no such limit was measured.
+NVME_LATENCY = 120e-6
 PAGEABLE_SLOWDOWN = 5.0  # pinned over pageable, 4-6x (DeepSpeed PR 5301)
 
 
@@ -29,13 +36,23 @@ def lay(cluster: Cluster, work: Copy, ranks: tuple[int, ...]) -> Transfer:
     """
     if work.direction not in DIRECTIONS:
         raise NotModeled(f"a copy {work.direction!r}", accepted=" | ".join(DIRECTIONS))
-    key = ("copy", work.direction, work.pinned, ranks)
+    key = ("copy", work.direction, work.pinned, work.direct, ranks)
     if key not in cluster._cache:
         cluster._cache[key] = _usage(cluster, work, ranks)
     usage = cluster._cache[key]
     if not usage and work.direction in ("h2d", "d2h"):
         return Transfer(0.0, {}, 0.0, algorithm="none")
-    return Transfer(work.nbytes, usage, COPY_LATENCY, algorithm="dma" if work.pinned else "pageable")
+    algorithm = "dma" if work.pinned else "pageable"
+    return Transfer(work.nbytes, usage, COPY_LATENCY, _read_rate(cluster, work, ranks[0]), algorithm)
+
+
+def _read_rate(cluster: Cluster, work: Copy, rank: int) -> float:
+    """bytes/s that one process's requests can reach: those in flight arrive in one latency and their own time."""
+    in_flight = min(work.in_flight, work.nbytes)
+    if work.direction != "nvme_read" or work.in_flight == inf or not in_flight:
+        return inf
+    drives = cluster.template(cluster.places[rank][0]).host.nvme_read
+    return in_flight / (NVME_LATENCY + in_flight / drives)
 
 
 def _usage(cluster: Cluster, work: Copy, ranks: tuple[int, ...]) -> dict[str, float]:
@@ -51,13 +68,16 @@ def _usage(cluster: Cluster, work: Copy, ranks: tuple[int, ...]) -> dict[str, fl
             if not rate:
                 raise NotModeled("a copy to NVMe on a machine that lists none", field="nvme")
             usage[global_link(node, _NVME[work.direction])] = float(len(indices))
-            usage[global_link(node, "cpu0>dram0")] = float(len(indices))
-            continue
+            if not work.direct:
+                usage[global_link(node, "cpu0>dram0")] = float(len(indices))
+                continue
         for index in indices:
             if template.devices[index].unified:
                 continue
-            for link, times in gpu_host_copy(template, index, work.direction).items():
+            for link, times in gpu_host_copy(template, index, "d2h" if work.direction == "d2h" else "h2d").items():
                 kind = template.links[link].kind
+                if work.direct and kind == "dram":
+                    continue
                 load = times * (COPY_LOAD if kind == "pcie" else 1.0) * (1.0 if work.pinned else PAGEABLE_SLOWDOWN)
                 name = global_link(node, link)
                 usage[name] = usage.get(name, 0.0) + load

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from zsim.model.kernels import DTYPE_BYTES, Kernel
@@ -56,11 +57,16 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Bytes between this rank's GPU and its host memory (h2d, d2h), or host memory and NVMe."""
+    """Bytes between this rank's GPU and its host memory (h2d, d2h), or host memory and NVMe.
+
+    Of NVMe reads: `in_flight`, the most bytes requested and not there yet; `direct`, straight to the GPU.
+    """
 
     direction: str  # h2d | d2h | nvme_read | nvme_write
     nbytes: float
     pinned: bool = True
+    in_flight: float = inf
+    direct: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
@@ -57,6 +57,7 @@ class Coordinator:
     prefetch_bucket_size: int
     max_live_parameters: int
     max_reuse_distance: int
+    unread: Callable[[int], bool] = lambda param: False  # whether its shard lies on NVMe and nobody is reading it
 
     params: dict[str, Params] = field(init=False)  # module -> what it is fetched and released with
     live: set[int] = field(default_factory=set)  # gathered or in flight (ds_status is not NOT_AVAILABLE)
@@ -154,12 +155,19 @@ class Coordinator:
         chosen: set[int] = set()
         elements = 0
         while self._queue and elements < limit:
-            param, step = self._queue.popleft()
+            param, step = self._queue[0]
+            if self.unread(param):
+                break
+            self._queue.popleft()
             self._dequeued_to[param] = max(self._dequeued_to[param], step)
             if param not in self.live and param not in chosen:
                 chosen.add(param)
                 elements += self.numel[param]
         return self._take(tuple(sorted(chosen)))
+
+    def upcoming(self) -> Iterator[int]:
+        """Parameters of the trace that nothing has fetched or prefetched yet."""
+        return (param for param, _ in self._queue) if self.complete else iter(())
 
     def release(self, module: str, *, backward: bool = False) -> Params:
         """release_sub_module: the module's parameters that may go, in ascending order."""
