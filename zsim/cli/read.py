@@ -49,7 +49,7 @@ def describe(path: Path) -> dict[str, Any]:
     if path.suffix.lower() in (".txt", ".xml", ".log", ""):
         return _log(path) or _machine(path)
     document = detect.parse(path)
-    if {"gpu", "gpus"} & document.data.keys():
+    if {"gpu", "gpus"} & document.data.keys() and path.suffix.lower() in (".yaml", ".yml"):
         return _machine(path)
     kind = detect.identify(document)
     if kind == "model":

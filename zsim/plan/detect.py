@@ -6,12 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from zsim.errors import InputError
-from zsim.plan.document import Document, parse_yaml, read_text
+from zsim.plan.document import Document, dotted, parse_yaml, read_text
 from zsim.plan.reading import Reading
 
 READERS = (
     "DeepSpeed JSON, accelerate YAML, Trainer arguments, axolotl YAML, LLaMA-Factory YAML, torchtitan TOML, config.json"
 )
+
+# Keys that only GPT-NeoX has, which takes several files and merges them.
+NEOX = ("checkpoint_activations", "checkpoint-activations", "lr_decay_iters", "lr-decay-iters", "no_weight_tying")
 
 # Recipes of tools without a reader here: their name, and keys that only they have.
 _FOREIGN: tuple[tuple[str, frozenset[str]], ...] = (
@@ -19,6 +22,14 @@ _FOREIGN: tuple[tuple[str, frozenset[str]], ...] = (
     ("an xtuner or mmengine configuration", frozenset({"train_dataloader", "train_cfg"})),
     ("a NeMo configuration", frozenset({"trainer", "exp_manager"})),
     ("a torchtune recipe", frozenset({"tokenizer", "checkpointer"})),
+    ("an llm-foundry configuration", frozenset({"model", "max_duration"})),
+    ("an llm-foundry configuration", frozenset({"parameters", "command", "image"})),
+    ("a verl configuration", frozenset({"actor_rollout_ref"})),
+    ("an ms-swift configuration", frozenset({"tuner_type"})),
+    ("an ms-swift configuration", frozenset({"train_type"})),
+    ("an Open-Instruct configuration", frozenset({"with_tracking"})),
+    ("an Open-Instruct configuration", frozenset({"dataset_mixer_list"})),
+    ("what Weights & Biases noted of a run (its config.yaml holds the arguments)", frozenset({"os", "python"})),
 )
 
 
@@ -31,14 +42,24 @@ def parse(path: Path) -> Document:
         return parse_toml(path)
     text = read_text(path)
     if suffix in (".yaml", ".yml"):
-        return parse_yaml(text, path)
+        return unwrapped(parse_yaml(text, path, repeats=True))
     if suffix in (".json", ".hjson", ".json5", ".jsonc"):
         if is_neox_text(text):
-            return parse_yaml(text.replace("\t", " "), path)
+            return parse_yaml(text.replace("\t", " "), path, repeats=True)
         from zsim.plan.hjson import parse_hjson
 
         return parse_hjson(text, path)
     raise InputError(f"{suffix or 'no suffix'}: not a file of a kind that is read", path, accepted=READERS)
+
+
+def unwrapped(document: Document) -> Document:
+    """The Trainer arguments in the config.yaml that Weights & Biases keeps of a run: `name: {value: ...}`."""
+    sections = {name: value for name, value in document.data.items() if name != "wandb_version"}
+    if not sections or not all(isinstance(one, dict) and "value" in one for one in sections.values()):
+        return document
+    data = {name: one["value"] for name, one in sections.items() if not str(name).startswith("_")}
+    places = {path[:1] + path[2:]: place for path, place in document.places.items() if path[1:2] in ((), ("value",))}
+    return Document(document.file, data, places)
 
 
 def is_neox_text(text: str) -> bool:
@@ -51,7 +72,7 @@ def identify(document: Document) -> str:
     keys = {str(key) for key in document.data}
     if {"framework", "cluster"} <= keys:
         return "scenario"
-    if {"pipe_parallel_size", "pipe-parallel-size"} & keys:
+    if {"pipe_parallel_size", "pipe-parallel-size", *NEOX} & keys:
         return "neox"
     if {"distributed_type", "compute_environment"} & keys:
         return "accelerate"
@@ -61,17 +82,23 @@ def identify(document: Document) -> str:
         return "llama_factory"
     if isinstance(document.data.get("training"), dict) and {"parallelism", "job", "activation_checkpoint"} & keys:
         return "torchtitan"
-    if {"per_device_train_batch_size", "fsdp_config", "gradient_checkpointing", "num_train_epochs"} & keys:
+    _refuse_foreign(document, keys)
+    if {"per_device_train_batch_size", "fsdp_config", "gradient_checkpointing", "num_train_epochs"} & keys or (
+        "model_name_or_path" in keys and {"learning_rate", "output_dir", "max_steps"} & keys
+    ):
         return "trainer"
     if {"model_type", "architectures", "hidden_size", "n_embd", "d_model"} & keys and "zero_optimization" not in keys:
         return "model"
     if _is_deepspeed(document, keys):
         return "deepspeed"
+    some = ", ".join(sorted(keys)[:5])
+    raise InputError(f"is no configuration that is known here (its keys: {some} ...)", document.file, accepted=READERS)
+
+
+def _refuse_foreign(document: Document, keys: set[str]) -> None:
     for name, marks in _FOREIGN:
         if marks <= keys:
             raise InputError(f"is {name}, which is not read", document.file, accepted=READERS)
-    some = ", ".join(sorted(keys)[:5])
-    raise InputError(f"is no configuration that is known here (its keys: {some} ...)", document.file, accepted=READERS)
 
 
 def _is_deepspeed(document: Document, keys: set[str]) -> bool:
@@ -88,7 +115,11 @@ def read(document: Document, kind: str, ranks: int | None = None) -> Reading:
 
     Raises InputError, NotModeled.
     """
-    return _readers()[kind](document, ranks)
+    if document.repeated and kind == "llama_factory":
+        raise document.error(document.repeated[0], "stands here twice, which LLaMA-Factory's OmegaConf refuses")
+    reading = _readers()[kind](document, ranks)
+    reading.notes += [f"{dotted(path)} stands here twice: the last one counts" for path in document.repeated]
+    return reading
 
 
 def _readers() -> dict[str, Callable[[Document, int | None], Reading]]:

@@ -22,6 +22,7 @@ class Document:
     file: Path | str
     data: dict[str, Any]
     places: dict[Path_, Place] = field(default_factory=dict)
+    repeated: list[Path_] = field(default_factory=list)  # fields that stand here more than once: the last one counts
 
     def error(
         self,
@@ -83,7 +84,8 @@ def read_yaml(path: Path, what: str = "file") -> Document:
     return parse_yaml(read_text(path, what), path)
 
 
-def parse_yaml(text: str, file: Path | str) -> Document:
+def parse_yaml(text: str, file: Path | str, repeats: bool = False) -> Document:
+    """`repeats`: a field may stand there twice, as PyYAML itself has it. Raises as read_yaml."""
     import yaml
 
     loader_class = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -100,6 +102,8 @@ def parse_yaml(text: str, file: Path | str) -> Document:
     document = Document(file, {})
     try:
         document.data = _construct(root, loader, document, ())
+        if document.repeated and not repeats:
+            raise document.error(document.repeated[0], "stands here twice")
     except RecursionError:
         raise InputError("not plain YAML: an anchor that contains itself, or nested too deeply", file) from None
     return document
@@ -110,10 +114,7 @@ def _construct(node: Any, loader: Any, document: Document, path: Path_) -> Any:
 
     if isinstance(node, yaml.MappingNode):
         own = [key_node.value for key_node, _ in node.value]
-        for index, (key_node, _) in enumerate(node.value):
-            if key_node.value in own[:index]:
-                line = key_node.start_mark.line + 1
-                raise InputError("stands here twice", document.file, line, dotted((*path, key_node.value)))
+        document.repeated += [(*path, name) for index, name in enumerate(own) if name in own[:index]]
         loader.flatten_mapping(node)  # YAML's merge keys: <<: *defaults; what follows them wins
         mapping: dict[Any, Any] = {}
         for key_node, value_node in node.value:

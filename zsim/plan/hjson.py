@@ -61,7 +61,7 @@ def _plain(value: Any, document: Document, path: Path_) -> Any:
 def _unreadable(text: str, file: Path | str, line: int, message: str) -> InputError:
     """What the parser met is often not a slip of JSON but something that was never filled in."""
     for number, content in enumerate(text.splitlines(), start=1):
-        if content.strip().rstrip(",") in ("...", "…"):
+        if content.strip().rstrip(",").strip("\"'") in ("...", "…"):
             return InputError("`...` stands for something that was left out", file, number, accepted="a whole file")
     return InputError(f"not JSON: {message}", file, line)
 

@@ -8,6 +8,9 @@ from zsim.plan.deepspeed_keys import TOP
 from zsim.plan.document import Document
 from zsim.plan.reading import Reading
 
+# megatron/neox_arguments/arguments.py, calculate_derived: `precision` stands for DeepSpeed's sections.
+_PRECISIONS = {"fp16": "fp16", "bfloat16": "bf16"}
+
 
 def read_neox(document: Document, ranks: int | None = None) -> Reading:
     """The plan and workload in a GPT-NeoX configuration. Raises InputError, NotModeled."""
@@ -17,8 +20,12 @@ def read_neox(document: Document, ranks: int | None = None) -> Reading:
     for name, why in (("pipe_parallel_size", "pipeline parallelism"), ("model_parallel_size", "tensor parallelism")):
         if data.get(name, 1) not in (0, 1):
             raise whole.error((name,), why, "0 or 1", kind=NotModeled)
-    if isinstance(fp16 := data.get("fp16"), dict):
-        data["fp16"] = {key: value for key, value in fp16.items() if key not in ("fp16", "type")}  # NeoX's own
+    for name in ("fp16", "bf16"):
+        if isinstance(section := data.get(name), dict):
+            data[name] = {key: value for key, value in section.items() if key not in ("fp16", "bf16", "type")}  # NeoX's
+    if "fp16" not in data and "bf16" not in data and (name := _PRECISIONS.get(str(data.get("precision")))):
+        data[name] = {"enabled": True}
+        places[name, "enabled"] = whole.place(("precision",))
     if isinstance(optimizer := data.get("optimizer"), dict) and isinstance(optimizer.get("params"), dict):
         params = {key: value for key, value in optimizer["params"].items() if key != "max_grad_norm"}
         data["optimizer"] = optimizer | {"params": params}  # NeoX moves it to gradient_clipping

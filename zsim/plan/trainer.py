@@ -29,10 +29,23 @@ HARMLESS = (
 )  # fmt: skip
 
 
+# Arguments of trl's trainers whose steps are not those of supervised training.
+_OTHER_TRAINERS = {
+    "num_generations": "GRPO, which generates between its steps",
+    "max_completion_length": "GRPO, which generates between its steps",
+    "max_prompt_length": "preference tuning, which runs more than one model",
+    "beta": "preference tuning, which runs more than one model",
+    "precompute_ref_log_probs": "preference tuning, which runs more than one model",
+    "center_rewards_coefficient": "a reward model, whose head is no language model's",
+}
+
+
 def read_trainer(document: Document, ranks: int | None = None, kind: str = "Hugging Face Trainer arguments") -> Reading:
     """The plan and workload in Trainer arguments. Raises InputError, NotModeled."""
     reading = Reading(kind, document, ranks=ranks)
     recipe = Recipe(reading)
+    for name, why in _OTHER_TRAINERS.items():
+        recipe.refuse(name, (False,), why)
     model_length(recipe, ("max_length", "max_seq_length", "model_max_length"))
     attention(recipe, "attn_implementation")
     checkpointing(recipe, default=False)
@@ -41,6 +54,7 @@ def read_trainer(document: Document, ranks: int | None = None, kind: str = "Hugg
         _peft(recipe)
     else:
         recipe.refuse("load_in_4bit", (False,), "4-bit weights without adapters")
+    recipe.refuse("parallelism_config", (), "an object of Python, which no file holds", "an accelerate configuration")
     training(recipe)
     recipe.get("model_name_or_path")
     name_model(recipe, "model_name_or_path")
@@ -86,13 +100,20 @@ def shard(recipe: Recipe) -> None:
     reading, document = recipe.reading, recipe.document
     options = recipe.get("fsdp")
     config = recipe.get("fsdp_config") or {}
+    for name in _DDP:
+        recipe.get(name)
     if recipe.deepspeed("deepspeed"):
         if options:
             raise recipe.error(("fsdp",), "deepspeed and fsdp cannot both be used", "one of them")
         return
-    if not options and not config:
+    if (
+        not options or as_switch(options) is False
+    ):  # training_args.py, _process_fsdp_args: fsdp_config alone does nothing
         recipe.set("framework.name", "ddp", "framework")
         reading.notes.append("neither deepspeed nor fsdp: DistributedDataParallel")
+        if config and any(value not in (None, False, 0, [], {}) for value in dict(config).values()):
+            reading.notes.append("fsdp_config has no effect without fsdp")
+        ddp(recipe)
         return
     if isinstance(config, str):
         path = beside(document.file, config)
@@ -100,6 +121,29 @@ def shard(recipe: Recipe) -> None:
     if not isinstance(config, dict):
         raise recipe.error(("fsdp_config",), f"{config!r} is not a section", "a mapping of options")
     read_fsdp(reading, legacy_options(recipe, options) | config, ("fsdp_config",), default_version=2)
+
+
+_DDP = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_static_graph", "ddp_broadcast_buffers")
+
+
+def ddp(recipe: Recipe, adapters: bool = False) -> None:
+    """DistributedDataParallel as the Trainer makes it (trainer.py, 5.24): it looks for parameters without gradients
+    unless the model is checkpointed, and always around peft's adapters."""
+    data, fields = recipe.document.data, recipe.reading.fields
+    adapters = adapters or any(path[0] == "lora" for path in fields)
+    checkpointed = fields.get(("checkpointing",)) == "full" or ("checkpointing", "offload") in fields
+    if data.get("ddp_find_unused_parameters") is not None or adapters or not checkpointed:
+        found = recipe.flag("ddp_find_unused_parameters", adapters or not checkpointed)
+        recipe.set("ddp.find_unused_parameters", found, "ddp_find_unused_parameters")
+    if recipe.get("ddp_bucket_cap_mb") is not None:
+        recipe.set("ddp.bucket_cap_mb", recipe.get("ddp_bucket_cap_mb"), "ddp_bucket_cap_mb")
+    if recipe.flag("ddp_static_graph"):
+        recipe.set("ddp.static_graph", True, "ddp_static_graph")
+
+
+def as_switch(options: Any) -> bool | None:
+    """`fsdp: "false"` and the like; None for anything that is no switch."""
+    return {"true": True, "false": False}.get(str(options).lower())
 
 
 def legacy_options(recipe: Recipe, options: Any) -> dict[str, Any]:
