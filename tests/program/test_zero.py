@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -100,6 +101,7 @@ STAGE3 = st.fixed_dictionaries(
         "stage3_allgather_sequential": st.booleans(),
         "use_all_reduce_for_fetch_params": st.booleans(),
         "zero_init": st.booleans(),
+        "memory_efficient_linear": st.booleans(),
         "leaf_blocks": st.booleans(),
         "offload_param": st.sampled_from([None, "cpu"]),
     }
@@ -159,11 +161,12 @@ def check_gathered(instructions: Sequence[Instruction], leaf_blocks: bool) -> No
     full = set(range(len(model_and_tree()[0].parameters)))  # persistent ones are there from before
     seen: set[int] = set()
     for instruction in instructions:
-        if isinstance(instruction, Alloc) and instruction.key.startswith("full:"):
-            seen.add(int(instruction.key[5:]))
-        elif isinstance(instruction, Free) and instruction.key.startswith("full:"):
-            full.discard(int(instruction.key[5:]))
-            seen.discard(int(instruction.key[5:]))
+        gathered = isinstance(instruction, Alloc | Free) and re.fullmatch(r"(?:full|regathered):(\d+)", instruction.key)
+        if gathered and isinstance(instruction, Alloc):
+            seen.add(int(gathered[1]))
+        elif gathered:
+            full.discard(int(gathered[1]))
+            seen.discard(int(gathered[1]))
         elif isinstance(instruction, Launch) and instruction.op.lane == COMPUTE and instruction.op.module in owned:
             assert set(owned[instruction.op.module]) <= full | seen
 
@@ -171,6 +174,44 @@ def check_gathered(instructions: Sequence[Instruction], leaf_blocks: bool) -> No
 def modules(module: Module) -> list[tuple[str, Module]]:
     inner = [pair for item in module.body if isinstance(item, Module) for pair in modules(item)]
     return [(module.name, module), *inner]
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize(
+    ("changes", "held"),
+    [
+        ({"version": "0.14.2"}, True),
+        ({"version": "0.14.2", "zero_init": True}, False),
+        ({"version": "0.19.4"}, False),
+        ({"memory_efficient_linear": False}, True),
+        ({"memory_efficient_linear": False, "zero_init": True}, True),
+    ],
+)
+def test_linear_layers_of_torch_keep_gathered_weights_until_their_backward(
+    changes: dict[str, Any], held: bool, checkpointing: str
+):
+    """Live bytes of gathered parameters where the forward ends: all Linear weights outside checkpointed blocks."""
+    keep_none = {
+        "stage3_max_reuse_distance": 0,
+        "stage3_prefetch_bucket_size": 0,
+        "stage3_param_persistence_threshold": 0,
+    }
+    program = program_of(3, checkpointing=checkpointing, **keep_none, **changes)
+    model, tree, _ = model_and_tree(checkpointing)
+    blocks = [] if checkpointing == "full" else [p for name, m in modules(tree) if "layers" in name for p in m.params]
+    kept = {p for p in blocks if model.parameters[p].module_class == "Linear"} if held else set()
+    live: Counter[str] = Counter()
+    for instruction in program.steps[2]:
+        if isinstance(instruction, Launch) and instruction.op.phase == "backward":
+            break
+        if isinstance(instruction, Alloc) and instruction.category == "all_gather_buffers":
+            live[instruction.key] = instruction.nbytes
+        elif isinstance(instruction, Free):
+            live.pop(instruction.key, None)
+    assert {key for key in live if key != f"full:{len(model.parameters) - 1}"} == {f"full:{p}" for p in kept}
+    frees = Counter(instruction.key for instruction in program.steps[2] if isinstance(instruction, Free))
+    allocs = Counter(instruction.key for instruction in program.steps[2] if isinstance(instruction, Alloc))
+    assert all(frees[key] == count for key, count in allocs.items() if "full:" in key or "regathered:" in key)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

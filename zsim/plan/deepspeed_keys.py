@@ -85,7 +85,7 @@ ZERO: dict[str, Key] = {
     "zero_quantized_weights": used(bool, False),
     "zero_quantized_nontrainable_weights": used(bool, False),
     "zero_quantized_gradients": used(bool, False),
-    "memory_efficient_linear": none(bool, "which class of linear saves a weight that is kept anyway"),
+    "memory_efficient_linear": used(bool, True),
     "pipeline_loading_checkpoint": none(bool, "loading checkpoints"),
     "override_module_apply": none(bool, "initialization"),
     "log_trace_cache_warnings": none(bool, _PRINTS),

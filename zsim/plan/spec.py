@@ -94,6 +94,7 @@ class DeepSpeedPlan(Plan):
     stage3_allgather_sequential: bool = False
     use_all_reduce_for_fetch_params: bool = False
     zero_init: bool = False  # the model was built under deepspeed.zero.Init
+    memory_efficient_linear: bool = True  # where the linear layers are DeepSpeed's: under zero.Init, or from 0.19.4 on
     leaf_blocks: bool = False  # set_z3_leaf_modules on the model's blocks
     leaf_classes: tuple[str, ...] = LEAF_CLASSES  # leaf_module.classes
     leaf_names: tuple[str, ...] = ()

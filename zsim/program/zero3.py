@@ -89,6 +89,10 @@ class Zero3(Hooks[DeepSpeedPlan]):
         self._check_leaves(modules)
         self.in_leaf = {param: leaf for leaf in self.coordinator.leaves for param in self.coordinator.inside[leaf]}
         self.bias_of = _linear_biases(model)
+        self.saved = self._saved_weights() if _torch_linear(plan) else {}
+        self.recomputed = {
+            inner.name for module in modules_in_order(tree) if module.checkpointed for inner in modules_in_order(module)
+        }
         self.biases = frozenset(self.bias_of.values())
         self.micro = 0
         self.hook_calls = 0
@@ -163,6 +167,20 @@ class Zero3(Hooks[DeepSpeedPlan]):
         self.parameters.drop_secondary()
         return self.prologue, self.builder.finish()
 
+    def _saved_weights(self) -> dict[str, Params]:
+        """By module with hooks and a backward: the weights of its Linear layers, or of all inside a leaf."""
+        found = {}
+        for module in modules_in_order(self.tree):
+            if module.name in self.in_backward:
+                inside = modules_in_order(module) if module.name in self.coordinator.leaves else (module,)
+                found[module.name] = tuple(
+                    param
+                    for inner in inside
+                    for param in inner.params
+                    if inner.role == "head" or self.model.parameters[param].module_class == "Linear"
+                )
+        return found
+
     def _external(self) -> dict[str, Params]:
         """What a module's own code read of another one in the first forward (parameter_offload.py, ZeROOrderedDict).
 
@@ -187,7 +205,9 @@ class Zero3(Hooks[DeepSpeedPlan]):
         if module.name in self.hooked:
             self.hook_calls += 1
             if released := self.coordinator.release(module.name):
-                self.parameters.free(released, at_once=module.name in self.parameters.fast)
+                dropped = phase == "forward" and module.name in self.recomputed
+                held = () if dropped else self.saved.get(module.name, ())
+                self.parameters.free(released, held, at_once=module.name in self.parameters.fast)
 
     def pre_backward(self, module: Module) -> None:
         if module.name in self.in_backward:
@@ -205,6 +225,7 @@ class Zero3(Hooks[DeepSpeedPlan]):
         self.parameters.free(
             self.coordinator.release(module.name, backward=True), at_once=module.name in self.parameters.fast
         )
+        self.parameters.drop(self.saved.get(module.name, ()))
 
     def _notices(self, module: Module) -> bool:
         """Whether a positional argument requires a gradient: its hook tells that the module's backward is done."""
@@ -263,6 +284,15 @@ class Zero3(Hooks[DeepSpeedPlan]):
         self.gradients.ready(param)
         if param in self.bias_of:
             self.gradients.ready(self.bias_of[param])
+
+
+def _torch_linear(plan: DeepSpeedPlan) -> bool:
+    """Whether linear layers are torch's own, of which autograd saves `weight.t()`, a view: after a release the gathered
+    bytes stay until backward. DeepSpeed's saves the parameter itself. zero.Init puts that one in place,
+    the engine only from 0.19.4 on (github.com/deepspeedai/DeepSpeed pull request 8189)."""
+    from zsim.plan.deepspeed import parse_version
+
+    return not (plan.memory_efficient_linear and (plan.zero_init or parse_version(plan.version) >= (0, 19, 4)))
 
 
 def _prefetch_bucket(plan: DeepSpeedPlan) -> int:

@@ -7,7 +7,7 @@ part of partitioned_param_coordinator.py that touches streams and events.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from math import ceil
 
@@ -62,6 +62,8 @@ class Parameters:
         self.fast: frozenset[str] = frozenset()  # leaves under fast_sharding_for_leaf_module: no events, no waits
         self._inflight: dict[int, Gather] = {}
         self._views: dict[int, Gather] = {}  # parameters that live inside a flat buffer
+        self._buffers: dict[int, str] = {}  # of parameters that are gathered
+        self._held: dict[int, str] = {}  # those that autograd has saved a view of
         self._flats = 0
         self._events: deque[int] = deque()  # __ongoing_fetch_events
 
@@ -124,7 +126,7 @@ class Parameters:
         if self.nvme:
             self.nvme.fetch(params, phase, self.micro)
         for param in params:
-            self.builder.alloc(f"full:{param}", "all_gather_buffers", self.numel[param] * self.size, lane=self.stream)
+            self.builder.alloc(self.full(param), "all_gather_buffers", self.numel[param] * self.size, lane=self.stream)
             if not (self.nvme and self.nvme.on_gpu(param)):
                 self.builder.wait_stream(H2D, ALL_GATHER)
                 work = Copy("h2d", self.numel[param] * self.size)
@@ -152,7 +154,7 @@ class Parameters:
         """_all_gather_sequential: straight into the parameter's own buffer."""
         ranks = self.ranks(group)
         part = self.part(param, ranks)
-        self.builder.alloc(f"full:{param}", "all_gather_buffers", part * ranks * self.size, lane=self.stream)
+        self.builder.alloc(self.full(param), "all_gather_buffers", part * ranks * self.size, lane=self.stream)
         self.to_device((param,), module, phase)
         event = self.call("all_gather", part, part * ranks, group, module, phase)
         self._inflight[param] = Gather((param,), event, None, 1)
@@ -250,16 +252,23 @@ class Parameters:
             return
         nbytes = 0
         for param in gather.params:
-            self.builder.alloc(f"full:{param}", "all_gather_buffers", self.numel[param] * self.size, lane=self.stream)
+            self.builder.alloc(self.full(param), "all_gather_buffers", self.numel[param] * self.size, lane=self.stream)
             nbytes += self.numel[param] * self.size
         gather.event = elementwise(
             self.builder, ALL_GATHER, "copy", phase, nbytes, nbytes,
             launches=len(gather.params), module=module, micro=self.micro,
         )  # fmt: skip
 
-    def free(self, params: Params, *, at_once: bool = False) -> None:
+    def full(self, param: int) -> str:
+        """A key for the buffer that `param` is gathered into, beside the one that may still be held."""
+        first = f"full:{param}"
+        self._buffers[param] = f"regathered:{param}" if self._held.get(param) == first else first
+        return self._buffers[param]
+
+    def free(self, params: Params, held: Collection[int] = (), *, at_once: bool = False) -> None:
         """param.partition: the shard exists already, so only the full parameter goes, once compute is done with it.
 
+        Of those in `held` autograd has saved a view: their buffers stay until `drop`.
         `at_once`: the parameter's tensor is replaced instead, and no stream is recorded.
         """
         for param in params:
@@ -269,13 +278,21 @@ class Parameters:
                 self.nvme.release(param)
             if self.world == 1 and not self.plan.offload_param:
                 continue
-            key = f"full:{param}"
-            view = self._views.pop(param, None)
+            key, view = self._buffers.get(param, ""), self._views.pop(param, None)
+            viewed = view is not None and any(self._views.get(other) is view for other in view.params)
             if view is not None:
-                if any(other in self._views and self._views[other] is view for other in view.params):
-                    continue
                 key = view.flat or ""
-            self.builder.free(key, after=None if at_once else self.builder.last(COMPUTE))
+            if param in held and param not in self._held:
+                self._held[param] = key
+            elif not viewed and key not in self._held.values():
+                self.builder.free(key, after=None if at_once else self.builder.last(COMPUTE))
+
+    def drop(self, params: Iterable[int]) -> None:
+        """Autograd has run what it had saved a view of `params` for."""
+        for param in params:
+            key = self._held.pop(param, None)
+            if key and key not in self._held.values():
+                self.builder.free(key, after=self.builder.last(COMPUTE))
 
     def gather_persistent(self, params: Params) -> None:
         """_allgather_params_coalesced after the optimizer step: one call each, then the device is synchronized."""
@@ -293,7 +310,7 @@ class Parameters:
                 self.quantized.gather_persistent(param)
                 continue
             full = self.shard[param] * self.world
-            self.builder.alloc(f"full:{param}", "all_gather_buffers", full * self.size)
+            self.builder.alloc(self.full(param), "all_gather_buffers", full * self.size)
             self.to_device((param,), "", "optimizer")
             self.builder.wait_stream(ALL_GATHER, COMPUTE)
             self.call("all_gather", self.shard[param], full, "world", "", "optimizer")

@@ -110,7 +110,7 @@ class QuantizedGathers:
             builder.alloc(f"{key} values", "all_gather_buffers", whole * HALF, lane=parameters.stream)
         for param, elements in numel.items():
             nbytes = elements * parameters.size
-            builder.alloc(f"full:{param}", "all_gather_buffers", nbytes, lane=parameters.stream)
+            builder.alloc(parameters.full(param), "all_gather_buffers", nbytes, lane=parameters.stream)
         scales = SCALE_BYTES * scales_of(part) * gather.ranks
         event = self._kernel("dequantize", whole + scales, whole * HALF, 1, module, phase)
         if alone and self._half:
@@ -137,7 +137,7 @@ class QuantizedGathers:
         parameters.call("all_gather", shard, full, "world", "", "optimizer", "int8")
         parameters.call("all_gather", scales, scales * world, "world", "", "optimizer", "float32")
         temporary = 0 if self._half else full * HALF
-        builder.alloc(f"full:{param}", "all_gather_buffers", full * parameters.size)
+        builder.alloc(parameters.full(param), "all_gather_buffers", full * parameters.size)
         self._kernel("dequantize", full, full * HALF + temporary, 1 + bool(temporary), "", "optimizer", temporary)
         builder.free("int8 persistent")
 

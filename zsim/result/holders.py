@@ -46,7 +46,7 @@ def _name(key: str, parameters: Sequence[Parameter]) -> str:
     """A tensor's name without layers and sub-groups: "full:17" -> "full model.layers.*.mlp.up_proj.weight"."""
     if key == TEMPORARY:
         return "inside the kernel at the peak"
-    numbered = re.fullmatch(r"(full|grad):(\d+)", key)
+    numbered = re.fullmatch(r"(full|regathered|grad):(\d+)", key)
     if numbered and int(numbered[2]) < len(parameters):
         key = f"{numbered[1]}:{parameters[int(numbered[2])].name}"
     key = re.sub(r"^(re)?saved:\d+:\.?", lambda match: f"{match[1] or ''}saved:", key)

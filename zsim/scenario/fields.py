@@ -181,6 +181,7 @@ class ZeroField(Section):
     overlap_comm: bool | None = None
     contiguous_gradients: bool | None = None
     round_robin_gradients: bool | None = None
+    memory_efficient_linear: bool | None = None
     use_multi_rank_bucket_allreduce: bool | None = None
     sub_group_size: Positive | None = None
     stage3_prefetch_bucket_size: Auto | Whole | None = None

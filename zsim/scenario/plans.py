@@ -6,7 +6,6 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from zsim.errors import InputError, NotModeled
-from zsim.model.kernels import DTYPE_BYTES
 from zsim.model.spec import ModelSpec
 from zsim.plan.spec import Allocator, AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 
@@ -51,12 +50,6 @@ def build_plan(
             not_modeled.append(f"{name} {version}: its defaults{_own(name, version)}, but the operations of {recorded}")
     if name == "deepspeed":
         plan, notes = _deepspeed(scenario, model, common, gpus_per_node or ranks)
-        if _holds_weights(plan, scenario):
-            gib = model.numel * DTYPE_BYTES[plan.dtype] / 2**30
-            not_modeled.append(
-                "weights that DeepSpeed before 0.19.4 keeps gathered from forward to backward without zero.Init: up "
-                f"to {gib:.1f} GiB per GPU more than said here"
-            )
         return plan, [*notes, *launched], not_modeled
     return (_ddp if name == "ddp" else _fsdp)(scenario, common), launched, not_modeled
 
@@ -69,16 +62,6 @@ def _own(name: str, version: str) -> str:
         return ""
     gathers = " and the gathers of stage 3" if parse_version(version) < (0, 6) else ""
     return f", the reductions of stages 1 and 2{gathers}"
-
-
-def _holds_weights(plan: DeepSpeedPlan, scenario: Scenario) -> bool:
-    """Whether autograd keeps the gathered weights of Linear modules outside checkpointed blocks: torch's own `linear`
-    saves a view of them, DeepSpeed's does not. zero.Init puts that one in place, the engine only from 0.19.4 on
-    (deepspeedai/DeepSpeed pull request 8189)."""
-    from zsim.plan.deepspeed import parse_version
-
-    unchecked = scenario.fields.checkpointing.policy == "none"
-    return plan.stage == 3 and not plan.zero_init and unchecked and parse_version(plan.version) < (0, 19, 4)
 
 
 def _threads(scenario: Scenario, ranks: int) -> tuple[int | None, list[str]]:

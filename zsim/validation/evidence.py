@@ -23,6 +23,7 @@ from zsim.model.kernels import Work
 from zsim.model.layers import Net
 from zsim.model.spec import Compute, ModelSpec, Module, Workload
 from zsim.model.trace import parameters
+from zsim.plan.deepspeed import VERSION, parse_version
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 from zsim.scenario import Setup
 from zsim.validation import titan_history
@@ -30,6 +31,7 @@ from zsim.validation.rows import Row, gpu_name
 
 # Gigabits per second and node, where the source does not say: what such machines are usually sold with.
 USUAL_NETWORK = {"A100": 1600, "A800": 1600, "H100": 3200, "H200": 3200, "B200": 3200, "MI300X": 3200}
+_LLAMA_FACTORY = "LLaMA-Factory"
 PARALLELISM = re.compile(r"\b(uses (TP|CP|PP)|TP \d|CP \d|PP \d|sequence parallel [2-9]|tensor parallel|pipeline)")
 
 
@@ -52,6 +54,8 @@ def _setup(row: Row) -> Setup:
     plan = _plan(row, cluster)
     if isinstance(plan, DeepSpeedPlan) and plan.zero_init:
         assumed.append("built under zero.Init, or peaks of memory read after the start")
+    if "bf16_master_weights_and_grads" in row["precision"] and isinstance(plan, DeepSpeedPlan):
+        assumed.append("master weights and their gradients in float32, not bfloat16 as run")
     if workload.loss == "held":
         assumed.append("the training loop holds the logits through the backward")
     device = cluster.devices[0]
@@ -291,14 +295,12 @@ def _plan(row: Row, cluster: Cluster) -> AnyPlan:
     if strategy in ("zero1", "zero2", "zero3"):
         return DeepSpeedPlan(
             **common,
-            stage=int(strategy[-1]),
-            # Peaks are of training: they leave out the start, where without zero.Init the model is whole on the GPU.
-            zero_init=strategy == "zero3",
+            **_deepspeed(row, int(strategy[-1])),
             offload_optimizer="cpu" if "optimizer-cpu" in offload else None,
             offload_param="cpu" if "param-cpu" in offload else None,
             optimizer=Optimizer(impl="cpu" if "optimizer-cpu" in offload else "fused"),
             # llamafactory-cli starts several processes by torchrun
-            omp_num_threads=1 if "LLaMA-Factory" in framework and cluster.world_size > 1 else None,
+            omp_num_threads=1 if _LLAMA_FACTORY in framework and cluster.world_size > 1 else None,
         )
     if offload not in ("none", ""):
         raise NotModeled(f"{offload} under {framework}", row.file, row.line, "offload")
@@ -322,6 +324,31 @@ def _plan(row: Row, cluster: Cluster) -> AnyPlan:
             optimizer=Optimizer(impl=titan_history.optimizer(row) if "torchtitan" in framework else "fused"),
         )
     return _fsdp1(row, common, mesh)
+
+
+def _deepspeed(row: Row, stage: int) -> dict[str, Any]:
+    """Which DeepSpeed, and what the framework around it sets.
+
+    Peaks are of training: they leave out the start, where without zero.Init the model is whole on the GPU.
+    """
+    given: dict[str, Any] = {"stage": stage, "zero_init": stage == 3}
+    if found := re.search(r"DeepSpeed (\d+(?:\.\d+)+)", row["framework"]):
+        given["version"] = found[1]
+    if _LLAMA_FACTORY in row["framework"]:  # its ds_z2_offload.json and ds_z3_offload.json, auto as the Trainer has it
+        given |= {"overlap_comm": True, "grad_clip": 1.0}
+        if stage == 2:
+            return given | {"round_robin_gradients": True}
+        hidden = row.count("d_model")
+        return given | {
+            "reduce_bucket_size": hidden * hidden,
+            "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),
+            "stage3_param_persistence_threshold": 10 * hidden,
+        }
+    # A loop of one's own builds the model as ever. (gist-a800: 40 GB of host memory per process with nothing offloaded:
+    # the whole model, as loaded and as cast.)
+    if row["framework"].startswith("DeepSpeed") and parse_version(given.get("version", VERSION)) < (0, 19, 4):
+        given["memory_efficient_linear"] = False
+    return given
 
 
 def _loaded_in_bf16(row: Row) -> bool:
