@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from validation.oracles import models
+from validation.oracles import models, quantizer
 
 SMALLEST, STEPS, TOKENS = 256, 3, 2
 MARK = "moment:"
@@ -43,7 +43,7 @@ REGATHER = SMALL | {"stage3_max_live_parameters": 500000, "stage3_max_reuse_dist
 def _config(
     name: str, stage: int, world: int = 2, ga: int = 1, model: str = "llama", dtype: str = "bf16", **more: Any
 ) -> Config:
-    extra = more.pop("extra", {})
+    extra, gpus_per_node = more.pop("extra", {}), more.pop("gpus_per_node", None)
     ds: Config = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": ga,
@@ -62,6 +62,7 @@ def _config(
         "world": world,
         "model": model,
         "ds": ds,
+        **({"gpus_per_node": gpus_per_node} if gpus_per_node else {}),
     }
 
 
@@ -88,6 +89,14 @@ def configurations() -> list[Config]:
         _config("sequential", 3, stage3_allgather_sequential=True, **REGATHER),
         _config("allreduce", 3, stage3_use_all_reduce_for_fetch_params=True, **REGATHER),
         _config("hpz", 3, 4, zero_hpz_partition_size=2, **REGATHER),
+        _config("qwz", 3, zero_quantized_weights=True),
+        _config("qwz_regather", 3, ga=2, zero_quantized_weights=True, **REGATHER),
+        _config("qwz_fp32", 3, dtype="fp32", zero_quantized_weights=True, **REGATHER),
+        _config("qwz_sequential", 3, zero_quantized_weights=True, stage3_allgather_sequential=True, **REGATHER),
+        _config("qwz_hpz", 3, 4, zero_quantized_weights=True, zero_hpz_partition_size=2, **REGATHER),
+        _config("qgz", 3, 4, ga=2, zero_quantized_gradients=True, gpus_per_node=2),
+        _config("qgz_commfp32", 3, 4, extra=comm, zero_quantized_gradients=True, gpus_per_node=2),
+        _config("coarse", 3, stage3_module_granularity_threshold=61000, **REGATHER),
     ]
 
 
@@ -102,6 +111,10 @@ def _run(config: Config, results: Any) -> None:
     dist.init_process_group("fake", rank=0, world_size=config["world"], store=FakeStore())
     dist.all_gather_into_tensor = _zeroed(dist.all_gather_into_tensor, "output_tensor")
     dist.reduce_scatter_tensor = _zeroed(dist.reduce_scatter_tensor, "output")
+    dist.all_to_all_single = _zeroed(dist.all_to_all_single, "output")
+    os.environ["LOCAL_SIZE"] = str(config.get("gpus_per_node", config["world"]))
+    if any(key.startswith("zero_quantized") for key in config["ds"]["zero_optimization"]):
+        quantizer.install(quantizer.Empty())
     torch.Tensor.record_stream = lambda *_: None  # type: ignore[method-assign] # has no CPU kernel
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -132,9 +145,21 @@ def _zeroed(call: Callable[..., Any], output: str) -> Callable[..., Any]:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         work = call(*args, **kwargs)
         (kwargs[output] if output in kwargs else args[0]).zero_()
-        return work
+        return work and Pending(work, (args, kwargs))
 
     return wrapper
+
+
+class Pending:
+    """What NCCL's work does and the fake one does not: it holds the call's tensors until it is waited for (torch 2.13
+    ProcessGroupNCCL.cpp, TensorShelf)."""
+
+    def __init__(self, work: Any, tensors: Any) -> None:
+        self.work, self.tensors = work, tensors
+
+    def wait(self) -> Any:
+        self.tensors = None
+        return self.work.wait()
 
 
 def _mark(moment: str) -> None:

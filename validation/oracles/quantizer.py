@@ -67,10 +67,32 @@ def _dequantize(packed: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.
     return values
 
 
-def install() -> None:
+class Empty(Quantizer):
+    """Allocates what the kernels return and nothing else, as they do on a GPU: for counts of memory."""
+
+    def quantize(self, values: torch.Tensor, groups: int, bits: int, kind: int) -> list[torch.Tensor]:
+        return [torch.zeros(values.numel() * bits // 8, dtype=torch.int8), torch.zeros(groups)]
+
+    def dequantize(self, packed: torch.Tensor, scales: torch.Tensor, groups: int, bits: int, kind: int) -> torch.Tensor:
+        shape = list(packed.shape)
+        shape[-1] *= 8 // bits
+        return torch.zeros(shape, dtype=torch.float16)
+
+    def swizzle_quant(
+        self, values: torch.Tensor, groups: int, bits: int, kind: int, pipelining: int, nodes: int, local: int
+    ) -> list[torch.Tensor]:
+        return self.quantize(values, groups, bits, kind)
+
+    def quantized_reduction(
+        self, packed: torch.Tensor, scales: torch.Tensor, groups: int, out_groups: int, bits: int, kind: int, local: int
+    ) -> list[torch.Tensor]:
+        return [torch.zeros(packed.numel() // local, dtype=torch.int8), torch.zeros(out_groups)]
+
+
+def install(module: Any = None) -> None:
     from deepspeed.runtime.comm import coalesced_collectives
     from deepspeed.runtime.zero.partition_parameters import CUDAQuantizer
 
-    module: Any = Quantizer()
+    module = module or Quantizer()
     CUDAQuantizer.quantizer_cuda_module = module
     coalesced_collectives.quantizer_module = module

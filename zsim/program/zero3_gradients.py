@@ -142,6 +142,7 @@ class Gradients:
                 held.append(self.quantized.reduce(param, self.numel[param], self.micro))
             else:
                 held += self._reduce_scatter([param], f" {param}")
+        self.quantized.finish()
         return held
 
     def _temporary(self, keys: list[str], key: str, read_bytes: int, nbytes: int) -> None:

@@ -109,16 +109,19 @@ class QuantizedGathers:
         if not (alone and self._half):
             builder.alloc(f"{key} values", "all_gather_buffers", whole * HALF, lane=parameters.stream)
         for param, elements in numel.items():
+            if cast := not (alone or self._half):
+                builder.alloc(f"{key} uncast", "all_gather_buffers", elements * HALF, lane=parameters.stream)
             nbytes = elements * parameters.size
             builder.alloc(parameters.full(param), "all_gather_buffers", nbytes, lane=parameters.stream)
+            if cast:
+                builder.free(f"{key} uncast")
         scales = SCALE_BYTES * scales_of(part) * gather.ranks
         event = self._kernel("dequantize", whole + scales, whole * HALF, 1, module, phase)
         if alone and self._half:
             return event
         moves = (not alone) + (not self._half)
         moved = moves * whole * max(parameters.size, HALF)
-        temporary = 0 if alone or self._half else HALF * max(numel.values())
-        event = self._kernel("copy", moved, moved, moves * len(numel), module, phase, temporary)
+        event = self._kernel("copy", moved, moved, moves * len(numel), module, phase)
         if alone:
             builder.free(f"{key} values")
         return event
@@ -169,6 +172,7 @@ class QuantizedReduction:
         self.builder, self.plan, self.lane = builder, plan, lane
         self.shapes = [parameter.shape for parameter in model.parameters]
         self.local, self.nodes = gpus_and_nodes(plan)
+        self._held: dict[str, str] = {}  # local variables of the function -> keys
 
     def takes(self, param: int) -> bool:
         """Whether it is not left to a reduce-scatter of its own: vectors, and what 2 x world does not divide."""
@@ -178,35 +182,43 @@ class QuantizedReduction:
         return len(shape) > 1 and numel % (2 * self.plan.world_size) == 0
 
     def reduce(self, param: int, numel: int, micro: int) -> str:
-        """Returns the key of the result, this rank's shard in float16."""
+        """Returns the key of the result, this rank's shard in float16. `finish` ends a series of these."""
         groups = max(*self.shapes[param][:2], self.plan.world_size)
         sums = numel // self.local
-        self._exchange(Step(NODE, numel, groups), "quantize", numel * HALF, micro)
-        self._exchange(Step(ACROSS, sums, groups // self.local), "dequantize", numel / 2, micro)
+        self._exchange(param, Step(NODE, numel, groups), "quantize", numel * HALF, micro)
+        self._exchange(param, Step(ACROSS, sums, groups // self.local), "dequantize", numel / 2, micro)
         shard = sums // self.nodes
-        key = f"reduced:{param}"
-        self._alloc(key, shard * HALF)
-        self._alloc("values", sums * HALF)
-        self._alloc("sum", shard * HALF)
+        self._assign("values", param, sums * HALF)
         self._kernel("dequantize", sums / 2, sums * HALF, 1, micro)
+        total, key = f"sum:{param}", f"reduced:{param}"
+        for result in (total, key):
+            self.builder.alloc(result, "reduce_buffers", shard * HALF, lane=self.lane)
         self._kernel("sum", 2 * sums * HALF, sums * HALF, self.nodes + 1, micro)
-        for temporary in ("values", "sum", *(f"{name} {group}" for group in (NODE, ACROSS) for name in ("to", "from"))):
-            self.builder.free(temporary)
+        self.builder.free(total)
         return key
 
-    def _exchange(self, step: Step, label: str, read: float, micro: int) -> None:
+    def finish(self) -> None:
+        for key in self._held.values():
+            self.builder.free(key)
+        self._held.clear()
+
+    def _exchange(self, param: int, step: Step, label: str, read: float, micro: int) -> None:
         nbytes = step.numel // 2 + SCALE_BYTES * step.scales
-        self._alloc(f"to {step.group}", nbytes)
+        self._assign(f"to {step.group}", param, nbytes)
         self._kernel(label, read, nbytes, 1, micro)
-        self._alloc(f"from {step.group}", nbytes)
+        self._assign(f"from {step.group}", param, nbytes)
         for dtype, numel in (("int8", step.numel // 2), ("float32", step.scales)):
             collective(
                 self.builder, self.lane, "all_to_all", dtype, numel, numel, "backward", "reduce gradients",
                 group=step.group, micro=micro,
             )  # fmt: skip
 
-    def _alloc(self, key: str, nbytes: int) -> None:
-        self.builder.alloc(key, "reduce_buffers", nbytes, lane=self.lane)
+    def _assign(self, variable: str, param: int, nbytes: int) -> None:
+        """A local variable of the loop over gradients: its tensor lives until that of the next one is there."""
+        before, self._held[variable] = self._held.get(variable), f"{variable}:{param}"
+        self.builder.alloc(self._held[variable], "reduce_buffers", nbytes, lane=self.lane)
+        if before:
+            self.builder.free(before)
 
     def _kernel(self, label: str, read: float, written: float, launches: int, micro: int) -> None:
         elementwise(self.builder, self.lane, label, "backward", read, written, launches=launches, micro=micro)
