@@ -40,7 +40,22 @@ READ = {
     "nccl_nvswitch.xml": (2, "switch", [[["gpu0", "nic0"]], [["gpu1", "nic1"]]]),
     "nccl_no_gpu_elements.xml": (2, "switch", [[["gpu0", "nic0", "gpu1"]]]),
     "nccl_odd_targets.xml": (2, [[0, 1, 12]], [["gpu0", "gpu1", "nic0"]]),
+    "nccl_gen5_unnamed.xml": (2, "switch", [[["gpu0", "nic0"], ["gpu1", "nic1"]]]),
+    "nccl_gcn_908.xml": (2, [[0, 1, 1]], [["gpu0"], ["gpu1"]]),
 }
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "note"),
+    [
+        ("nccl_gen5_unnamed.xml", "H100-SXM", "the file does not name them"),
+        ("nccl_gcn_908.xml", "MI250X", "the file has MI100s, which are not in the catalog"),
+    ],
+)
+def test_gpus_that_a_file_does_not_name(name: str, gpu: str, note: str) -> None:
+    cluster, reading = read_machine(DATA / name)
+    assert cluster.devices[0].name == gpu
+    assert any(note in text for text in reading.assumptions)
 
 
 @pytest.mark.parametrize("name", READ)
@@ -81,6 +96,7 @@ REFUSED = {
     "bad_nccl_graph.xml": (None, "NCCL_GRAPH_DUMP_FILE"),
     "bad_nccl_no_gpus.xml": (None, "no GPU in it"),
     "bad_nccl_cut.xml": (3, "not XML"),
+    "bad_nccl_nic_unit.xml": (None, "NIC hca0 of 200000 Gb/s"),
 }
 
 

@@ -15,17 +15,26 @@ from zsim.errors import InputError
 DUMP = "the file that NCCL_TOPO_DUMP_FILE=topo.xml writes"
 # PCI classes (pcisig): bridges are switches here; GPUs are display controllers or processing accelerators.
 _SWITCH, _GPU, _NIC = ("0x0604",), ("0x0300", "0x0302", "0x0380", "0x1200"), ("0x0200", "0x0207", "0x0280")
+_FASTEST_NIC = 3200  # Gb/s
 _NVSWITCH = "0x0680"  # class of an NVLink target that is a switch
 # RCCL's name of the architecture -> a GPU of the catalog, and SM versions of NVIDIA's.
-_GCN = {"gfx942": "MI300X", "gfx950": "MI355X", "gfx90a": "MI250X", "910": "MI250X"}
+_GCN = {
+    "gfx942": "MI300X", "gfx941": "MI300X", "gfx940": "MI300X", "940": "MI300X", "gfx950": "MI355X", "gfx90a": "MI250X",
+    "910": "MI250X",
+}  # fmt: skip
+_OLDER = {"906": "MI50", "gfx906": "MI50", "908": "MI100", "gfx908": "MI100"}  # which the catalog has not
 _SM = {
     "70": "V100-SXM2-32GB",
+    "75": "T4",
     "80": "A100-SXM-80GB",
     "86": "RTX A6000",
     "89": "L40S",
     "90": "H100-SXM",
     "100": "B200-SXM",
+    "103": "B300-SXM",
+    "120": "RTX 5090",
 }
+_BY_GENERATION = {3: "V100-SXM2-32GB", 4: "A100-SXM-80GB", 5: "H100-SXM", 6: "B300-SXM"}  # of clouds' own machines
 _SOCKET_LINK = {"85": "upi_skylake", "106": "upi_skylake", "143": "upi_sapphire_rapids", "207": "upi_emerald_rapids"}
 
 
@@ -93,6 +102,8 @@ def _walk(element: ElementTree.Element, machine: _Machine) -> list[Any]:
 def _nic(speed: str, name: str, machine: _Machine) -> list[str]:
     """A NIC and its rate in Gb/s (the file has Mb/s). Those slower than 10 Gb/s are for management."""
     gbps = float(speed) / 1000 if re.fullmatch(r"\d+", speed) else 0.0
+    if gbps > _FASTEST_NIC:
+        raise InputError(f"NIC {name} of {gbps:g} Gb/s: there is none", field="speed", accepted="Mb/s, such as 400000")
     if 0 < gbps < 10:
         machine.notes.append(f"NIC {name} of {gbps:g} Gb/s left out")
         return []
@@ -145,12 +156,13 @@ def _gpu_name(element: ElementTree.Element, notes: list[str]) -> str:
     if known:
         return known
     gpu = element.find("gpu")
-    guess = _GCN.get(gpu.get("gcn", ""), "") if gpu is not None and gpu.get("gcn") else ""
-    if not guess and gpu is not None and gpu.get("gcn"):
-        guess = "MI250X"
-    if not guess:
-        guess = _SM.get(gpu.get("sm", ""), "A100-SXM-80GB") if gpu is not None else "A100-SXM-80GB"
+    gcn, sm = ("", "") if gpu is None else (gpu.get("gcn", ""), gpu.get("sm", ""))
+    speed = re.match(r"[\d.]+", element.get("link_speed", ""))
+    by_slot = _BY_GENERATION.get(generation(float(speed.group())) if speed else 4, "A100-SXM-80GB")
+    guess = _GCN.get(gcn, "MI250X") if gcn else _SM.get(sm, by_slot)
     note = f"GPUs are {guess}: the file does not name them (--gpu)"
+    if gcn in _OLDER:
+        note = f"GPUs are taken for {guess}: the file has {_OLDER[gcn]}s, which are not in the catalog (--gpu)"
     if note not in notes:
         notes.append(note)
     return guess
