@@ -51,9 +51,13 @@ def configurations() -> list[Config]:
         _zero("z3_pinned", 3, offload_optimizer=PINNED, offload_param=PINNED),
         _zero("z3_nvme", 3, offload_optimizer=NVME, **few),
         _zero(
-            "z3_nvme_parameters", 3, offload_optimizer=NVME, offload_param=NVME_PARAMETERS, stage3_max_reuse_distance=0,
+            "z3_nvme_parameters",
+            3,
+            offload_optimizer=NVME,
+            offload_param=NVME_PARAMETERS,
+            stage3_max_reuse_distance=0,
             **few,
-        ),  # fmt: skip
+        ),
         {"name": "fsdp2", "engine": "fsdp2", "world": 2, "model": "llama", "dtype": "bfloat16", "fsdp": reduced},
     ]
 

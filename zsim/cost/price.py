@@ -38,11 +38,13 @@ class Capacities(Mapping[str, float]):
 class Price:
     """Seconds of kernels, host work and transfers on `cluster` under the constants of `profile`.
 
-    `omp_num_threads`: as `Plan` has it.
+    `omp_num_threads`: as `Plan` has it. `paging`: managed memory does not fit beside the rest, and moves.
     """
 
-    def __init__(self, cluster: Cluster, profile: Profile, omp_num_threads: int | None = None) -> None:
-        self.cluster, self.profile, self.omp_num_threads = cluster, profile, omp_num_threads
+    def __init__(
+        self, cluster: Cluster, profile: Profile, omp_num_threads: int | None = None, *, paging: bool = False
+    ) -> None:
+        self.cluster, self.profile, self.omp_num_threads, self.paging = cluster, profile, omp_num_threads, paging
         self.link_capacity: Mapping[str, float] = Capacities(cluster)
         self._devices = cluster.devices
         self._pace = slowest(cluster.world_size, profile.device_spread)
@@ -96,7 +98,8 @@ class Price:
                     known = self._as_measured(measured, work, groups, known)
             else:
                 ranks = tuple(rank for group in groups for rank in group)
-                known = copies.lay(self.cluster, work, ranks)
+                stays = work.paged and not self.paging
+                known = Transfer(0.0, {}, 0.0, algorithm="none") if stays else copies.lay(self.cluster, work, ranks)
                 if (copied := self.profile.copies.get(copies.kind(work))) and known.usage:
                     known = self._copy_as_measured(copied, work, ranks[0], known)
             self._transfers[key] = known

@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 
 from zsim.engine.lanes import Rank
 from zsim.engine.timeline import TEMPORARY, MemoryEvent
-from zsim.program.ops import COMPUTE, DELAYED_FREES, Alloc, Compute, Free, Op
+from zsim.program.ops import COMPUTE, DELAYED_FREES, DEVICES, Alloc, Compute, Free, Op
 
 # Kernels that may be pending on a stream before a launch blocks: "about 1000" of 190 us each, and as many again on
 # every further stream (stackoverflow.com/questions/53970187; forums.developer.nvidia.com/t/68937).
@@ -53,7 +53,7 @@ class LaunchQueues:
 def memory_events(rank: Rank) -> Iterator[list[MemoryEvent]]:
     """Events of each step in turn. Raises ValueError for a key freed or allocated twice (a bug of the strategy)."""
     live: dict[str, Alloc] = {}
-    waiting: dict[str, list[tuple[float, str, int]]] = {"gpu": [], "host": [], "nvme": []}  # heaps: until, key, bytes
+    waiting: dict[str, list[tuple[float, str, int]]] = {device: [] for device in DEVICES}  # heaps: until, key, bytes
     level, level_category = 0, ""  # temporaries that the last op left
     number, start, end = rank.number, rank.start, rank.end
     queues = LaunchQueues()

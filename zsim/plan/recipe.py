@@ -20,7 +20,8 @@ OPTIMIZERS: dict[str, tuple[str, str | None]] = {
     "adamw_8bit": ("adamw8bit", None),
     "adamw_torch_8bit": ("adamw8bit", None),
     "paged_adamw_8bit": ("adamw8bit", None),
-    "paged_adamw_32bit": ("adamw", None),
+    "paged_adamw_32bit": ("adamw", "fused"),
+    "paged_adamw": ("adamw", "fused"),
     "adafactor": ("adafactor", None),
     "sgd": ("sgd", None),
     "lion_32bit": ("lion", None),
@@ -89,7 +90,7 @@ class Recipe:
         if implementation:
             self.set("optimizer.impl", implementation, name)
         if value.startswith("paged"):
-            self.reading.not_modeled.append(f"{name}: paging of the optimizer's states to host memory")
+            self.set("optimizer.paged", True, name)
 
     def precision(self, bf16: bool, fp16: bool) -> None:
         if bf16 and fp16:

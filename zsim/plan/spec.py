@@ -12,6 +12,7 @@ class Optimizer:
     name: str = "adamw"
     impl: str = "fused"
     momentum: bool = False  # of sgd, whose own default is none
+    paged: bool = False  # bitsandbytes: states in CUDA's managed memory, which the driver moves to the host for others
     decay_groups: bool = False  # two parameter groups, the second without weight decay: biases and norms
 
 

@@ -59,7 +59,8 @@ class Collective:
 class Copy:
     """Bytes between this rank's GPU and its host memory (h2d, d2h), or host memory and NVMe.
 
-    Of NVMe reads: `in_flight`, the most bytes requested and not there yet; `direct`, straight to the GPU.
+    Of NVMe reads: `in_flight`, the most bytes requested and not there yet; `direct`, straight to the GPU. `paged`: of
+    managed memory, which moves only where it does not fit beside everything else.
     """
 
     direction: str  # h2d | d2h | nvme_read | nvme_write
@@ -67,6 +68,7 @@ class Copy:
     pinned: bool = True
     in_flight: float = inf
     direct: bool = False
+    paged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ class Launch(NamedTuple):
 
 
 class Alloc(NamedTuple):
-    """`key` identifies the tensor until its Free. `device`: gpu | host (pinned) | nvme.
+    """`key` identifies the tensor until its Free. `device`: gpu | host (pinned) | nvme | managed (CUDA's, of both).
 
     Tensors that live and die together may go by one key; then `tensors` are their sizes, the last of which repeats
     until `nbytes` is reached (none: it is one).
@@ -152,6 +154,8 @@ Instruction = Launch | Alloc | Free | HostWait
 # Freed, but an op on another stream still reads it (record_stream): torch no longer counts it as allocated, nor can it
 # be reused.
 DELAYED_FREES = "delayed_frees"
+
+DEVICES = ("gpu", "host", "nvme", "managed")
 
 # Memory categories of DESIGN section 6, in report order.
 GPU_CATEGORIES = (

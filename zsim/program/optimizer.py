@@ -9,6 +9,7 @@ from math import ceil, prod
 from zsim.errors import NotModeled
 from zsim.model.kernels import DTYPE_BYTES, Memory
 from zsim.plan.spec import Optimizer
+from zsim.program import paging
 from zsim.program.builder import Builder
 from zsim.program.foreach import foreach
 from zsim.program.ops import COMPUTE, CPU, Compute, CpuWork
@@ -64,6 +65,8 @@ RULES = {
     "adamw8bit": Rule(0, Pass(2.5, 1.5), (), 0, 0, counters=False),
     "adafactor": Rule(0, None, _ADAFACTOR, 0, 2, counters=False),
 }
+# bitsandbytes' paged optimizers, and the bytes of a parameter's states
+PAGED = {"adamw": 8, "adam": 8, "lion": 4, "adamw8bit": 2}
 # bitsandbytes functional.py, optimizer.py: smaller tensors keep float32 states; a float32 maximum per block and state
 MIN_8BIT, BLOCK_8BIT = 4096, 256
 
@@ -89,6 +92,17 @@ def state_bytes(
     return rule_of(optimizer).states * size * sum(numels)
 
 
+def _paged_bytes(optimizer: Optimizer, numels: Sequence[int], device: str) -> int:
+    """Of the states in managed memory: those of 8-bit optimizers without the maxima of their blocks."""
+    if not optimizer.paged:
+        return 0
+    if device == "host":
+        raise NotModeled("a paged optimizer on host tensors", field="optimizer.paged", accepted="false")
+    if optimizer.name not in PAGED:
+        raise NotModeled(f"paged {optimizer.name}", field="optimizer.paged", accepted=", ".join(PAGED))
+    return PAGED[optimizer.name] * sum(n for n in numels if n >= paging.PAGED_NUMEL)
+
+
 def update(
     builder: Builder,
     optimizer: Optimizer,
@@ -103,12 +117,17 @@ def update(
     """`optimizer.step()` on tensors of `numels` elements; the first one creates the states, named after `key`."""
     rule, size = rule_of(optimizer), int(DTYPE_BYTES[dtype])
     impl = "cpu" if device == "host" else optimizer.impl
-    states = state_bytes(optimizer, numels, size, shapes)
+    paged = _paged_bytes(optimizer, numels, device)
+    states = state_bytes(optimizer, numels, 4 if optimizer.paged else size, shapes) - paged
     if first and states:
         builder.alloc(f"{key}_states", "optimizer_states", states, device, tensors=(size * max(numels),))
     if first and rule.counters and numels and optimizer.impl != "cpu":
         # adam.py _init_group: on the device if fused or capturable, else on the CPU; DeepSpeedCPUAdam's are Python's
         builder.alloc(f"{key}_steps", "optimizer_states", 4 * len(numels), "gpu" if impl == "fused" else "host")
+    if paged and first:
+        paging.allocate(builder, key, paged)
+    elif paged:
+        paging.fetch(builder, paged)
     total = sum(numels)
     if not total:
         return
@@ -131,7 +150,9 @@ def update(
         return
     kernels: tuple[Memory, ...]
     if rule.fused and (impl == "fused" or not rule.passes):
-        fused = foreach("optimizer", numels, rule.fused.reads * size, rule.fused.writes * size, ceil(rule.fused.reads))
+        wider = rule.states * (4 - size) if optimizer.paged else 0  # bitsandbytes' states are float32
+        reads, writes = rule.fused.reads * size + wider, rule.fused.writes * size + wider
+        fused = foreach("optimizer", numels, reads, writes, ceil(rule.fused.reads))
         kernels, temporary = (fused,), 0
     elif impl == "foreach" and optimizer.name != "adafactor":
         kernels = tuple(

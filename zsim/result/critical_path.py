@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from zsim.engine.timeline import MemoryEvent, OpRecord, StepSpan, Timeline
-from zsim.program.ops import COMPUTE, HOST, LANES, HostWait, Instruction, Launch, Program
+from zsim.program.ops import COMPUTE, DEVICES, HOST, LANES, HostWait, Instruction, Launch, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class RankView:
     @cached_property
     def ledgers(self) -> dict[str, list[MemoryEvent]]:
         """Memory events by device, in the order in which the host allocates and frees."""
-        ledgers: dict[str, list[MemoryEvent]] = {"gpu": [], "host": [], "nvme": []}
+        ledgers: dict[str, list[MemoryEvent]] = {device: [] for device in DEVICES}
         for event in self.timeline.memory:
             if event.rank == self.rank:
                 ledgers[event.device].append(event)

@@ -36,8 +36,14 @@ def timed(setup: Setup, program: Program, profile: Profile, *, fold: bool = True
     cluster = setup.cluster if fold else setup.cluster.unfolded()
     if cluster.devices[0].vendor == "CPU":
         program = serial(program, setup.plan)
-    timeline = run(program, rank_classes(cluster), Price(cluster, profile, setup.plan.omp_num_threads), fold=fold)
-    return measure(setup=setup, program=program, timeline=timeline, profile=profile, begun=begun)
+
+    def simulated(paging: bool) -> Result:
+        price = Price(cluster, profile, setup.plan.omp_num_threads, paging=paging)
+        timeline = run(program, rank_classes(cluster), price, fold=fold)
+        return measure(setup=setup, program=program, timeline=timeline, profile=profile, begun=begun)
+
+    result = simulated(False)
+    return simulated(True) if result.gpu.evicted_bytes else result
 
 
 def own_profile(setup: Setup) -> Profile:

@@ -14,6 +14,7 @@ from zsim.engine.ledger import TEMPORARY
 from zsim.engine.timeline import MemoryEvent
 from zsim.plan.spec import Allocator
 from zsim.program.ops import COMPUTE, DELAYED_FREES, RANK_0, Launch, Op, Program
+from zsim.program.startup import CHECKPOINT
 from zsim.result.critical_path import RankView
 from zsim.result.spec import GpuMemory, HostMemory, Result
 
@@ -93,6 +94,8 @@ def _gpu(view: RankView, cluster: Cluster, program: Program, settings: Allocator
     assert limit is not None
     top, run = peak(events), replay(events, allocator)
     failed, reserved = run.out_of_memory, wanted_bytes(run, events)
+    paged = peak(view.ledgers["managed"]).total
+    beside = max(0, limit - reserved)
     return GpuMemory(
         capacity_bytes=device.usable_bytes,
         peak_allocated_bytes=top.total,
@@ -101,9 +104,11 @@ def _gpu(view: RankView, cluster: Cluster, program: Program, settings: Allocator
         by_category=top.by_category | {"framework": outside},
         peak_at=describe(view, top.event),
         peak_rank=view.rank,
-        headroom_bytes=limit - reserved,
+        headroom_bytes=limit - reserved - min(paged, beside),
         out_of_memory_at=describe(view, failed) if failed else None,
         allocator_retries=run.retries,
+        paged_bytes=paged,
+        evicted_bytes=max(0, paged - beside),
     )
 
 
@@ -156,9 +161,14 @@ def measure_host(views: Sequence[RankView], cluster: Cluster, gpu: GpuMemory) ->
     ]
     view, dram, nvme = max(tops, key=lambda top: top[1].total)
     held = dict(dram.by_category)
+    if gpu.evicted_bytes:  # once the checkpoint has been read
+        events = _of_node(view, "host", node_ranks)
+        later = peak([event for event in events if event.category not in (CHECKPOINT, RANK_0)]).by_category
+        later["optimizer_states"] = later.get("optimizer_states", 0) + gpu.evicted_bytes * node_ranks
+        held = max(held, later, key=lambda categories: sum(categories.values()))
     if any(device.unified for device in cluster.devices):
         # what the GPU holds comes after the checkpoint has been read
-        held = {category: nbytes for category, nbytes in held.items() if category not in ("checkpoint", RANK_0)}
+        held = {category: nbytes for category, nbytes in held.items() if category not in (CHECKPOINT, RANK_0)}
         if held:
             held["gpu"] = gpu.nvidia_smi_bytes * node_ranks
     return HostMemory(

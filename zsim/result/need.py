@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from zsim.cluster.spec import Cluster, Device
-from zsim.program.ops import RANK_0, Alloc, Compute, Free, Instruction, Launch, Program
+from zsim.program.ops import DEVICES, RANK_0, Alloc, Compute, Free, Instruction, Launch, Program
 from zsim.program.startup import CHECKPOINT
 from zsim.result.memory import framework_bytes
 
@@ -73,7 +73,7 @@ def _tops(program: Program, ranks: int, cluster: Cluster) -> dict[str, int]:
     the checkpoint has been read before the GPU holds anything.
     """
     unified = any(device.unified for device in _kinds(cluster))
-    held = {"gpu": 0, "host": 0, "nvme": 0}
+    held = dict.fromkeys(DEVICES, 0)
     tops = dict(held)
     sizes: dict[str, tuple[str, int]] = {}
     temporary = 0

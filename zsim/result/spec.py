@@ -31,6 +31,9 @@ class GpuMemory:
     giving cached blocks back where it must (`allocator_retries`). If so, `headroom_bytes` is what is never reserved.
     If not, `out_of_memory_at` says where it fails first, the reserved peak is the least that it would have had to
     reserve, and the headroom is negative: at least this much is missing.
+
+    `paged_bytes` of states lie in managed memory, outside the allocator too: on the GPU as far as there is room,
+    `evicted_bytes` of them on the host. They never keep a run from fitting.
     """
 
     capacity_bytes: int
@@ -43,6 +46,8 @@ class GpuMemory:
     headroom_bytes: int
     out_of_memory_at: str | None
     allocator_retries: int
+    paged_bytes: int = 0
+    evicted_bytes: int = 0
 
     @property
     def nvidia_smi_bytes(self) -> int:

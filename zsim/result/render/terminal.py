@@ -105,6 +105,9 @@ def verdict(result: Result) -> str:
             taken = f"takes all {gpu.capacity_bytes / GIB:.1f} GiB per GPU, {cached:.1f} of them to cache and fragments"
             return f"FITS, tight: {result.name}: {taken}; {speed}"
         free = f"{gpu.headroom_bytes / GIB:.1f} of {gpu.capacity_bytes / GIB:.1f} GiB free per GPU"
+        if gpu.evicted_bytes:
+            free = f"{gpu.evicted_bytes / GIB:.1f} GiB of optimizer states per GPU wait in host memory"
+            return f"FITS thanks to paging: {result.name}: {free}; {speed}"
         return f"FITS: {result.name}: {free}; {speed}"
     missing = []
     if not gpu.fits:
@@ -166,6 +169,15 @@ def _memory(result: Result, width: int, blocks: bool) -> Iterator[str]:
         f"{decides} decides about out-of-memory."
     )
     if gpu.out_of_memory_at:
+    if gpu.paged_bytes:
+        resident = (gpu.paged_bytes - gpu.evicted_bytes) / GIB
+        where = f"{gpu.paged_bytes / GIB:.2f} GiB of optimizer states are paged: {resident:.2f} on the GPU"
+        if gpu.evicted_bytes:
+            where += (
+                f", {gpu.evicted_bytes / GIB:.2f} on the host; as they do not fit beside the rest, all of them come up "
+                "and go down once per step"
+            )
+        yield f"{where}."
         yield f"Runs out at {gpu.out_of_memory_at}."
     if gpu.allocator_retries and gpu.fits:
         yield (
@@ -243,7 +255,8 @@ def _textbook(result: Result) -> Iterator[str]:
         f"{book.formula} = {book.per_gpu_bytes / GB:.1f} GB = {book.per_gpu_bytes / GIB:.1f} GiB of states "
         f"(P = {trained}, N = {book.gpus}{frozen}{named})."
     )
-    yield f"Here: states {states / GIB:.1f}, {', '.join(parts)}: {gpu.nvidia_smi_bytes / GIB:.1f} GiB."
+    paged = f" beside {gpu.paged_bytes / GIB:.1f} of paged states" if gpu.paged_bytes else ""
+    yield f"Here: states {states / GIB:.1f}, {', '.join(parts)}: {gpu.nvidia_smi_bytes / GIB:.1f} GiB{paged}."
 
 
 def _accuracy(result: Result) -> Iterator[str]:
