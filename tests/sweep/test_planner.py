@@ -6,8 +6,11 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from zsim.api import load_scenario, simulate
 from zsim.cluster.classes import rank_classes
@@ -20,12 +23,13 @@ from zsim.sweep.choices import INDISTINGUISHABLE, Choice, Plan, by_cost, by_time
 from zsim.sweep.evaluate import evaluate
 from zsim.sweep.glance import cycle, glance, whole_seconds
 from zsim.sweep.probe import least_seconds, price_of, probe_memory, setup_of
-from zsim.sweep.space import Candidate, Machine, Strategy, candidates, strategies
+from zsim.sweep.space import CHECKPOINTING, Candidate, Machine, Strategy, candidates, strategies
 
 from .conftest import REPOSITORY
 from .test_runs import Inline
 
 H100 = Machine(REPOSITORY / "topologies" / "hgx_h100_8.yaml", None, 8, 8)
+PCIE = Machine(REPOSITORY / "topologies" / "rtx4090_8_pcie4.yaml", None, 8, 8)
 TWO_NODES = Machine(REPOSITORY / "topologies" / "h100_8x64_ib400.yaml", 2, 16, 8)
 # Few layers, so that programs are short. Small: everything fits. Large: 7e9 parameters, 112 GB of states, which is
 # where sharding and offload begin to matter. Huge: 0.4e12.
@@ -113,6 +117,24 @@ def test_bounds_are_below_what_happens(candidate: Candidate, tmp_path: Path) -> 
     if outcome["fits"]:
         assert not probe.excluded
         assert least.step <= outcome["step_s"] * (1 + 1e-9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_bounds_hold_for_whatever_is_accumulated(data: st.DataObject) -> None:
+    machine = data.draw(st.sampled_from([H100, TWO_NODES, PCIE]), "machine")
+    strategy = data.draw(st.sampled_from(list(strategies(machine))), "strategy")
+    tuning = data.draw(st.integers(0, len(strategy.tunings) - 1), "tuning")
+    checkpointing = data.draw(st.sampled_from(CHECKPOINTING), "checkpointing")
+    candidate = Candidate(
+        machine, strategy, data.draw(st.integers(1, 3)), data.draw(st.integers(2, 7)), checkpointing, tuning
+    )
+    size = {"hidden": data.draw(st.sampled_from([512, 2048, 4096]), "hidden"), "layers": data.draw(st.integers(1, 3))}
+    with TemporaryDirectory() as folder:
+        task = candidate.task(base(Path(folder), size, data.draw(st.sampled_from([128, 1024]), "length")))
+        outcome = evaluate(task)
+        if outcome["decided_by"] == "clock":
+            assert least_seconds(task).step <= outcome["step_s"] * (1 + 1e-9)
 
 
 def test_what_offloads_shares_the_cores():

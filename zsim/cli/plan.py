@@ -53,7 +53,7 @@ def plan(
         sizes = ", ".join(str(machine.ranks) for machine in machines)
         raise InputError(f"{batch} sequences do not divide over {sizes} GPUs", field="--global-batch")
     count = workers or executors.usable_cores()
-    with working("searching setups"), executors.local(count) as crew:
+    with executors.forked(count) as crew, working("searching setups"):
         found = planner.plan(base, usable, batch, crew.executor, count)
     key = by_time if by == "time" else by_cost
     winner = found.winner(key)

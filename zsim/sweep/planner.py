@@ -5,12 +5,12 @@ Four rounds, each on what the one before left:
    it everywhere.
 2. Memory by micro-batch: for each way of checkpointing the largest that may fit, by bisection.
 3. The clock, from the largest micro-batch downwards while smaller ones are faster; the setups with the least lower
-   bound first (`probe.least_seconds`), and none whose bound is as long as the best found so far.
+   bound first (`probe.least_seconds`), and none whose bound is as long as the best found so far. A worker rather
+   begins with round 4 than with what will probably turn out to be one of the latter.
 4. Bucket sizes and prefetching of the best.
 
-Rounds 1 and 2 rest on memory rising with the micro-batch, round 3 on a step with more micro-steps taking at least
-their kernels longer. Stopping at the first slower micro-batch and tuning only the best are judgements; both are
-counted in the answer.
+Rounds 1 and 2 rest on memory rising with the micro-batch, round 3 on `bound.bound`. Stopping at the first slower
+micro-batch and tuning only the best are judgements; both are counted in the answer.
 
 A setup that leaves less than `MARGIN` of the memory free is tight: no simulation knows of everything that a run
 allocates. Tight setups are simulated and shown, but offered only if there are no others.
@@ -35,7 +35,7 @@ from zsim.sweep.space import CHECKPOINTING, Candidate, Machine, Strategy, candid
 # Why candidates were not simulated.
 NO_MEMORY_AT_ALL = "lack memory even with micro-batch 1 and full checkpointing"
 BATCH_TOO_LARGE = "lack memory at their micro-batch and checkpointing"
-BOUND = "cannot be better: one micro-step and the kernels of the others take as long as the two best steps"
+BOUND = "cannot be better: one micro-step and the least that the others take are as long as the two best steps"
 SLOWER_SIDE = "micro-batches smaller than one that was already slower"
 NOT_BEST = "other bucket sizes of setups that are not the best"
 NO_GAIN = "other bucket sizes of the best, which promise less"
@@ -91,6 +91,7 @@ class _Search:
         self.answer = Plan(framework=field_of(base.data, ("framework",)))
         self.simulated: dict[Candidate, dict[int, Choice | str]] = {}  # by candidate and tuning; a text: why not
         self.single: dict[Candidate, float] = {}  # seconds of a step with a single micro-step
+        self.looking: dict[Candidate, Future[Least]] = {}  # those asked for by `_look_around`
 
     # Round 1 and 2: memory.
 
@@ -138,19 +139,23 @@ class _Search:
         unbounded, waiting = list(lines), list[_Line]()
         flying: dict[Future[Any], tuple[_Line, Candidate]] = {}
         while unbounded or waiting or flying:
-            while len(flying) <= self.workers and (unbounded or waiting):
+            while len(flying) < self.workers and (unbounded or waiting):  # none ahead: what is known by then decides
                 if unbounded:  # first, as bounds decide what is worth a clock
                     line = unbounded.pop()
                     flying[self._submit(least_seconds, line.next)] = line, line.next
                     continue
                 line = min(waiting, key=lambda line: line.bound)
-                waiting.remove(line)
                 if self._hopeless(line.next, line.bound):
                     self._give_up(line, BOUND)
+                elif self._hopeless(line.next, line.bound, [before for before, _ in flying.values()]):
+                    break  # probably: worth waiting for those in flight
                 else:
                     flying[self._submit(glance, line.next)] = line, line.next
+                waiting.remove(line)
             if not flying:
                 continue
+            if len(flying) < self.workers:
+                self._look_around()
             for future in wait(flying, return_when=FIRST_COMPLETED).done:
                 line, candidate = flying.pop(future)
                 found = future.result()
@@ -188,12 +193,11 @@ class _Search:
         Each size by itself in a step with a single micro-step. Then all those together that make it shorter, if that is
         by more than 1 %: in the whole step, and if it is that much there, too, with memory.
         """
-        best = {choice.candidate: choice.step_s for by in (by_time, by_cost) if (choice := self.answer.best(by))}
+        best = self._best()
         asked = {candidate: _neighbours(candidate) for candidate in best}
-        unknown = [one for own, others in asked.items() for one in (own, *others) if one not in self.single]
-        self.single |= {
-            one: least.single for one, least in zip(unknown, self._map(least_seconds, unknown), strict=True)
-        }
+        self._look_around()
+        for candidate in [one for one in self.looking if one not in self.single]:
+            self.single[candidate] = self.looking[candidate].result().single
         promising: dict[Candidate, float] = {}  # and what it has to take less than
         for candidate, others in asked.items():
             own = self.single[candidate]
@@ -210,6 +214,17 @@ class _Search:
             self._record(candidate, outcome)
         self._count_untuned({untuned(candidate) for candidate in best})
 
+    def _best(self) -> dict[Candidate, float]:
+        """The best so far, in time and in cost, and their steps."""
+        return {choice.candidate: choice.step_s for by in (by_time, by_cost) if (choice := self.answer.best(by))}
+
+    def _look_around(self) -> None:
+        """Have the best, and what differs from them in one bucket size, simulated with a single micro-step."""
+        for own in self._best():
+            for candidate in (own, *_neighbours(own)):
+                if candidate not in self.single and candidate not in self.looking:
+                    self.looking[candidate] = self._submit(least_seconds, candidate)
+
     def _count_untuned(self, chosen: Container[Candidate]) -> None:
         for candidate, simulated in self.simulated.items():
             found = simulated.values()
@@ -223,11 +238,15 @@ class _Search:
             if left:
                 self.answer.searched[reason] += left
 
-    def _hopeless(self, candidate: Candidate, bound: float) -> bool:
-        """Whether two choices (who is second matters too) are as good in time and cost as it could be."""
+    def _hopeless(self, candidate: Candidate, bound: float, supposed: Iterable[_Line] = ()) -> bool:
+        """Whether two choices (who is second matters too) are as good in time and cost as it could be.
+
+        `supposed`: lines in flight, taken to be as good as their bounds.
+        """
         best = Choice(candidate, {"step_s": bound * (1 + INDISTINGUISHABLE)})
-        roomy = (one for one in self.answer.choices if not one.tight)
-        better = (one for one in roomy if one.step_s <= best.step_s and one.cost <= best.cost)
+        choices = [one for one in self.answer.choices if not one.tight]
+        choices += [Choice(line.next, {"step_s": line.bound}) for line in supposed]
+        better = (one for one in choices if one.step_s <= best.step_s and one.cost <= best.cost)
         return len({untuned(one.candidate) for one in better}) >= 2
 
     def _record(self, candidate: Candidate, outcome: Outcome) -> Choice | str:
@@ -287,12 +306,12 @@ def _together(candidate: Candidate, neighbours: Sequence[Candidate]) -> Candidat
 def largest(rows: Sequence[Sequence[Task]]) -> list[tuple[int, Probe | None]]:
     """Of each row, tasks in rising need, how many may fit, and the probe of the first that does not, if there was one.
 
-    Each row needs more than the one before, so no more of its tasks may fit.
+    Each row needs more than the one before, so no more of its tasks may fit. The first task of the first row may.
     """
     found = []
-    most = max(map(len, rows))
+    most, low = max(map(len, rows)), 1
     for tasks in rows:
-        low, high, refused = 0, min(most, len(tasks)), None
+        high, refused = min(most, len(tasks)), None
         while low < high:
             middle = (low + high + 1) // 2 - 1
             probe = probe_memory(tasks[middle])
@@ -303,4 +322,5 @@ def largest(rows: Sequence[Sequence[Task]]) -> list[tuple[int, Probe | None]]:
         found.append((low, refused))
         if refused is None or refused.need is not None:
             most = low
+        low = 0
     return found

@@ -9,15 +9,14 @@ from zsim.cluster.classes import rank_classes
 from zsim.cost.price import Price
 from zsim.engine.simulator import Simulation, uncollected
 from zsim.errors import InputError
-from zsim.model.kernels import kernels_of
-from zsim.model.spec import Module
 from zsim.plan.document import Document
 from zsim.program.lower import lower
-from zsim.program.ops import Compute, Program
+from zsim.program.ops import Program
 from zsim.result.measure import own_profile
 from zsim.result.need import Need, need
 from zsim.scenario import Setup
 from zsim.scenario.load import check
+from zsim.sweep.bound import bound
 from zsim.sweep.evaluate import Task
 
 
@@ -48,10 +47,7 @@ def probe_memory(task: Task) -> Probe:
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """Seconds of a step with a `single` micro-step, and a lower bound of the `step`: that, and the others' kernels.
-
-    Each further micro-step runs its kernels on the compute lane, whatever else it waits for.
-    """
+    """Seconds of a step with a `single` micro-step, and a lower bound of the `step`: see `bound`."""
 
     single: float
     step: float
@@ -70,13 +66,12 @@ def _least_seconds(task: Task) -> Least:
     except InputError:
         return Least(0.0, 0.0)
     price = price_of(setup)
-    one_of_each = {device.name: rank for rank, device in enumerate(setup.cluster.devices)}.values()
-    kernels = min(_kernels(setup.tree, price, rank) for rank in one_of_each)
     simulation = Simulation(steady_alone(program), rank_classes(setup.cluster), price)
     simulation.run()
     single = max(steady_lengths(simulation))
     simulation.dissolve()
-    return Least(single, single + (setup.plan.grad_accum - 1) * kernels)
+    one_of_each = {device.name: rank for rank, device in enumerate(setup.cluster.devices)}.values()
+    return Least(single, min(bound(setup, single, program, price, rank) for rank in one_of_each))
 
 
 def steady_alone(program: Program) -> Program:
@@ -88,17 +83,6 @@ def steady_lengths(simulation: Simulation) -> list[float]:
     """Seconds of the steady step on each simulated rank."""
     steady = simulation.reported
     return [ends[steady] - ends[steady - 1] for ends in simulation.step_ends]
-
-
-def _kernels(module: Module, price: Price, rank: int) -> float:
-    seconds = 0.0
-    for item in module.body:
-        if isinstance(item, Module):
-            seconds += _kernels(item, price, rank)
-        else:
-            for work in (item.forward, item.backward, item.recompute):
-                seconds += price.compute_seconds(rank, Compute(kernels_of(work)))
-    return seconds
 
 
 def price_of(setup: Setup) -> Price:
