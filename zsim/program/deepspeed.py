@@ -58,6 +58,9 @@ def check(plan: DeepSpeedPlan) -> None:
         raise InputError("offloading to NVMe needs stage 3", field="zero.offload_optimizer", accepted="cpu")
     if plan.offload_param == "nvme" and not plan.offload_optimizer:
         raise NotModeled("parameters on NVMe, and states on the GPU", field="zero.offload_optimizer", accepted="nvme")
+    if plan.zero_hpz_partition_size > 1 and plan.offload_param == "nvme":
+        # _partition_param_sec: torch.empty(device=remote_device), which knows no NVMe
+        raise InputError("hpZ with parameters on NVMe fails", field="zero.zero_hpz_partition_size", accepted="1")
     if plan.stage == 3 and plan.zero_quantized_gradients and not plan.reduce_scatter:
         raise InputError("quantized gradients need it, as DeepSpeed says", field="reduce_scatter", accepted="true")
     if plan.zero_quantized_nontrainable_weights and plan.offload_param:  # the shards are quantized on the GPU and stay

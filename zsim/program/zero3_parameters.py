@@ -16,7 +16,7 @@ from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder, pinned_bytes
 from zsim.program.deepspeed import collective, dtype_bytes, elementwise, overlaps, sub_groups, trainable
 from zsim.program.nvme import ParametersOnNvme
-from zsim.program.ops import ALL_GATHER, COMPUTE, H2D, Copy
+from zsim.program.ops import ALL_GATHER, COMPUTE, D2H, H2D, Copy
 from zsim.program.zero3_coordinator import Params
 from zsim.program.zero3_quantized import QuantizedGathers
 
@@ -155,7 +155,7 @@ class Parameters:
         ranks = self.ranks(group)
         part = self.part(param, ranks)
         self.builder.alloc(self.full(param), "all_gather_buffers", part * ranks * self.size, lane=self.stream)
-        self.to_device((param,), module, phase)
+        self.to_device((param,), group, module, phase)
         event = self.call("all_gather", part, part * ranks, group, module, phase)
         self._inflight[param] = Gather((param,), event, None, 1)
 
@@ -170,7 +170,7 @@ class Parameters:
         reduce = self.plan.use_all_reduce_for_fetch_params and group == "world"
         flat = self.new_key("flat")
         self.builder.alloc(flat, "all_gather_buffers", part * ranks * self.size, lane=self.stream)
-        self.to_device(params, module, phase)
+        self.to_device(params, group, module, phase)
         shard_bytes = part * self.size
         elementwise(
             self.builder, ALL_GATHER, "copy", phase, shard_bytes, shard_bytes + reduce * shard_bytes * ranks,
@@ -196,12 +196,12 @@ class Parameters:
     def part(self, param: int, ranks: int) -> int:
         return self.shard[param] * (self.world // ranks)
 
-    def to_device(self, params: Params, module: str, phase: str) -> None:
+    def to_device(self, params: Params, group: str, module: str, phase: str) -> None:
         """offload_param: `.to(device)` of each shard, a blocking copy, on the all-gather stream."""
         if not self.plan.offload_param:
             return
         for param in params:
-            nbytes = self.shard[param] * self.size
+            nbytes = self.part(param, self.ranks(group)) * self.size
             if self.nvme and self.nvme.on_gpu(param):
                 continue
             self.builder.wait_stream(H2D, ALL_GATHER)
@@ -311,7 +311,7 @@ class Parameters:
                 continue
             full = self.shard[param] * self.world
             self.builder.alloc(self.full(param), "all_gather_buffers", full * self.size)
-            self.to_device((param,), "", "optimizer")
+            self.to_device((param,), "world", "", "optimizer")
             self.builder.wait_stream(ALL_GATHER, COMPUTE)
             self.call("all_gather", self.shard[param], full, "world", "", "optimizer")
         self.builder.host_wait(None)
@@ -321,13 +321,25 @@ class Parameters:
         """_partition_param_sec: the first release cuts a shard over the small group and waits for the copy."""
         self._alloc_secondary(param)
         nbytes = self.part(param, self.hpz) * self.size
-        event = elementwise(self.builder, COMPUTE, "copy", "backward", nbytes, 2 * nbytes, launches=2, micro=self.micro)
+        if self.plan.offload_param:
+            self.builder.wait_stream(D2H, COMPUTE)
+            copy = Copy("d2h", nbytes, pinned=self.plan.offload_param_pin_memory)
+            event = self.builder.launch(D2H, "store second shard", "backward", copy, micro=self.micro)
+        else:
+            event = elementwise(
+                self.builder, COMPUTE, "copy", "backward", nbytes, 2 * nbytes, launches=2, micro=self.micro
+            )
         self.builder.host_wait(event)
 
     def _alloc_secondary(self, param: int) -> None:
         self.secondary.add(param)
         nbytes = self.quantized.nbytes(param, self.part(param, self.hpz))
-        self.builder.alloc(f"secondary:{param}", "parameters", nbytes)
+        if self.plan.offload_param:  # on the device of the first shards
+            pinned = self.plan.offload_param_pin_memory
+            nbytes = pinned_bytes(nbytes) if pinned else nbytes
+            self.builder.alloc(f"secondary:{param}", "parameters", nbytes, "host")
+        else:
+            self.builder.alloc(f"secondary:{param}", "parameters", nbytes)
 
     def drop_secondary(self) -> None:
         """invalidate_secondary_tensor after the step: trainable parameters have changed."""

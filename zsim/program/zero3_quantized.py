@@ -73,7 +73,7 @@ class QuantizedGathers:
         scales = scales_of(part)
         key = parameters.new_key("int8")
         builder.alloc(key, "all_gather_buffers", part * ranks, lane=parameters.stream)
-        parameters.to_device(params, module, phase)
+        parameters.to_device(params, group, module, phase)
         sent = () if params[0] in self.stored else self._quantize(key, part, len(params), module, phase)
         builder.alloc(f"{key} scales", "all_gather_buffers", SCALE_BYTES * scales * ranks, lane=parameters.stream)
         parameters.call("all_gather", part, part * ranks, group, module, phase, "int8")

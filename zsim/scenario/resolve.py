@@ -70,8 +70,7 @@ def resolve(scenario: Scenario) -> Setup:
         check_shared(model, workload, cluster.world_size, fields.framework.name)
     except InputError as error:
         raise scenario.error((error.field or FIELD,), error.message, error.accepted, kind=type(error)) from None
-    local = min(len(template.devices) for template in cluster.templates)
-    plan, plan_notes, not_modeled = build_plan(scenario, model, cluster.world_size, grad_accum, local)
+    plan, plan_notes, not_modeled = build_plan(scenario, model, cluster.world_size, grad_accum, cluster.gpus_per_node)
     plan_notes += shared_notes(model, plan, workload)
     return Setup(
         name=fields.name or Path(scenario.document.file).stem,
