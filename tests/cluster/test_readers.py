@@ -28,6 +28,8 @@ READ = {
     "smi_old_soc.txt": (3, None, [["gpu0", "gpu1"], ["gpu2", "nic0"]]),
     "smi_islands.txt": (6, {"switches": [[0, 1, 2], [3, 4, 5]]}, [["gpu0", "gpu1", "gpu2"], ["gpu3", "gpu4", "gpu5"]]),
     "smi_two_level.txt": (4, None, [[[["gpu0", "gpu1"], ["gpu2", "gpu3"]]]]),
+    "smi_all_sys.txt": (4, None, [[["gpu0", "nic0"], ["gpu1", "nic1"]], ["gpu2", "gpu3"]]),
+    "smi_vm_ranges.txt": (4, [[0, 1, 1], [0, 2, 2], [1, 3, 2], [2, 3, 1]], [["gpu0", "gpu1", "gpu2", "gpu3"]]),
     "smi_one_gpu_na.txt": (1, None, [["gpu0"]]),
     "smi_cube_ragged.txt": (
         4,
@@ -68,12 +70,10 @@ def test_what_each_file_says(name: str) -> None:
     check(cluster)
 
 
-@pytest.mark.parametrize(
-    "variant", ["smi_no_leading_tab.txt", "smi_no_nic_rows.txt", "smi_colours.txt", "smi_banner_crlf.txt"]
-)
+@pytest.mark.parametrize("variant", ["no_leading_tab", "no_nic_rows", "colours", "banner_crlf", "quoted"])
 def test_the_same_matrix_however_it_was_pasted(variant: str) -> None:
     plain = read_machine(DATA / "smi_nvswitch_nics.txt")[1].document
-    assert read_machine(DATA / variant)[1].document == plain
+    assert read_machine(DATA / f"smi_{variant}.txt")[1].document == plain
 
 
 def test_sixteen_gpus_behind_one_switch() -> None:

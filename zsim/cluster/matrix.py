@@ -184,12 +184,12 @@ def tree(matrix: Matrix) -> list[Any]:
     def same_socket(a: str, b: str) -> bool:
         if near(a, b) <= PCIE.index("NODE"):
             return True
-        if near(a, b) == PCIE.index("SYS"):
-            return False
+        # A VM's devices are SYS of each other, whichever node its driver says they are at; NCCL goes by the node.
         return matrix.numa.get(a, a) == matrix.numa.get(b, b)
 
-    # A single chain of affinities may join what the matrix calls SYS apart; such a link is dropped by the first pass.
     sockets = groups(names, same_socket)
+    if not matrix.numa and "SYS" not in matrix.cells.values():
+        sockets = [names]  # nothing tells sockets apart
     unplaced = [group for group in sockets if len(group) == 1 and not _says_anything(matrix, group[0])]
     if len(sockets) > 1 and unplaced and len(unplaced) < len(sockets):
         home = next(group for group in sockets if group not in unplaced)

@@ -8,6 +8,7 @@ from zsim.cluster.matrix import NO_HINTS, Hints, Matrix, Reading, to_document
 from zsim.errors import InputError
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_QUOTE = re.compile(r"^\s*>\s?")  # of a message that quotes another
 _CELL = re.compile(r"X|SYS|SOC|NODE|PHB|PXB|PIX|NV\d+|MX\d*")
 _GLUED = re.compile(r"(?:SYS|SOC|NODE|PHB|PXB|PIX|NV\d+){2,}")
 _AFFINITY = re.compile(r"\b(CPU|NUMA|GPU NUMA|Node) (Affinity|ID)\b")
@@ -29,7 +30,7 @@ def read(text: str, hints: Hints = NO_HINTS) -> Reading:
 
 def parse(text: str) -> Matrix:
     """The matrix itself. Rows of NICs may be missing; rows of GPUs may not."""
-    lines = [_ANSI.sub("", line).rstrip("\r") for line in text.lstrip("\ufeff").splitlines()]
+    lines = [_QUOTE.sub("", _ANSI.sub("", line)).rstrip("\r") for line in text.lstrip("\ufeff").splitlines()]
     if _P2P_STATUS.search(text):
         raise InputError(
             "this is the peer-to-peer status (`topo -p2p`), which does not say how GPUs are connected", accepted=RUN
@@ -140,7 +141,7 @@ def _numa(trailing: list[str], affinities: list[str]) -> str:
         return values[0]  # no CPU list, as under Slurm for GPUs of the other socket
     named = dict(zip(affinities, values, strict=False))
     numa = named.get("NUMA Affinity") or named.get("Node Affinity") or "N/A"
-    if re.fullmatch(r"\d+", numa):
+    if re.fullmatch(r"\d+", numa):  # a range says which nodes the process may use, not where the GPU is
         return numa
     return named.get("CPU Affinity", "") if numa == "N/A" else ""
 
