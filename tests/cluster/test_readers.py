@@ -96,6 +96,7 @@ REFUSED = {
     "bad_nccl_graph.xml": (None, "NCCL_GRAPH_DUMP_FILE"),
     "bad_nccl_no_gpus.xml": (None, "no GPU in it"),
     "bad_nccl_cut.xml": (3, "not XML"),
+    "bad_nccl_debug.txt": (None, "NCCL_DEBUG=INFO"),
     "bad_nccl_nic_unit.xml": (None, "NIC hca0 of 200000 Gb/s"),
 }
 

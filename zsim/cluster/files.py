@@ -82,4 +82,9 @@ def read_text(text: str, hints: Hints = NO_HINTS) -> Reading:
             accepted=ACCEPTED,
             notes=("compare them: zsim validate collectives FILE",),
         )
+    if "NCCL INFO" in text and not re.search(r"GPU0\s+GPU1", text):
+        raise InputError(
+            "this is NCCL's log (NCCL_DEBUG=INFO), which tells the paths it chose and not the machine",
+            accepted="NCCL_TOPO_DUMP_FILE=topo.xml in the same run, which writes it",
+        )
     return nvidia_smi.read(text, hints)
