@@ -168,7 +168,6 @@ def _memory(result: Result, width: int, blocks: bool) -> Iterator[str]:
         f"Allocated and reserved are torch's max_memory_allocated (at {gpu.peak_at}) and max_memory_reserved; "
         f"{decides} decides about out-of-memory."
     )
-    if gpu.out_of_memory_at:
     if gpu.paged_bytes:
         resident = (gpu.paged_bytes - gpu.evicted_bytes) / GIB
         where = f"{gpu.paged_bytes / GIB:.2f} GiB of optimizer states are paged: {resident:.2f} on the GPU"
@@ -178,6 +177,7 @@ def _memory(result: Result, width: int, blocks: bool) -> Iterator[str]:
                 "and go down once per step"
             )
         yield f"{where}."
+    if gpu.out_of_memory_at:
         yield f"Runs out at {gpu.out_of_memory_at}."
     if gpu.allocator_retries and gpu.fits:
         yield (
