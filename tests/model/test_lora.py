@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zsim.errors import InputError
+from zsim.errors import InputError, NotModeled
 from zsim.model.architecture import Architecture, LayerKind
 from zsim.model.huggingface import from_architecture, read_config
 from zsim.model.lora import Lora, Tuning, tune
@@ -45,6 +45,20 @@ def test_trainable_parameters_of_llama_3_8b(r: int, targets: tuple[str, ...], tr
     model = tune(read_config(MODELS / "llama-3.1-8b"), Tuning(Lora(r, targets), quantize))
     assert model.trainable_numel == trainable
     assert model.numel == 8_030_261_248 + trainable
+
+
+def test_targets_may_be_told_apart_by_their_parents() -> None:
+    """peft takes the end of a module's name."""
+    base = small()
+    short, long = (
+        tune(base, Tuning(Lora(8, targets)))
+        for targets in (("q_proj", "down_proj"), ("self_attn.q_proj", "mlp.down_proj"))
+    )
+    assert long.parameters == short.parameters
+    with pytest.raises(InputError, match=r"the model has no mlp\.q_proj"):
+        tune(base, Tuning(Lora(8, ("mlp.q_proj",))))
+    with pytest.raises(NotModeled, match="some layers only"):
+        tune(base, Tuning(Lora(8, ("layers.0.self_attn.q_proj",))))
 
 
 def test_bytes_of_four_bit_weights() -> None:

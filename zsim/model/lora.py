@@ -29,7 +29,7 @@ BLOCK, NESTED_BLOCK = 64, 256
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """`targets`: names of Linear modules ("q_proj"), or "all-linear". alpha scales and costs nothing."""
+    """`targets`: names of Linear modules ("q_proj", "self_attn.q_proj"), or "all-linear". alpha costs nothing."""
 
     r: int
     targets: tuple[str, ...] = (ALL_LINEAR,)
@@ -74,6 +74,9 @@ def quantization_bytes(parameters: tuple[Parameter, ...], tuning: Tuning) -> int
 def attach(model: Module, net: Net, tuning: Tuning) -> None:
     """Replace the Linear modules of a freshly built model."""
     targets = tuning.lora.targets if tuning.lora else ()
+    if numbered := [target for target in targets if any(part.isdigit() for part in target.split("."))]:
+        raise NotModeled(f"adapters on some layers only: {numbered[0]}", field="lora.targets", accepted="q_proj, ...")
+    model.set_paths("")
     hit: set[str] = set()
     names: set[str] = set()
     for parent in list(model.all_modules()):
@@ -84,8 +87,9 @@ def attach(model: Module, net: Net, tuning: Tuning) -> None:
             if tuning.quantize:
                 child = Linear4bit(net, child, tuning.double_quant)
                 setattr(parent, name, child)
-            if tuning.lora and (targets == (ALL_LINEAR,) or name in targets):
-                hit.add(name)
+            meant = {target for target in targets if f".{parent.path}.{name}".endswith(f".{target}")}  # as peft matches
+            if tuning.lora and (targets == (ALL_LINEAR,) or meant):
+                hit |= meant or {name}
                 setattr(parent, name, LoraLinear(net, child, tuning.lora))
     missing = set(targets) - hit - {ALL_LINEAR}
     if missing or not hit:
