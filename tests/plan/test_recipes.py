@@ -376,13 +376,28 @@ def test_targets_that_depend_on_the_model_are_missing() -> None:
 @pytest.mark.parametrize(
     ("kind", "data"),
     [
-        ("axolotl", {"base_model": "m", "gradient_checkpointing": "offload"}),
+        ("axolotl", {"base_model": "m", "gradient_checkpointing": "unsloth"}),
+        ("axolotl", {"base_model": "m", "gradient_checkpointing": True, "activation_offloading": "legacy"}),
         ("llama_factory", {"model_name_or_path": "m", "stage": "sft", "use_unsloth_gc": True}),
     ],
 )
 def test_unsloths_checkpointing_offloads_the_inputs_of_blocks(kind: str, data: dict[str, Any]) -> None:
     fields = said(read(kind, data))
     assert fields["checkpointing.offload"] is True
+    assert "checkpointing" not in fields
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("axolotl", {"base_model": "m", "gradient_checkpointing": "offload"}),
+        ("axolotl", {"base_model": "m", "gradient_checkpointing": True, "activation_offloading": True}),
+        ("trainer", {"gradient_checkpointing": True, "activation_offloading": True}),
+    ],
+)
+def test_offload_of_saved_tensors_is_on_a_stream_of_its_own(kind: str, data: dict[str, Any]) -> None:
+    fields = said(read(kind, data))
+    assert fields["checkpointing.offload"] == "stream"
     assert "checkpointing" not in fields
 
 
@@ -394,10 +409,17 @@ def test_true_is_not_the_harmless_one(name: str) -> None:
         read("axolotl", {"base_model": "m", "micro_batch_size": 1, name: harmless})
 
 
-def test_offload_of_every_saved_tensor_is_refused() -> None:
-    data = {"base_model": "m", "gradient_checkpointing": "offload", "activation_offloading": True}
-    with pytest.raises(NotModeled, match="every saved tensor"):
-        read("axolotl", data)
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ({"activation_offloading": True}, "every saved tensor"),
+        ({"gradient_checkpointing": True, "activation_offloading": "disk"}, "disk"),
+        ({"gradient_checkpointing": "offload_disk"}, "disk"),
+    ],
+)
+def test_offload_that_is_refused(data: dict[str, Any], why: str) -> None:
+    with pytest.raises(NotModeled, match=why):
+        read("axolotl", {"base_model": "m", **data})
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ from zsim.model.huggingface import from_architecture
 from zsim.model.spec import ModelSpec, Workload
 from zsim.model.trace import trace
 from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
-from zsim.program.builder import pinned_bytes
+from zsim.program.activations import StreamedTensors
+from zsim.program.builder import Builder, pinned_bytes
 from zsim.program.lower import lower
-from zsim.program.ops import CPU, RANK_0, Alloc, Copy, CpuWork, Free, HostWait, Launch, Program
+from zsim.program.ops import COMPUTE, CPU, RANK_0, Alloc, Compute, Copy, CpuWork, Free, HostWait, Launch, Program
 from zsim.program.optimizer import LOOP_ON_CPU
 
 WORLD = 2
@@ -316,11 +317,11 @@ def test_an_eight_bit_optimizer_is_not_one_of_the_cpu(plan) -> None:
 @pytest.mark.parametrize(
     "plan",
     [
-        DdpPlan(world_size=2, offload_activations=True),
-        Fsdp1Plan(world_size=2, offload_activations=True),
-        Fsdp2Plan(world_size=2, offload_activations=True),
-        DeepSpeedPlan(world_size=2, stage=2, offload_activations=True),
-        DeepSpeedPlan(world_size=2, stage=3, offload_activations=True),
+        DdpPlan(world_size=2, offload_activations="blocking"),
+        Fsdp1Plan(world_size=2, offload_activations="blocking"),
+        Fsdp2Plan(world_size=2, offload_activations="blocking"),
+        DeepSpeedPlan(world_size=2, stage=2, offload_activations="blocking"),
+        DeepSpeedPlan(world_size=2, stage=3, offload_activations="blocking"),
     ],
 )
 def test_inputs_of_checkpointed_blocks_wait_on_the_host(plan) -> None:
@@ -342,6 +343,58 @@ def test_inputs_of_checkpointed_blocks_wait_on_the_host(plan) -> None:
             assert not on_gpu
             assert on_host == inputs  # powers of two already
     assert "activations" not in held(run, "host", until=2)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        DdpPlan(world_size=2, offload_activations="stream"),
+        Fsdp1Plan(world_size=2, offload_activations="stream"),
+        Fsdp2Plan(world_size=2, offload_activations="stream", grad_accum=2),
+        DeepSpeedPlan(world_size=2, stage=3, offload_activations="stream"),
+    ],
+)
+def test_saved_tensors_leave_on_a_stream_of_their_own(plan) -> None:
+    """OffloadActivations: the last five saved tensors stay, among them those of the loss; what left comes back once."""
+    workload = Workload(1, 1024, checkpointing="full")
+    run = lower(MODEL, trace(MODEL, workload), plan, workload)
+    block = 1024 * 64 * 2  # its input in bfloat16
+    down, up = moved(run)["d2h", "forward"], moved(run)["h2d", "backward"]
+    assert down > (4 * block + 4 * 1024 * 256) * plan.grad_accum  # with the loss's float32 logits
+    # of what stays the loss's, the norm's and blocks' inputs take turns: two tensors and two
+    assert 4 * block * plan.grad_accum <= up < down - 4 * 1024 * 256 * plan.grad_accum
+    away = set()
+    for instruction in run.steps[-1]:
+        if isinstance(instruction, Alloc) and instruction.key.startswith("on host:"):
+            away.add(instruction.key)
+        elif isinstance(instruction, Free):
+            away.discard(instruction.key)
+    assert not away
+
+
+def test_stash_of_offloaded_tensors() -> None:
+    """Of twelve saved tensors five stay; backward finds them, and the others come up, each after the one before."""
+    builder = Builder()
+    streamed = StreamedTensors(builder, 0)
+    keys = [f"saved:{index}" for index in range(12)]
+    for key in keys:
+        builder.alloc(key, "activations", 4096)
+        builder.launch(COMPUTE, "kernel", "forward", Compute(()))
+        streamed.pack(key, "activations", (4096,))
+    builder.alloc("small", "activations", 512)
+    streamed.pack("small", "activations", (512,))
+    freed = [i.key for i in builder.instructions if isinstance(i, Free)]
+    assert freed == keys[:7]
+    for key in reversed(keys):
+        streamed.unpack(key)
+        builder.launch(COMPUTE, "kernel", "backward", Compute(()))
+        builder.free(key)
+    up = [i.op for i in builder.instructions if isinstance(i, Launch) and i.op.label == "saved from host"]
+    assert len(up) == 7
+    # the tensor before is used by the kernel issued just before it was asked for, two ops before this copy
+    assert all(later.id - 3 in later.waits for later in up[1:])
+    hosted = {i.key for i in builder.instructions if isinstance(i, Alloc) and i.device == "host"}
+    assert hosted == {f"on host:{key}" for key in keys} <= {i.key for i in builder.instructions if isinstance(i, Free)}
 
 
 def work(program: Program, label: str) -> float:

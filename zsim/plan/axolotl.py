@@ -27,8 +27,6 @@ _REFUSED = {
     "context_parallel_size": "context parallelism",
     "tensor_parallel_size": "tensor parallelism",
     "expert_parallel_size": "expert parallelism",
-    "activation_offloading": "offload of every saved tensor on a stream of its own; gradient_checkpointing: offload is "
-    "simulated",
     "unfrozen_parameters": "training of the parameters that match patterns; a scenario's model.freeze names the others",
 }
 

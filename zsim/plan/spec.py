@@ -38,7 +38,7 @@ class Plan:
     grad_accum: int = 1
     grad_clip: float | None = 1.0
     optimizer: Optimizer = Optimizer()
-    offload_activations: bool = False  # inputs of checkpointed blocks wait in host memory for recomputation
+    offload_activations: str | None = None  # to host memory until backward, with full checkpointing: blocking | stream
     load: str = "every_rank"  # who reads the checkpoint into host memory: every_rank | rank0 | meta (nobody)
     omp_num_threads: int | None = None  # of each process's work on host tensors; None: one per core of the node
     allocator: Allocator = Allocator()

@@ -170,13 +170,23 @@ def checkpointing(recipe: Recipe, default: bool) -> None:
     value = recipe.get("gradient_checkpointing", recipe.get("activation_checkpointing", default))
     recipe.get("activation_checkpointing")
     name = "gradient_checkpointing" if "gradient_checkpointing" in recipe.document.data else "activation_checkpointing"
-    if str(value).lower() == "offload":  # axolotl: Unsloth's
-        recipe.set("checkpointing.offload", True, name)
-        return
-    if str(value).lower() == "offload_disk":
-        raise recipe.document.error((name,), "activations offloaded to disk", kind=NotModeled)
-    on = as_flag(value, lambda text: recipe.error((name,), text, "true or false"))
-    recipe.set("checkpointing", "full" if on else "none", name)
+    # axolotl (utils/schemas/config.py): `offload` stands for activation_offloading: true, `unsloth` for its `legacy`
+    offload = recipe.get("activation_offloading", {"offload": True, "unsloth": "legacy"}.get(str(value).lower(), False))
+    if "disk" in str(value).lower() or "disk" in str(offload).lower():
+        raise recipe.document.error((name,), "activations offloaded to disk", "true", kind=NotModeled)
+    legacy = str(offload).lower() == "legacy"
+    offloads = legacy or as_flag(offload, lambda text: recipe.error(("activation_offloading",), text, "true or false"))
+    on = str(value).lower() in ("offload", "unsloth") or as_flag(
+        value, lambda text: recipe.error((name,), text, "true or false")
+    )
+    if offloads and not on:
+        why = "offload of every saved tensor; of those that several operations save, versions keep some and not others"
+        raise recipe.document.error(("activation_offloading",), why, "gradient_checkpointing: true", kind=NotModeled)
+    if offloads:
+        given = name if recipe.document.data.get("activation_offloading") is None else "activation_offloading"
+        recipe.set("checkpointing.offload", True if legacy else "stream", given)
+    else:
+        recipe.set("checkpointing", "full" if on else "none", name)
 
 
 def attention(recipe: Recipe, name: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from zsim.model import spec
 from zsim.model.kernels import Exchange, Kernel, Work
 from zsim.plan.spec import Plan
-from zsim.program.activations import OffloadedInputs
+from zsim.program.activations import OffloadedInputs, StreamedTensors
 from zsim.program.builder import Builder
 from zsim.program.ops import COMPUTE, Collective, Compute
 from zsim.program.ulysses import GROUP, Shared
@@ -51,7 +51,9 @@ class Execution:
         self._dropped: spec.Module | None = None  # checkpointed, in backward, not yet recomputed
         self._known_sizes: dict[int, tuple[int, ...]] = {}  # equal blocks share their tuples of tensors
         self._known_parts: dict[int, tuple[Compute | Collective, ...]] = {}
-        self._offloaded = OffloadedInputs(builder, micro) if hooks.plan.offload_activations else None
+        offload = hooks.plan.offload_activations
+        self._offloaded = OffloadedInputs(builder, micro) if offload == "blocking" else None
+        self._streamed = StreamedTensors(builder, micro) if offload == "stream" else None
 
     def forward(self, module: spec.Module, phase: str = "forward") -> None:
         outer = self._enter(module)
@@ -83,6 +85,9 @@ class Execution:
             self._dropped = module
             if self._offloaded and (kept := list(self._kept(module))):
                 self._offloaded.fetch(module, kept)
+            if self._streamed:
+                for key, _, _ in self._kept(module):
+                    self._streamed.unpack(key)
         for item in reversed(module.body):
             if isinstance(item, spec.Module):
                 self.backward(item)
@@ -131,6 +136,8 @@ class Execution:
             self._launch(module, compute, phase, compute.recompute, compute.recompute_peak, compute.recompute_live)
         else:
             self._launch(module, compute, phase, compute.forward, compute.forward_peak, compute.forward_live)
+            if self._streamed and tensors and module.role != "head":
+                self._streamed.pack(key, compute.category, tensors)
 
     def _launch(
         self, module: spec.Module, compute: spec.Compute, phase: str, work: tuple[Work, ...], peak: int, live: int
@@ -162,6 +169,8 @@ class Execution:
     def _backward_compute(self, module: spec.Module, compute: spec.Compute) -> None:
         if self._dropped is not None and _saves(module, compute):
             self._recompute(self._dropped)
+        if self._streamed and compute.saved:
+            self._streamed.unpack(self._key(module, compute, False))
         if compute.grads:
             self.hooks.alloc_grads(compute.grads)
         self._launch(module, compute, "backward", compute.backward, compute.backward_peak, compute.backward_live)

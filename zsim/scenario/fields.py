@@ -257,7 +257,13 @@ class CheckpointingField(Section):
     policy: Literal["none", "full", "selective"] = "full"
     every: Positive | None = Field(None, description="of every n-th block: 2 is the second, the fourth ...")
     blocks: list[Whole] | None = Field(None, description="of these blocks, the first being 0")
-    offload: bool = False  # the inputs of these blocks wait in host memory, as with Unsloth's checkpointer
+    offload: Annotated[
+        bool | Literal["stream"],
+        Field(
+            description="the inputs of these blocks wait in host memory: true as with Unsloth's checkpointer; stream "
+            "beside the computation, as with activation_offloading of TRL and torchtune"
+        ),
+    ] = False
 
 
 class AllocatorField(Section):

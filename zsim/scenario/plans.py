@@ -107,11 +107,11 @@ def _optimizer(scenario: Scenario) -> Optimizer:
     return Optimizer(**given)
 
 
-def _offloads_activations(scenario: Scenario) -> bool:
+def _offloads_activations(scenario: Scenario) -> str | None:
     field = scenario.fields.checkpointing
     if field.offload and field.policy != "full":
         raise scenario.error(("checkpointing", "offload"), f"does not go with policy: {field.policy}", "policy: full")
-    return field.offload
+    return "stream" if field.offload == "stream" else "blocking" if field.offload else None
 
 
 def _offloads(scenario: Scenario) -> bool:
