@@ -63,7 +63,6 @@ REFUSED = {
     "Y011": "tensor parallelism",
     "Y018": "model.freeze",
     "Y033": "expert parallelism",
-    "Y040": "Ulysses sequence parallelism",
 }
 
 pytestmark = pytest.mark.skipif(not FILES, reason="the published files are not at hand")

@@ -22,6 +22,7 @@ _VALUES: dict[str, Any] = {
     "zero_optimization.stage": 2,
     "zero_optimization.offload_param.device": "cpu",
     "zero_optimization.offload_optimizer.device": "cpu",
+    "seq_parallel_communication_data_type": "bf16",
     "communication_data_type": "fp32",
     "data_types.grad_accum_dtype": "bf16",
     "optimizer.type": "Lion",

@@ -8,6 +8,7 @@ from zsim.errors import NotModeled
 from zsim.plan.deepspeed import read_deepspeed, read_document
 from zsim.plan.document import Document, nearest, subsection
 from zsim.plan.fsdp_args import read_fsdp
+from zsim.plan.parallelism import Sizes
 from zsim.plan.reading import Reading
 from zsim.plan.recipe import Recipe, as_flag, beside
 from zsim.plan.spec import LEAF_CLASSES
@@ -39,15 +40,16 @@ def read_accelerate(document: Document, ranks: int | None = None) -> Reading:
             raise document.error((key,), f"accelerate does not know this key and refuses it{hint}")
     processes, nodes = recipe.count("num_processes"), recipe.count("num_machines")
     reading.ranks = processes or ranks
-    kind = str(recipe.get("distributed_type", "NO")).upper()
+    kind = str(recipe.get("distributed_type") or "NO").upper()  # without quotes, `no` is YAML's false
     if kind == "DEEPSPEED":
         _deepspeed(recipe)
+        Sizes(recipe).share_sequences(reading.ranks)
     elif kind == "FSDP":
-        replicate = _parallelism(recipe)
+        mesh = Sizes(recipe).mesh()
         section = subsection(document, document.data, (), "fsdp_config")
         read_fsdp(reading, section, ("fsdp_config",), default_version=1, default_wrap="NO_WRAP", nodes=nodes)
-        if replicate:
-            reading.set(("fsdp", "mesh"), replicate, ("parallelism_config",))
+        if mesh:
+            reading.set(("fsdp", "mesh"), mesh, ("parallelism_config",))
     elif kind in ("MULTI_GPU", "NO"):
         recipe.set("framework.name", "ddp", "distributed_type")
     else:
@@ -102,7 +104,10 @@ def _deepspeed(recipe: Recipe) -> None:
         field = ("zero", "leaf_module", "classes")
         classes = [*reading.fields.get(field, LEAF_CLASSES), *classes]
         reading.set(field, classes, ("deepspeed_config", "deepspeed_moe_layer_cls_names"))
-    _refuse_parallelism(recipe)
+    if "seq_parallel_communication_data_type" in section:
+        reading.without_effect.append(
+            "deepspeed_config.seq_parallel_communication_data_type (accelerate hands it on from DeepSpeed's own file only)"
+        )
 
 
 def _zero_init(document: Document, section: dict[str, Any], default: bool | None) -> bool | None:
@@ -129,24 +134,3 @@ def _as_deepspeed(document: Document, section: dict[str, Any]) -> Document:
         if section.get(name) is not None:
             built.set(path, section[name], document.place(("deepspeed_config", name)))
     return built
-
-
-def _parallelism(recipe: Recipe) -> list[int] | None:
-    """(replicate, shard) of a device mesh."""
-    document = recipe.document
-    section = _refuse_parallelism(recipe)
-    replicate = section.get("parallelism_config_dp_replicate_size", 1)
-    shard = section.get("parallelism_config_dp_shard_size", 1)
-    if not all(isinstance(size, int) and size >= 1 for size in (replicate, shard)):
-        raise document.error(("parallelism_config",), f"{replicate} x {shard} is not a mesh", "sizes of 1 or more")
-    return [replicate, shard] if replicate > 1 else None
-
-
-def _refuse_parallelism(recipe: Recipe) -> dict[str, Any]:
-    document = recipe.document
-    section = subsection(document, document.data, (), "parallelism_config")
-    for short, what in (("tp", "tensor"), ("cp", "context"), ("sp", "Ulysses sequence")):
-        name = f"parallelism_config_{short}_size"
-        if section.get(name, 1) not in (1, None):
-            raise document.error(("parallelism_config", name), f"{what} parallelism", "1", kind=NotModeled)
-    return section

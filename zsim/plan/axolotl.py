@@ -7,7 +7,7 @@ from zsim.plan.adapters import lora, quantized, refuse_variants
 from zsim.plan.document import Document, subsection
 from zsim.plan.fsdp_args import read_fsdp
 from zsim.plan.reading import Reading
-from zsim.plan.recipe import Recipe
+from zsim.plan.recipe import ULYSSES, Recipe
 from zsim.plan.trainer import ATTENTION, checkpointing, legacy_options, name_model
 
 _HARMLESS = (
@@ -23,8 +23,6 @@ _LORA = {"r": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targe
 _REFUSED = {
     "load_in_8bit": "8-bit weights",
     "rl": "preference tuning, which runs more than one model",
-    "sequence_parallel_degree": "sequence parallelism",
-    "context_parallel_size": "context parallelism",
     "tensor_parallel_size": "tensor parallelism",
     "expert_parallel_size": "expert parallelism",
     "unfrozen_parameters": "training of the parameters that match patterns; a scenario's model.freeze names the others",
@@ -37,6 +35,13 @@ def read_axolotl(document: Document, ranks: int | None = None) -> Reading:
     recipe = Recipe(reading)
     for name, why in _REFUSED.items():
         recipe.refuse(name, (False, "", 1), why)
+    recipe.refuse("lisa_n_layers", (), "LISA, which trains other layers in turn")
+    for name in ("context_parallel_size", "sequence_parallel_degree"):  # monkeypatch/ring_attn
+        recipe.refuse(name, (False, "", 1), "context parallelism by ring-flash-attn", ULYSSES)
+    if recipe.flag("tiled_mlp"):
+        reading.not_modeled.append(
+            "tiled_mlp: the MLP in pieces of the sequence, which needs less memory than said here"
+        )
     length = recipe.count("sequence_len") or 512  # axolotl's default
     recipe.set("seq_len", length, "sequence_len")
     if recipe.flag("sample_packing"):

@@ -73,6 +73,7 @@ class _Reader:
         self.zero()
         self.precision()
         self.optimizer()
+        self.sequences()
         self.batch()
         self.training()
         for why, keys in self.without_effect.items():
@@ -125,7 +126,7 @@ class _Reader:
         elif key.effect == LISTED:
             self.reading.not_modeled.append(f"{full}: {key.why}")
         elif key.effect == REFUSED and not (full == "tensor_parallel.autotp_size" and value == 1):
-            raise self.error(path, key.why, kind=NotModeled)
+            raise self.error(path, key.why, None if key.default in (None, {}) else shown(key.default), kind=NotModeled)
         return None
 
     def checked(self, path: Path_, full: str, key: Key, value: Any) -> Any:
@@ -339,6 +340,14 @@ class _Reader:
             impl = "loop" if self.values.get("optimizer.params.foreach") is False else "foreach"
             self.set(("optimizer", "impl"), impl, "optimizer.params.torch_adam")
 
+    def sequences(self) -> None:
+        """config.py divides the batch by it; registering the attention is the script's business."""
+        size = self.values.get("sequence_parallel_size")
+        if size not in (None, AUTO):
+            if size < 1:
+                raise self.error(("sequence_parallel_size",), f"{size} is too small", accepted="1 or more")
+            self.set(("sequence_parallel_size",), size, "sequence_parallel_size")
+
     def batch(self) -> None:
         for key, field in (
             ("train_batch_size", "train_batch_size"),
@@ -367,6 +376,7 @@ class _Reader:
         for key, field in (
             ("communication_data_type", "communication_data_type"),
             ("data_types.grad_accum_dtype", "grad_accum_dtype"),
+            ("seq_parallel_communication_data_type", "seq_parallel_communication_data_type"),
         ):
             value = self.values.get(key)
             if value in (None, AUTO):

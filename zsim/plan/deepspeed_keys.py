@@ -199,7 +199,7 @@ TOP: dict[str, Key] = {
     "optimizer": used(dict),
     "scheduler": none(dict, "the learning rate"),
     "communication_data_type": used(str),
-    "seq_parallel_communication_data_type": none(str, "sequence parallelism"),
+    "seq_parallel_communication_data_type": used(str, "fp32"),
     "prescale_gradients": used(bool, False),
     "gradient_predivide_factor": none(float, "a factor"),
     "gradient_allreduce_op": none(str, "mean or sum"),
@@ -220,7 +220,10 @@ TOP: dict[str, Key] = {
     "disable_allgather": none(bool, "nothing in this version"),
     "disable_python_gc": listed(bool, False, "Python's garbage collector switched off"),
     "vocabulary_size": none(int, "a warning"),
-    "sequence_parallel_size": refused(int, 1, "Ulysses sequence parallelism"),
+    "sequence_parallel_size": used(int, 1),
+    "data_parallel_size": refused(
+        int, None, "a device mesh (data_parallel_size x sequence_parallel_size), over whose one side alone ZeRO shards"
+    ),
     "use_data_before_expert_parallelism": none(bool, "expert parallel groups"),
     "dataloader_drop_last": none(bool, "the data loader"),
     "activation_checkpointing": used(dict),

@@ -6,7 +6,7 @@ from zsim.errors import NotModeled
 from zsim.plan.adapters import lora, quantized, refuse_variants
 from zsim.plan.document import Document
 from zsim.plan.reading import Reading
-from zsim.plan.recipe import Recipe
+from zsim.plan.recipe import ULYSSES, Recipe
 from zsim.plan.trainer import HARMLESS, attention, model_length, name_model, training
 
 
@@ -26,6 +26,12 @@ def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
         recipe.refuse("quantization_bit", (), "quantized weights without adapters")
     for name in ("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_unsloth", "use_llama_pro"):
         recipe.refuse(name, (False,), name.removeprefix("use_"))
+    recipe.refuse("use_kt", (False,), "KTransformers' experts on the CPU")
+    for name in ("pipeline_model_parallel_size", "expert_model_parallel_size"):
+        recipe.refuse(name, (1,), name.replace("_model_parallel_size", " parallelism of Megatron"))
+    for name in ("cp_size", "context_parallel_size", "sequence_parallel_size", "hyper_parallel_cp_size"):
+        recipe.refuse(name, (1,), "context parallelism of LLaMA-Factory's own, or of Megatron", ULYSSES)
+    recipe.refuse("tensor_model_parallel_size", (1,), "tensor parallelism")
     model_length(recipe, ("cutoff_len",))
     if ("seq_len",) not in reading.fields:
         recipe.set("seq_len", 2048, "cutoff_len")

@@ -28,6 +28,10 @@ OPTIMIZERS: dict[str, tuple[str, str | None]] = {
 }
 
 
+# What is simulated in place of other ways to cut sequences.
+ULYSSES = "1, or Ulysses with DeepSpeed: sequence_parallel_size of a scenario"
+
+
 class Recipe:
     """A walk over a recipe's keys that remembers which of them were read."""
 
@@ -70,13 +74,13 @@ class Recipe:
             fields[("omp_num_threads",)] = 1
             self.reading.notes.append(f"omp_num_threads: 1, as {launcher} sets OMP_NUM_THREADS unless it is exported")
 
-    def refuse(self, name: str, harmless: Iterable[Any], why: str) -> None:
+    def refuse(self, name: str, harmless: Iterable[Any], why: str, accepted: str | None = None) -> None:
         """NotModeled unless the key is absent or has a harmless value."""
         value = self.get(name)
         # True equals 1, and is not the harmless 1 of a parallel degree
         same = (value == other and isinstance(value, bool) == isinstance(other, bool) for other in harmless)
         if value is not None and not any(same):
-            raise self.document.error((name,), why, kind=NotModeled)
+            raise self.document.error((name,), why, accepted, kind=NotModeled)
 
     def error(self, path: Path_, message: str, accepted: str | None = None) -> InputError:
         return self.document.error(path, message, accepted)

@@ -123,6 +123,11 @@ class DeepSpeedPlan(Plan):
     aio_use_gds: bool = False  # parameters from NVMe straight to the GPU
     check_grad_overflow: bool = True  # bf16.check_grad_overflow
 
+    @property
+    def data_parallel_size(self) -> int:
+        """Groups of ranks with sequences of their own."""
+        return self.world_size // self.sequence_parallel_size
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fsdp2Plan(Plan):

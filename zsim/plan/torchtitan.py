@@ -10,6 +10,7 @@ from typing import Any
 from zsim.errors import InputError, NotModeled
 from zsim.plan.document import Document, Path_, Place, read_text, subsection
 from zsim.plan.reading import Reading
+from zsim.plan.recipe import ULYSSES
 
 _HARMLESS = {"job", "profiling", "metrics", "lr_scheduler", "checkpoint", "comm", "memory_estimation", "validation"}
 _REFUSED_DEGREES = {
@@ -118,7 +119,8 @@ def _parallelism(reading: Reading, section: dict[str, Any], training: dict[str, 
     document = reading.document
     for name, why in _REFUSED_DEGREES.items():
         if section.get(name, 1) != 1:
-            raise document.error(("parallelism", name), why, "1", kind=NotModeled)
+            accepted = ULYSSES if name.startswith("context") else "1"
+            raise document.error(("parallelism", name), why, accepted, kind=NotModeled)
     replicate = _take(reading, "parallelism", section, "data_parallel_replicate_degree", 1, int)
     shard = _take(reading, "parallelism", section, "data_parallel_shard_degree", -1, int)
     if shard == 1 and replicate > 1:

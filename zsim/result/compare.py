@@ -84,6 +84,8 @@ def _inputs(results: Sequence[Result]) -> Iterator[Line]:
     for each in flat:
         if "plan.stage" in each:
             del each["stage"]  # the same
+        if "plan.sequence_parallel_size" in each:
+            del each["workload.sequence_parallel_size"]
     usual = [_usual(result) for result in results]
     for key in dict.fromkeys(key for each in flat for key in each):
         values = tuple(each.get(key) for each in flat)

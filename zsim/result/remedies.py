@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
-from zsim.result.sensitivity import Change, Variant, change, named
+from zsim.result.sensitivity import Change, Variant, change, named, sharing
 from zsim.result.spec import Result
 
 if TYPE_CHECKING:
@@ -123,10 +123,16 @@ def _offload_optimizer(setup: Setup) -> tuple[str, Setup] | None:
 
 
 def _halve_sequence(setup: Setup) -> tuple[str, Setup] | None:
-    length = setup.workload.seq_len
-    return None if length < 512 else _workload(setup, seq_len=length // 2)
+    half = setup.workload.seq_len // 2
+    return None if half < 256 or half % setup.workload.sequence_parallel_size else _workload(setup, seq_len=half)
+
+
+def _share_sequence(setup: Setup) -> tuple[str, Setup] | None:
+    size = 2 * setup.workload.sequence_parallel_size
+    shared = sharing(setup, size)
+    return None if shared is None else (f"sequence_parallel_size={size}", shared)
 
 
 _STEPS: tuple[Step, ...] = (
-    _checkpoint, _halve_micro_batch, _fuse_loss, _shard_more, _halve_sequence, _offload_optimizer,
+    _checkpoint, _halve_micro_batch, _fuse_loss, _shard_more, _share_sequence, _halve_sequence, _offload_optimizer,
 )  # fmt: skip

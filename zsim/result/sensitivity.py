@@ -127,6 +127,24 @@ def settings(result: Result) -> Iterator[Variant]:
     blocks = len(cast(Architecture, setup.model.arch).kinds)
     for saves, name, workload in _workload_changes(setup.workload, blocks):
         yield Variant(name, "setting", replace(setup, workload=workload), result.profile, saves)
+    size = setup.workload.sequence_parallel_size
+    for saves, other in (("communication", size // 2), ("", size * 2)) if size > 1 else ():
+        if (shared := sharing(setup, other)) is not None:
+            yield Variant(f"sequence_parallel_size={other}", "setting", shared, result.profile, saves)
+
+
+def sharing(setup: Setup, size: int) -> Setup | None:
+    """The same with `size` ranks to a sequence, where DeepSpeed can."""
+    from zsim.scenario.sequences import check_shared
+
+    workload, plan = replace(setup.workload, sequence_parallel_size=size), setup.plan
+    if not isinstance(plan, DeepSpeedPlan) or not plan.stage:
+        return None
+    try:
+        check_shared(setup.model, workload, plan.world_size, "deepspeed")
+    except InputError:
+        return None
+    return replace(setup, workload=workload, plan=replace(plan, sequence_parallel_size=size))
 
 
 def _plan_changes(setup: Setup) -> Iterator[tuple[str, str, AnyPlan]]:

@@ -21,8 +21,8 @@ _MASKED = ("eager", "efficient")
 def check_shared(model: ModelSpec, workload: Workload, ranks: int, framework: str) -> None:
     """Raises InputError where `workload.sequence_parallel_size` cannot be, NotModeled where zsim does not simulate it.
 
-    DeepSpeed 0.19.8 runtime/sequence_parallel: ulysses_sp.py (UlyssesSPAttentionHF.__init__, register_with_transformers,
-    UlyssesSPDataLoaderAdapter.refill) and parallel_state_sp.py (initialize_sequence_parallel).
+    DeepSpeed 0.19.8 runtime/sequence_parallel: UlyssesSPAttentionHF.__init__ and register_with_transformers,
+    UlyssesSPDataLoaderAdapter.refill, and initialize_sequence_parallel.
     """
     size, arch = workload.sequence_parallel_size, cast(Architecture, model.arch)
     if size == 1:
@@ -77,18 +77,13 @@ def shared_notes(model: ModelSpec, plan: AnyPlan, workload: Workload) -> list[st
     if size == 1 or not isinstance(plan, DeepSpeedPlan):
         return []
     found = [
-        f"{size} neighbouring GPUs share each sequence ({workload.local_seq_len:,} tokens each): the script, the Trainer or "
-        "accelerate registers DeepSpeed's UlyssesSPAttentionHF, deals samples out by its UlyssesSPDataLoaderAdapter and "
-        "averages the losses as the Trainer does"
+        f"{size} neighbouring GPUs share each sequence, {workload.local_seq_len:,} tokens each, by DeepSpeed's "
+        "UlyssesSPAttentionHF and UlyssesSPDataLoaderAdapter (ALST), with the mean loss of the Trainer"
     ]
     if plan.communication_data_type:
-        found.append(
-            "zero.communication_data_type has no effect: zero.seq_parallel_communication_data_type is in its place"
-        )
+        found.append("zero.communication_data_type has no effect, but zero.seq_parallel_communication_data_type has")
     if plan.stage in (1, 2) and plan.seq_parallel_communication_data_type != "float32":
-        found.append(
-            "zero.seq_parallel_communication_data_type has no effect in stages 1 and 2, which reduce in float32"
-        )
+        found.append("zero.seq_parallel_communication_data_type has no effect: stages 1 and 2 reduce in float32")
     if cast(Architecture, model.arch).family == "mixtral":
         found.append("DeepSpeed 0.19.8 fails on a Mixtral whose config.json has no head_dim")
     return found

@@ -63,6 +63,8 @@ def _glance(task: Task) -> Outcome:
 def _shortened(setup: Setup) -> Iterator[tuple[Setup, int]]:
     """The setup with few micro-steps, and how many more there are in the middle; at last with all."""
     accumulated, least = setup.plan.grad_accum, SHOWN + _reaches_over(setup.plan)
+    if setup.workload.sequence_parallel_size > 1:  # samples are dealt out in some micro-steps only
+        least = accumulated
     for shown in (*(shown for shown in (least, least + 2) if shown < accumulated), accumulated):
         yield replace(setup, plan=replace(setup.plan, grad_accum=shown)), accumulated - shown
 

@@ -74,12 +74,16 @@ def deepspeed(setup: Setup, plan: DeepSpeedPlan) -> dict[str, Any]:
     if plan.offload_param:
         zero["offload_param"] = {"device": plan.offload_param, "pin_memory": plan.offload_param_pin_memory}
     config: dict[str, Any] = {
-        "train_batch_size": setup.workload.micro_batch * plan.grad_accum * plan.world_size,
+        "train_batch_size": setup.workload.micro_batch * plan.grad_accum * plan.data_parallel_size,
         "train_micro_batch_size_per_gpu": setup.workload.micro_batch,
         "gradient_accumulation_steps": plan.grad_accum,
         "gradient_clipping": plan.grad_clip or 0.0,
         "zero_optimization": zero,
     }
+    if plan.sequence_parallel_size > 1:
+        config["sequence_parallel_size"] = plan.sequence_parallel_size
+        dtype = {"bfloat16": "bf16", "float16": "fp16"}.get(plan.seq_parallel_communication_data_type, "fp32")
+        config["seq_parallel_communication_data_type"] = dtype
     if plan.dtype != "float32":
         config["bf16" if plan.dtype == "bfloat16" else "fp16"] = {"enabled": True}
     return config

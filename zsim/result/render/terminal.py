@@ -131,6 +131,7 @@ def headline(of: Headline) -> str:
     return (
         f"{of.model} on {of.world_size}x {', '.join(of.devices)} ({of.cluster}); {of.framework}{stage}; "
         f"micro-batch {work['micro_batch']} x {work['seq_len']:,} tokens"
+        + (f" over {shared} GPUs (Ulysses)" if (shared := work["sequence_parallel_size"]) > 1 else "")
         + (f" x {accumulation} accumulation steps" if accumulation > 1 else "")
         + f"; checkpointing {work['checkpointing']}"
         + (f" in {len(work['checkpointed'])} blocks" if work["checkpointed"] else "")

@@ -10,6 +10,7 @@ function verdict() {
   $("setup").textContent = `${of.model} on ${of.world_size}× ${of.devices.join(", ")} (${of.cluster}), ${of.framework}` +
     (of.stage === null ? "" : ` stage ${of.stage}`) +
     `, micro-batch ${of.workload.micro_batch} × ${whole(of.workload.seq_len)} tokens` +
+    (of.workload.sequence_parallel_size > 1 ? ` over ${of.workload.sequence_parallel_size} GPUs (Ulysses)` : "") +
     (of.plan.grad_accum > 1 ? ` × ${of.plan.grad_accum} accumulation steps` : "");
   const cards = [
     ["Memory needed", gib(gpu.nvidia_smi_bytes), `of ${gib(gpu.capacity_bytes)} per GPU`],
