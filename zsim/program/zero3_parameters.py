@@ -291,7 +291,8 @@ class Parameters:
         """Autograd has run what it had saved a view of `params` for."""
         for param in params:
             key = self._held.pop(param, None)
-            if key and key not in self._held.values():
+            viewed = any(view.flat == key for view in self._views.values())
+            if key and not viewed and key not in self._held.values():
                 self.builder.free(key, after=self.builder.last(COMPUTE))
 
     def gather_persistent(self, params: Params) -> None:
