@@ -16,7 +16,7 @@ from zsim.api import load_scenario, simulate
 from zsim.cluster.classes import rank_classes
 from zsim.engine.simulator import Simulation
 from zsim.plan.document import Document, read_yaml
-from zsim.plan.spec import Fsdp2Plan
+from zsim.plan.spec import DeepSpeedPlan, Fsdp2Plan
 from zsim.program.lower import lower
 from zsim.sweep import launch, plan_plots, planner
 from zsim.sweep.choices import INDISTINGUISHABLE, Choice, Plan, by_cost, by_time
@@ -231,6 +231,24 @@ def test_written_configurations_say_the_same_plan(machine: Machine, tmp_path: Pa
             topology = f"cluster: {{topology: {machine.topology}, nodes: {machine.nodes or 1}}}\n"
             (config.parent / "back.yaml").write_text(f"{text}{topology}deepspeed_config: ds_config.json\n")
             assert load_scenario(config.parent / "back.yaml").resolve().plan == wanted.plan
+
+
+def test_a_written_configuration_says_what_is_quantized_and_gathered_whole(tmp_path: Path) -> None:
+    zero = {
+        "stage": 3, "zero_hpz_partition_size": 8, "zero_quantized_weights": True, "zero_quantized_gradients": True,
+        "zero_quantized_nontrainable_weights": True, "stage3_module_granularity_threshold": 1000,
+        "leaf_module": {"classes": ["LlamaMLP"], "names": ["lm_head"]},
+    }  # fmt: skip
+    base(tmp_path, SMALL)
+    cluster = {"topology": str(TWO_NODES.topology), "nodes": TWO_NODES.nodes}
+    data = {"model": "config.json", "cluster": cluster, "framework": "deepspeed", "seq_len": 512}
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text(json.dumps({**data, "micro_batch": 1, "zero": zero}))
+    setup = load_scenario(first).resolve()
+    assert isinstance(setup.plan, DeepSpeedPlan)
+    (tmp_path / "ds_config.json").write_text(json.dumps(launch.deepspeed(setup, setup.plan)))
+    second.write_text(json.dumps({**data, "deepspeed_config": "ds_config.json"}))
+    assert load_scenario(second).resolve().plan == setup.plan
 
 
 def test_plots_show_every_choice(found: tuple[Plan, Document], tmp_path: Path) -> None:

@@ -65,10 +65,9 @@ def deepspeed(setup: Setup, plan: DeepSpeedPlan) -> dict[str, Any]:
     if plan.stage == 3:
         zero["stage3_prefetch_bucket_size"] = plan.stage3_prefetch_bucket_size
         zero["stage3_param_persistence_threshold"] = plan.stage3_param_persistence_threshold
+        zero |= _stage_3(plan)
     else:
         zero["allgather_bucket_size"] = plan.allgather_bucket_size
-    if plan.zero_hpz_partition_size > 1:
-        zero["zero_hpz_partition_size"] = plan.zero_hpz_partition_size
     if plan.offload_optimizer:
         zero["offload_optimizer"] = {"device": plan.offload_optimizer, "pin_memory": plan.offload_optimizer_pin_memory}
     if plan.offload_param:
@@ -87,6 +86,22 @@ def deepspeed(setup: Setup, plan: DeepSpeedPlan) -> dict[str, Any]:
     if plan.dtype != "float32":
         config["bf16" if plan.dtype == "bfloat16" else "fp16"] = {"enabled": True}
     return config
+
+
+def _stage_3(plan: DeepSpeedPlan) -> dict[str, Any]:
+    """What differs from DeepSpeed's defaults of ZeRO++ and leaf modules."""
+    own = DeepSpeedPlan(world_size=plan.world_size)
+    plain = (
+        "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights",
+        "zero_quantized_gradients", "stage3_module_granularity_threshold",
+    )  # fmt: skip
+    leaf = {
+        name: list(getattr(plan, f"leaf_{name}"))
+        for name in ("classes", "names", "name_suffixes")
+        if getattr(plan, f"leaf_{name}") != getattr(own, f"leaf_{name}")
+    }
+    found = {name: getattr(plan, name) for name in plain if getattr(plan, name) != getattr(own, name)}
+    return found | ({"leaf_module": leaf} if leaf else {})
 
 
 def accelerate(setup: Setup, plan: Fsdp2Plan) -> dict[str, Any]:
