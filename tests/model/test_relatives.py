@@ -205,3 +205,63 @@ def test_layers_without_a_window_have_no_positions_in_exaone():
     pattern = MODELS["EXAONE-4.0-32B"][1] | {"sliding_window_pattern": "LLLG"}
     assert [kind.rotary for kind in from_config(pattern, "x").arch.kinds] == sliding
     assert all(kind.rotary for kind in from_config(MODELS["EXAONE-4.0-1.2B"][1], "x").arch.kinds)
+
+
+SMALL = {
+    "hidden_size": 512, "intermediate_size": 640, "num_hidden_layers": 2, "num_attention_heads": 16, "vocab_size": 1000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "heads"),
+    [
+        # (key-value heads, width) where a file leaves them out: transformers 5.24's classes, of any size of model
+        ({"model_type": "llama"}, (16, 32)),
+        ({"model_type": "mistral"}, (8, 32)),
+        ({"model_type": "mistral", "num_key_value_heads": None}, (16, 32)),
+        ({"model_type": "smollm3"}, (4, 32)),
+        ({"model_type": "starcoder2"}, (2, 32)),
+        ({"model_type": "qwen3", "num_key_value_heads": 4}, (4, 128)),
+        ({"model_type": "seed_oss", "num_key_value_heads": 4, "head_dim": None}, (4, 32)),
+        ({"model_type": "glm4"}, (2, 128)),
+        ({"model_type": "gemma2"}, (4, 256)),
+    ],
+)
+def test_what_a_class_has_by_default(config: dict[str, Any], heads: tuple[int, int]):
+    arch = from_config(SMALL | config, "x").arch
+    assert (arch.kv_heads, arch.head_dim) == heads
+
+
+@pytest.mark.parametrize(("family", "window"), [("mistral", 4096), ("qwen2", None), ("llama", None)])
+def test_windows_by_default(family: str, window: int | None):
+    assert from_config(SMALL | {"model_type": family, "num_key_value_heads": 4}, "x").arch.window == window
+    assert (
+        from_config(SMALL | {"model_type": family, "sliding_window": None, "num_key_value_heads": 4}, "x").arch.window
+        is None
+    )
+
+
+def test_a_window_of_zero_is_none():
+    """As transformers 5 saves Qwen2-MoE."""
+    experts = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+    }
+    config = SMALL | experts | {"model_type": "qwen2_moe", "sliding_window": 0}
+    assert from_config(config, "x").arch.window is None
+
+
+def test_gemma_3_leaves_out_what_is_its_classs():
+    """The text_config of Gemma 3 4B as published: neither vocabulary nor heads."""
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    }
+    spec = from_config(text, "gemma")
+    assert spec.numel == 3_880_263_168
+    assert sum(not kind.sliding for kind in spec.arch.kinds) == 5

@@ -36,6 +36,10 @@ class Fields:
     def __contains__(self, name: str) -> bool:
         return self._values.get(name) is not None
 
+    def absent(self, name: str) -> bool:
+        """Left out, which null is not: the configuration class takes that in place of its default."""
+        return name not in self._values
+
     def raw(self, *names: str) -> Any:
         return next((self._values[name] for name in names if self._values.get(name) is not None), None)
 

@@ -19,11 +19,25 @@ def read_dropout(fields: Fields, *names: str, default: float = 0.0) -> float:
     return fields.number(*names, default=default, low=0.0, high=1.0)
 
 
-def read_heads(fields: Fields, hidden: int, *names: str) -> tuple[int, int]:
+# num_key_value_heads of the configuration class, where a file leaves it out; None or a null: as many as heads.
+KEY_VALUE_HEADS = {
+    "mistral": 8, "mixtral": 8, "qwen2": 32, "qwen3": 32, "qwen2_moe": 16, "qwen3_moe": 4, "smollm3": 4, "gemma": 16,
+    "gemma2": 4, "gemma3_text": 4, "glm": 2, "glm4": 2, "ernie4_5": 2, "seed_oss": 8, "starcoder2": 2, "stablelm": 32,
+    "exaone4": 32,
+}  # fmt: skip
+
+
+# head_dim of the configuration class likewise, whatever the hidden size.
+HEAD_DIM = {"qwen3": 128, "glm": 128, "glm4": 128, "ernie4_5": 128, "seed_oss": 128}
+
+
+def read_heads(fields: Fields, hidden: int, *names: str, family: str = "") -> tuple[int, int]:
     """Number of heads and their width, which divides `hidden` unless head_dim says otherwise."""
     heads = fields.size(*names)
     if "head_dim" in fields:
         return heads, fields.size("head_dim")
+    if family in HEAD_DIM and fields.absent("head_dim"):
+        return heads, HEAD_DIM[family]
     if hidden % heads:
         name = next(n for n in names if n in fields)
         fields.fail(name, f"is {heads}, which does not divide the hidden size {hidden}", f"a divisor of {hidden}")
@@ -34,10 +48,10 @@ def read_layers(fields: Fields, *names: str) -> int:
     return fields.size(*names, most=10_000)
 
 
-def read_kv_heads(fields: Fields, heads: int, *names: str) -> int:
-    kv_heads = fields.size(*names, default=heads)
+def read_kv_heads(fields: Fields, heads: int, *names: str, family: str = "") -> int:
+    kv_heads = fields.size(*names, default=KEY_VALUE_HEADS.get(family, heads) if fields.absent(names[0]) else heads)
     if heads % kv_heads:
-        name = next(n for n in names if n in fields)
+        name = next((n for n in names if n in fields), names[0])
         fields.fail(name, f"is {kv_heads}, which does not divide the {heads} heads", f"a divisor of {heads}")
     return kv_heads
 

@@ -26,9 +26,10 @@ from zsim.model.readers_relatives import RELATIVES
 
 def _llama(fields: Fields, family: str) -> Architecture:
     hidden = fields.size("hidden_size")
-    heads, head_dim = read_heads(fields, hidden, "num_attention_heads")
+    heads, head_dim = read_heads(fields, hidden, "num_attention_heads", family=family)
     layers = read_layers(fields, "num_hidden_layers")
-    window = fields.size("sliding_window", default=0) or None
+    default = 4096 if fields.absent("sliding_window") and family.startswith(("mistral", "qwen")) else 0
+    window = fields.size("sliding_window", default=default, least=0) or None
     if family.startswith(("qwen", "smollm")):  # the window is off unless use_sliding_window, and starts at a layer
         window = window if fields.flag("use_sliding_window", default=False) else None
         first = fields.size("max_window_layers", default=28, least=0)
@@ -42,7 +43,7 @@ def _llama(fields: Fields, family: str) -> Architecture:
         "family": family,
         "hidden": hidden,
         "heads": heads,
-        "kv_heads": read_kv_heads(fields, heads, "num_key_value_heads"),
+        "kv_heads": read_kv_heads(fields, heads, "num_key_value_heads", family=family),
         "head_dim": head_dim,
         "intermediate": fields.size("intermediate_size"),
         "vocab": fields.size("vocab_size"),
@@ -96,11 +97,12 @@ def _experts(fields: Fields, family: str, common: dict[str, Any]) -> Architectur
 
 def _gemma(fields: Fields, family: str) -> Architecture:
     hidden, layers = fields.size("hidden_size"), read_layers(fields, "num_hidden_layers")
-    heads = fields.size("num_attention_heads")
+    text = family == "gemma3_text"  # whose published files leave out what is the class's default
+    heads = fields.size("num_attention_heads", default=8 if text else None)
     window = None if family == "gemma" else fields.size("sliding_window", default=4096)
     if family == "gemma2":
         sliding = read_sliding(fields, layers, lambda layer: layer % 2 == 0)
-    elif family == "gemma3_text":
+    elif text:
         period = fields.size("sliding_window_pattern", "_sliding_window_pattern", default=6)
         sliding = read_sliding(fields, layers, lambda layer: (layer + 1) % period != 0)
     else:
@@ -109,17 +111,17 @@ def _gemma(fields: Fields, family: str) -> Architecture:
         family=family,
         hidden=hidden,
         heads=heads,
-        kv_heads=read_kv_heads(fields, heads, "num_key_value_heads"),
+        kv_heads=read_kv_heads(fields, heads, "num_key_value_heads", family=family),
         head_dim=fields.size("head_dim", default=256),
         intermediate=fields.size("intermediate_size"),
-        vocab=fields.size("vocab_size"),
+        vocab=fields.size("vocab_size", default=262_208 if text else None),
         kinds=tuple(LayerKind(sliding=is_sliding) for is_sliding in sliding),
         tied=fields.flag("tie_word_embeddings", default=True),
         activation=read_activation(fields, "hidden_activation", "hidden_act", default="gelu_pytorch_tanh"),
         attention_bias=fields.flag("attention_bias", default=False),
         output_bias=fields.flag("attention_bias", default=False),
         attention_dropout=read_dropout(fields, "attention_dropout"),
-        qk_norm="head" if family == "gemma3_text" else "",
+        qk_norm="head" if text else "",
         window=window,
         softcap=family == "gemma2" and fields.given("attn_logit_softcapping", default=True),
         final_softcap=family != "gemma" and fields.given("final_logit_softcapping", default=family == "gemma2"),
@@ -214,7 +216,7 @@ def _phi(fields: Fields, family: str) -> Architecture:
         family=family,
         hidden=hidden,
         heads=heads,
-        kv_heads=read_kv_heads(fields, heads, "num_key_value_heads"),
+        kv_heads=read_kv_heads(fields, heads, "num_key_value_heads", family=family),
         head_dim=head_dim,
         intermediate=fields.size("intermediate_size"),
         vocab=fields.size("vocab_size"),

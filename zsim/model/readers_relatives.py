@@ -21,12 +21,12 @@ from zsim.model.reader_parts import (
 def common(fields: Fields, family: str, **families: Any) -> dict[str, Any]:
     """The fields that all of them name as Llama does; `families`: what this one sets otherwise."""
     hidden = fields.size("hidden_size")
-    heads, head_dim = read_heads(fields, hidden, "num_attention_heads")
+    heads, head_dim = read_heads(fields, hidden, "num_attention_heads", family=family)
     return {
         "family": family,
         "hidden": hidden,
         "heads": heads,
-        "kv_heads": read_kv_heads(fields, heads, "num_key_value_heads"),
+        "kv_heads": read_kv_heads(fields, heads, "num_key_value_heads", family=family),
         "head_dim": head_dim,
         "intermediate": fields.size("intermediate_size"),
         "vocab": fields.size("vocab_size"),
@@ -95,7 +95,6 @@ def _cohere(fields: Fields, family: str) -> Architecture:
 
 def _glm(fields: Fields, family: str) -> Architecture:
     values = common(fields, family, attention_bias=fields.flag("attention_bias", default=True))
-    values["head_dim"] = fields.size("head_dim", default=128)
     values["rotary_dim"] = read_rotary_dim(fields, values["head_dim"], "partial_rotary_factor", default=0.5)
     return Architecture(**values)
 
@@ -104,7 +103,6 @@ def _ernie(fields: Fields, family: str) -> Architecture:
     bias = fields.flag("use_bias", default=False)
     values = common(fields, family, mlp_bias=bias, attention_bias=bias, output_bias=bias, attention_dropout=0.0)
     values["tied"] = fields.flag("tie_word_embeddings", default=True)
-    values["head_dim"] = fields.size("head_dim", default=128)
     return Architecture(**values)
 
 
@@ -118,7 +116,6 @@ def _seed_oss(fields: Fields, family: str) -> Architecture:
         dropout=read_dropout(fields, "residual_dropout", default=0.1),
         attention_dropout=read_dropout(fields, "attention_dropout", default=0.1),
     )
-    values["head_dim"] = fields.size("head_dim", default=128)
     return Architecture(**values)
 
 
