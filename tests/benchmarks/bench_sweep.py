@@ -1,8 +1,8 @@
 """Ratios of sweeps: overhead over bare simulations, scaling over processes, Dask over processes, a store of 1e5 rows.
 
-    python tests/benchmarks/bench_sweep.py [overhead] [scaling] [dask] [store] [plan]
+    python tests/benchmarks/bench_sweep.py [overhead] [scaling] [dask] [store] [plan] [million]
 
-Meant for an otherwise idle machine; times are best of `REPEATS`.
+Meant for an otherwise idle machine; times are best of `REPEATS`. `million` takes some ten minutes and 1 GB of disk.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from zsim.sweep import executors
 from zsim.sweep.evaluate import COLUMNS, evaluate
 from zsim.sweep.executors import Crew
-from zsim.sweep.export import export
+from zsim.sweep.export import export, records
 from zsim.sweep.grid import Sweep, from_options
 from zsim.sweep.runner import jobs, run, sweep_id, task_of
 from zsim.sweep.store import Store
@@ -129,6 +129,32 @@ def store(folder: str) -> None:
     print(f"resident at most: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
 
 
+def million(folder: str) -> None:
+    """A sweep of 1e6 scenarios whose outcomes cost nothing, to see what grows with their number."""
+    from zsim.result.render import sweep_html
+    from zsim.sweep import plots, runner
+
+    outcome = evaluate(task_of(next(iter(from_options([STEP], []))), False))
+    runner.evaluate = lambda task: outcome
+    sweep = from_options([STEP], ["micro_batch=1..1000", "seq_len=1..1000"])
+    with Store(Path(folder) / "million.db", sweep_id(sweep)) as opened:
+        steps: dict[str, Callable[[], object]] = {
+            "run": lambda: run(sweep, opened, inline),
+            "resume": lambda: run(sweep, opened, inline),
+            "export to CSV": lambda: export(opened, Path(folder) / "million.csv"),
+            "page": lambda: sweep_html.write(records(opened), sweep.varied, "1e6", Path(folder) / "million.html"),
+            "plot": lambda: plots.draw(opened, sweep.varied, Path(folder) / "million.png"),
+        }
+        for name, step in steps.items():
+            begun = time.process_time()
+            step()
+            print(
+                f"1e6 scenarios, {name}: {time.process_time() - begun:.0f} s of CPU, "
+                f"resident at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB"
+            )
+        assert opened.count()["rows"] == 1_000_000
+
+
 def plan(folder: str) -> None:
     import subprocess
 
@@ -143,7 +169,7 @@ def plan(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    parts = {part.__name__: part for part in (plan, overhead, scaling, dask, store)}
+    parts = {part.__name__: part for part in (plan, overhead, scaling, dask, store, million)}
     with tempfile.TemporaryDirectory() as scratch:
-        for name in sys.argv[1:] or parts:
+        for name in sys.argv[1:] or [name for name in parts if name != "million"]:
             parts[name](scratch)

@@ -64,7 +64,7 @@ def sweep(
             if target.suffix == ".html":
                 from zsim.result.render.sweep_html import write
 
-                write(list(records(opened)), wanted.varied, f"Sweep of {file.stem}", target)
+                write(records(opened), wanted.varied, f"Sweep of {file.stem}", target)
             elif target.suffix == ".png":
                 from zsim.sweep.plots import draw
 

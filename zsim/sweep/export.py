@@ -28,10 +28,10 @@ def export(store: Store, path: Path) -> int:
     raise InputError("is not known by its ending", path, accepted=".csv or .parquet")
 
 
-def records(store: Store) -> Iterator[dict[str, Any]]:
+def records(store: Store, order: str = "position") -> Iterator[dict[str, Any]]:
     """The rows as flat mappings: inputs under their dotted names, then the outcome."""
     names = ("inputs", *COLUMNS, *_EXTRA)
-    for inputs, *values in store.rows(names):
+    for inputs, *values in store.rows(names, order):
         yield dict(flat(json.loads(inputs))) | dict(zip(names[1:], values, strict=True))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import nsmallest
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +19,27 @@ _OUTCOME = (
 )  # fmt: skip
 
 
-def write(rows: Sequence[Mapping[str, Any]], fields: Sequence[str], title: str, path: Path) -> None:
+def write(rows: Iterable[Mapping[str, Any]], fields: Sequence[str], title: str, path: Path) -> None:
     """Writes the page. `rows`: inputs under their dotted names and the outcome's columns; `fields`: what was varied.
 
-    Of more than `MOST_ROWS` scenarios the fastest are in it, those that fit first.
+    Of more than `MOST_ROWS` scenarios the fastest are in it, those that fit first; no more are ever held.
     """
-    shown = rows if len(rows) <= MOST_ROWS else sorted(rows, key=_order)[:MOST_ROWS]
+    count: Counter[str] = Counter()
+
+    def counted() -> Iterator[Mapping[str, Any]]:
+        for row in rows:
+            count[_kind(row)] += 1
+            yield row
+
+    left = counted()
+    shown = list(islice(left, MOST_ROWS))
+    if (another := next(left, None)) is not None:
+        shown = nsmallest(MOST_ROWS, chain(shown, [another], left), key=_order)
     data = {
         "name": title,
         "fields": list(fields),
-        "total": len(rows),
-        "count": dict(Counter(map(_kind, rows)).most_common()),
+        "total": count.total(),
+        "count": dict(count.most_common()),
         "rows": [_row(row, fields) for row in shown],
         "phases": PHASE_COLORS,
         "causes": CAUSE_COLORS,
