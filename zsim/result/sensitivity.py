@@ -183,8 +183,8 @@ def _deepspeed_changes(setup: Setup, plan: DeepSpeedPlan, change: Callable[..., 
         if 1 <= stage <= 3 and not plan.offload_param:
             yield change("communication", stage=stage)
     if plan.stage == 3:
-        if setup.cluster.nodes > 1 and plan.zero_hpz_partition_size == 1:
-            yield change("communication", zero_hpz_partition_size=setup.cluster.gpus_per_node)
+        if setup.cluster.nodes > 1:
+            yield from _zero_plus_plus(setup, plan, change)
         yield change("communication", stage3_prefetch_bucket_size=plan.stage3_prefetch_bucket_size * 4)
         yield change("communication", stage3_param_persistence_threshold=plan.stage3_param_persistence_threshold * 10)
     yield change("communication", reduce_bucket_size=plan.reduce_bucket_size * 4)
@@ -196,6 +196,16 @@ def _deepspeed_changes(setup: Setup, plan: DeepSpeedPlan, change: Callable[..., 
         saves, name, changed = change("offload" if plan.offload_optimizer else "", offload_optimizer=moved)
         optimizer = replace(plan.optimizer, impl=moved or Optimizer().impl)
         yield saves, name, replace(changed, optimizer=optimizer)
+
+
+def _zero_plus_plus(setup: Setup, plan: DeepSpeedPlan, change: Callable[..., Any]) -> Iterator[Any]:
+    if plan.zero_hpz_partition_size == 1:
+        yield change("communication", zero_hpz_partition_size=setup.cluster.gpus_per_node)
+    weights, gradients = not plan.zero_quantized_weights, not plan.zero_quantized_gradients
+    yield change("communication" if weights else "", zero_quantized_weights=weights)
+    if plan.dtype == "float16" or not gradients:  # gradients of any other type its kernel misreads
+        saves, name, changed = change("communication" if gradients else "", zero_quantized_gradients=gradients)
+        yield saves, name, replace(changed, gpus_per_node=setup.cluster.gpus_per_node)
 
 
 def _workload_changes(workload: Workload, blocks: int) -> Iterator[tuple[str, str, Workload]]:
