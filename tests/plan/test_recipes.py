@@ -11,6 +11,7 @@ from zsim.errors import InputError, NotModeled
 from zsim.plan import detect
 from zsim.plan.document import Document, parse_yaml
 from zsim.plan.reading import Reading
+from zsim.plan.spec import LEAF_CLASSES
 from zsim.plan.torchtitan import parse_toml
 
 DATA = Path(__file__).parents[1] / "data"
@@ -171,6 +172,12 @@ def test_a_recipe_and_its_deepspeed_file() -> None:
     assert fields["zero.zero_init"] is True  # from_pretrained under zero.Init
     assert (fields["seq_len"], fields["checkpointing"], fields["loss"]) == (2048, "full", "fused")
     assert reading.still_missing() == ["model (the config.json of Qwen/Qwen2.5-7B)", "cluster"]
+
+
+def test_accelerate_s_leaf_modules_come_to_those_of_deepspeed() -> None:
+    section = {"zero_stage": 3, "deepspeed_moe_layer_cls_names": "OlmoeSparseMoeBlock,DbrxFFN"}
+    fields = said(read("accelerate", {"distributed_type": "DEEPSPEED", "deepspeed_config": section}))
+    assert fields["zero.leaf_module.classes"] == [*LEAF_CLASSES, "OlmoeSparseMoeBlock", "DbrxFFN"]
 
 
 def test_an_accelerate_file_and_its_deepspeed_file() -> None:
