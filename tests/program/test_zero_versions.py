@@ -62,6 +62,16 @@ def test_each_owner_gets_its_partition_and_nothing_is_flattened_or_waited_for(ac
     assert one_bucket  # several owners in one bucket, one reduce straight after the other
 
 
+@pytest.mark.parametrize(("version", "waits"), [("0.19.5", False), ("0.19.8", True)])
+def test_sums_on_the_host_are_not_waited_for_until_0_19_6(version: str, waits: bool) -> None:
+    step = program_of(2, version, grad_accum=2, overlap_comm=True, offload_optimizer="cpu").steps[-1]
+    copies = [i for i, item in enumerate(step) if isinstance(item, Launch) and item.op.label == "offload gradient"]
+    between = (step[i:j] for i, j in pairwise(copies[: len(copies) // 3]))  # the micro-step before the boundary's
+    awaited = [any(isinstance(item, HostWait) and item.op is not None for item in items) for items in between]
+    assert awaited
+    assert all(awaited) if waits else not any(awaited)
+
+
 def test_gathers_before_0_6_are_one_parameter_each_and_overlap_with_nothing() -> None:
     program = program_of(3, "0.5.10", stage3_param_persistence_threshold=100, checkpointing="full")
     shards = {ceil(parameter.numel / WORLD) for parameter in MODEL.parameters}

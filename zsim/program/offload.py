@@ -14,6 +14,7 @@ from zsim.program.builder import Builder
 from zsim.program.deepspeed import accum_dtype, collective, dtype_bytes, elementwise
 from zsim.program.ops import COMPUTE, CPU, D2H, H2D, Copy, CpuWork
 from zsim.program.optimizer import update
+from zsim.program.versions import before
 
 if TYPE_CHECKING:
     from zsim.program.zero3_gradients import Gradients
@@ -216,7 +217,8 @@ class Zero12OnCpu:
     def _accumulate(self, param: int) -> None:
         """async_accumulate_grad_in_cpu_via_gpu: the host's sum comes to the GPU, is added there and goes back."""
         rank, builder = self.rank, self.builder
-        self._wait_for_copies()
+        if not before(self.plan, 0, 19, 6):  # no _wait_for_offload_copies yet (main, August 2026)
+            self._wait_for_copies()
         nbytes = rank.numel[param] * self.size
         if param not in self.accumulated:
             self.accumulated.add(param)
