@@ -26,6 +26,30 @@ _REFUSED = {
     "tensor_parallel_size": "tensor parallelism",
     "expert_parallel_size": "expert parallelism",
     "unfrozen_parameters": "training of the parameters that match patterns; a scenario's model.freeze names the others",
+    "reward_model": "a reward model, whose head is no language model's",
+    "process_reward_model": "a reward model, whose head is no language model's",
+    "diffusion": "diffusion of text",
+    "qat": "quantization-aware training",
+    "relora": "ReLoRA",
+    "lora_target_parameters": "adapters on parameters, such as those of experts",
+    "gptq": "weights quantized by GPTQ",
+    "fp8": "fp8",
+}
+# Kernels, and what else changes what is computed, that are listed as not simulated.
+_LISTED = {
+    "lora_mlp_kernel": "fused kernels of adapters",
+    "lora_qkv_kernel": "fused kernels of adapters",
+    "lora_o_kernel": "fused kernels of adapters",
+    "flash_attn_cross_entropy": "flash-attn's loss",
+    "flash_attn_rms_norm": "flash-attn's norm",
+    "flash_attn_fuse_mlp": "flash-attn's MLP",
+    "use_kernels": "kernels from the Hub",
+    "use_scattermoe": "kernels of experts",
+    "use_sonicmoe": "kernels of experts",
+    "quantize_moe_experts": "experts in 4 bits",
+    "resize_token_embeddings_to_32x": "a vocabulary rounded up to a multiple of 32",
+    "model_config": "fields of the model's config.json that are set here",
+    "use_eaft": "another loss",
 }
 
 
@@ -49,8 +73,11 @@ def read_axolotl(document: Document, ranks: int | None = None) -> Reading:
     else:
         reading.notes.append("every sequence is taken to be sequence_len long; without packing real ones are shorter")
     recipe.set("micro_batch", recipe.count("micro_batch_size") or 1, "micro_batch_size")
-    recipe.set("grad_accum", recipe.count("gradient_accumulation_steps") or 1, "gradient_accumulation_steps")
+    _accumulation(recipe)
     recipe.set("grad_clip", recipe.get("max_grad_norm", 1.0), "max_grad_norm")
+    for name, what in _LISTED.items():
+        if recipe.get(name):
+            reading.not_modeled.append(f"{name}: {what}")
     _precision(recipe)
     recipe.optimizer("optimizer", "adamw_torch_fused")
     checkpointing(recipe, default=False)
@@ -95,13 +122,30 @@ def _adapters(recipe: Recipe) -> None:
         quantized(recipe, "load_in_4bit")
 
 
+def _accumulation(recipe: Recipe) -> None:
+    """utils/config, normalize_config: batch_size, of one GPU, stands for the steps that it takes."""
+    steps, whole = recipe.count("gradient_accumulation_steps"), recipe.count("batch_size")
+    name = "gradient_accumulation_steps" if steps or not whole else "batch_size"
+    if not steps and whole:
+        steps = whole // (recipe.count("micro_batch_size") or 1)
+        if not steps:
+            raise recipe.error(("batch_size",), f"{whole} is less than micro_batch_size", "a multiple of it")
+    recipe.set("grad_accum", steps or 1, name)
+
+
 def _precision(recipe: Recipe) -> None:
-    if recipe.get("bf16") == "auto":
+    """bf16 is auto by default; null is off."""
+    on = any(recipe.flag(name) for name in ("bfloat16", "fp16", "float16"))
+    if recipe.document.data.get("bf16", "auto") == "full":
+        recipe.get("bf16")
+        recipe.set("precision", "bf16", "bf16")
+    elif recipe.document.data.get("bf16", "auto") == "auto" and not on:
         recipe.set("precision", "bf16", "bf16")
         recipe.reading.notes.append("bf16: auto is bf16 where the GPU has it")
-        recipe.get("fp16")
+        recipe.get("bf16")
     else:
-        recipe.precision(recipe.flag("bf16") or recipe.flag("bfloat16"), recipe.flag("fp16") or recipe.flag("float16"))
+        bf16 = recipe.get("bf16") != "auto" and recipe.flag("bf16")
+        recipe.precision(bf16 or recipe.flag("bfloat16"), recipe.flag("fp16") or recipe.flag("float16"))
 
 
 def _attention(recipe: Recipe) -> None:
@@ -135,3 +179,8 @@ def _shard(recipe: Recipe) -> None:
     else:
         recipe.set("framework.name", "ddp", "framework")
         reading.notes.append("neither deepspeed nor fsdp: DistributedDataParallel")
+        found = recipe.flag("ddp_find_unused_parameters")  # core/builders/causal.py: off unless said
+        recipe.set("ddp.find_unused_parameters", found, "ddp_find_unused_parameters")
+        if reading.fields[("precision",)] == "bf16" and not recipe.get("adapter"):
+            reading.fields[("ddp", "dtype")] = "bfloat16"
+            reading.notes.append("the model is loaded in bf16 and trained without master weights")

@@ -24,7 +24,10 @@ def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
         _lora(recipe)
     else:
         recipe.refuse("quantization_bit", (), "quantized weights without adapters")
-    for name in ("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_unsloth", "use_llama_pro"):
+    for name in (
+        "use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_unsloth", "use_llama_pro", "use_muon",
+        "mixture_of_depths", "fp8", "use_asft_loss",
+    ):  # fmt: skip
         recipe.refuse(name, (False,), name.removeprefix("use_"))
     recipe.refuse("use_kt", (False,), "KTransformers' experts on the CPU")
     for name in ("pipeline_model_parallel_size", "expert_model_parallel_size"):
@@ -52,10 +55,20 @@ def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
         recipe.set("loss", "fused", "enable_liger_kernel")
         recipe.set("kernels", "liger", "enable_liger_kernel")
     training(recipe)
+    if recipe.flag("pure_bf16"):
+        _pure_bf16(recipe)
     recipe.threads("torchrun")
     name_model(recipe, "model_name_or_path")
     recipe.rest(HARMLESS)
     return reading
+
+
+def _pure_bf16(recipe: Recipe) -> None:
+    """Everything in bfloat16, without master weights and autocast (hparams/parser.py, model/adapter.py)."""
+    if recipe.reading.fields[("framework", "name")] != "ddp":
+        raise recipe.document.error(("pure_bf16",), "pure bf16 with DeepSpeed or FSDP", "bf16", kind=NotModeled)
+    recipe.set("precision", "bf16", "pure_bf16")
+    recipe.set("ddp.dtype", "bfloat16", "pure_bf16")
 
 
 def _lora(recipe: Recipe) -> None:

@@ -20,12 +20,12 @@ def read_neox(document: Document, ranks: int | None = None) -> Reading:
     for name, why in (("pipe_parallel_size", "pipeline parallelism"), ("model_parallel_size", "tensor parallelism")):
         if data.get(name, 1) not in (0, 1):
             raise whole.error((name,), why, "0 or 1", kind=NotModeled)
-    for name in ("fp16", "bf16"):
-        if isinstance(section := data.get(name), dict):
-            data[name] = {key: value for key, value in section.items() if key not in ("fp16", "bf16", "type")}  # NeoX's
-    if "fp16" not in data and "bf16" not in data and (name := _PRECISIONS.get(str(data.get("precision")))):
-        data[name] = {"enabled": True}
-        places[name, "enabled"] = whole.place(("precision",))
+    for half in ("fp16", "bf16"):
+        if isinstance(section := data.get(half), dict):
+            data[half] = {key: value for key, value in section.items() if key not in ("fp16", "bf16", "type")}  # NeoX's
+    if "fp16" not in data and "bf16" not in data and (half := _PRECISIONS.get(str(data.get("precision")), "")):
+        data[half] = {"enabled": True}
+        places[half, "enabled"] = whole.place(("precision",))
     if isinstance(optimizer := data.get("optimizer"), dict) and isinstance(optimizer.get("params"), dict):
         params = {key: value for key, value in optimizer["params"].items() if key != "max_grad_norm"}
         data["optimizer"] = optimizer | {"params": params}  # NeoX moves it to gradient_clipping

@@ -57,6 +57,9 @@ class Reading:
                 self.fields[to] = value
                 self.places[to] = other.places.get(to, (other.document.file, None))
                 (self.defaults.add if to in other.defaults else self.defaults.discard)(to)
+        if self.fields.get(("framework", "name")) != "ddp":  # one file was silent, the other one names what shards
+            for to in [to for to in self.fields if to[0] == "ddp"]:
+                del self.fields[to]
         self.notes += other.notes
         self.without_effect += other.without_effect
         self.not_modeled += other.not_modeled

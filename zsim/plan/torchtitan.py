@@ -19,10 +19,11 @@ _REFUSED_DEGREES = {
     "context_parallel_degree": "context parallelism",
     "expert_parallel_degree": "expert parallelism",
 }
+_DEGREES = {*_REFUSED_DEGREES, "data_parallel_replicate_degree", "data_parallel_shard_degree"}
 _READ = {
-    *_REFUSED_DEGREES, "local_batch_size", "batch_size", "seq_len", "global_batch_size", "max_norm",
-    "mixed_precision_param", "mixed_precision_reduce", "data_parallel_replicate_degree",
-    "data_parallel_shard_degree", "fsdp_reshard_after_forward", "enable_cpu_offload", "name", "flavor",
+    *_DEGREES, "data_parallel_degree", "data_parallel_type", "local_batch_size", "batch_size", "seq_len",
+    "global_batch_size", "max_norm", "mixed_precision_param", "mixed_precision_reduce", "fp8_linear",
+    "fsdp_reshard_after_forward", "enable_cpu_offload", "name", "flavor",
     "implementation", "fused", "early_step_in_backward", "mode", "selective_ac_option", "converters",
     "enable_float8_linear", "enable", "compile", "components",
 }  # fmt: skip
@@ -54,6 +55,7 @@ def read_torchtitan(document: Document, ranks: int | None = None) -> Reading:
     reading = Reading("torchtitan job", document, ranks=ranks)
     sections = {name: subsection(document, document.data, (), name) for name in document.data}
     training, model = sections.get("training", {}), sections.get("model", {})
+    sections["parallelism"] = _old_degrees(document, sections) | sections.get("parallelism", {})
     _refuse_low_precision(reading, sections)
     _training(reading, training)
     _parallelism(reading, sections.get("parallelism", {}), training)
@@ -74,6 +76,21 @@ def read_torchtitan(document: Document, ranks: int | None = None) -> Reading:
     if unread:
         reading.without_effect.append(f"{', '.join(unread)} (not read)")
     return reading
+
+
+def _old_degrees(document: Document, sections: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Degrees where they stood until January 2025, as `parallelism` has them since; before October 2024 of one kind."""
+    moved: dict[str, Any] = {}
+    for section in ("training", "experimental"):
+        for name, value in sections.get(section, {}).items():
+            new = "data_parallel_shard_degree" if name == "data_parallel_degree" else name
+            if new in _DEGREES:
+                moved[new] = value
+                document.places[("parallelism", new)] = document.place((section, name))
+    if str(sections.get("training", {}).get("data_parallel_type", "fsdp")).lower() == "ddp":
+        moved["data_parallel_replicate_degree"] = moved.pop("data_parallel_shard_degree", -1)
+        moved["data_parallel_shard_degree"] = 1
+    return moved
 
 
 def _take(reading: Reading, name: str, section: dict[str, Any], key: str, default: Any, kind: Any) -> Any:
@@ -123,7 +140,7 @@ def _parallelism(reading: Reading, section: dict[str, Any], training: dict[str, 
             raise document.error(("parallelism", name), why, accepted, kind=NotModeled)
     replicate = _take(reading, "parallelism", section, "data_parallel_replicate_degree", 1, int)
     shard = _take(reading, "parallelism", section, "data_parallel_shard_degree", -1, int)
-    if shard == 1 and replicate > 1:
+    if shard == 1 and (replicate > 1 or replicate == -1):
         reading.set(("framework", "name"), "ddp", ("parallelism", "data_parallel_replicate_degree"))
         return
     reading.set(("framework", "name"), "fsdp2", ("parallelism", "data_parallel_shard_degree"))
@@ -185,5 +202,7 @@ def _refuse_low_precision(reading: Reading, sections: dict[str, dict[str, Any]])
     converters = sections.get("model", {}).get("converters", [])
     if converters and converters != [""]:
         raise reading.document.error(("model", "converters"), f"{converters}", "[]", kind=NotModeled)
+    if sections.get("training", {}).get("fp8_linear"):  # spring of 2024
+        raise reading.document.error(("training", "fp8_linear"), "float8", '""', kind=NotModeled)
     if sections.get("float8", {}).get("enable_float8_linear"):
         raise reading.document.error(("float8", "enable_float8_linear"), "float8", "false", kind=NotModeled)

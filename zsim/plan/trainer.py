@@ -106,12 +106,11 @@ def shard(recipe: Recipe) -> None:
         if options:
             raise recipe.error(("fsdp",), "deepspeed and fsdp cannot both be used", "one of them")
         return
-    if (
-        not options or as_switch(options) is False
-    ):  # training_args.py, _process_fsdp_args: fsdp_config alone does nothing
+    if not options or as_switch(options) is False:
         recipe.set("framework.name", "ddp", "framework")
         reading.notes.append("neither deepspeed nor fsdp: DistributedDataParallel")
-        if config and any(value not in (None, False, 0, [], {}) for value in dict(config).values()):
+        values = list(config.values()) if isinstance(config, dict) else [config]
+        if any(value not in (None, False, 0, "", [], {}) for value in values):  # training_args.py, _process_fsdp_args
             reading.notes.append("fsdp_config has no effect without fsdp")
         ddp(recipe)
         return

@@ -1,0 +1,208 @@
+"""Oddities of files that people have, each as a small file or recipe of ours, with what it means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.plan.test_recipes import read, read_file, said
+from zsim.cli.read import describe
+from zsim.errors import InputError, NotModeled
+from zsim.plan import detect
+from zsim.plan.document import Document
+from zsim.plan.torchtitan import parse_toml
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+def test_an_unquoted_no_is_no_and_the_last_of_two_counts():
+    kind, reading = read_file(DATA / "accelerate/unquoted_no.yaml")
+    assert kind == "accelerate"
+    assert said(reading) == {"framework.name": "ddp", "precision": "bf16"}
+    assert "debug stands here twice: the last one counts" in reading.notes
+
+
+def test_llama_factory_refuses_a_field_twice(tmp_path: Path):
+    """OmegaConf does, PyYAML does not."""
+    path = tmp_path / "sft.yaml"
+    path.write_text("model_name_or_path: m\nstage: sft\ncutoff_len: 1024\ncutoff_len: 2048\n")
+    with pytest.raises(InputError, match="cutoff_len: stands here twice") as caught:
+        read_file(path)
+    assert caught.value.line == 4
+
+
+def test_what_weights_and_biases_keeps_of_a_run():
+    kind, reading = read_file(DATA / "recipes/wandb_config.yaml")
+    assert kind == "trainer"
+    assert said(reading) == {
+        "seq_len": 4096,
+        "checkpointing": "full",
+        "micro_batch": 2,
+        "grad_accum": 8,
+        "grad_clip": 1.0,
+        "precision": "bf16",
+        "optimizer.name": "adamw",
+        "optimizer.impl": "fused",
+        "framework.name": "ddp",  # fsdp is an empty list, whatever its options say
+    }
+    assert reading.places[("grad_accum",)][1] == 17
+
+
+def test_fsdp_options_without_fsdp_do_nothing():
+    reading = read("trainer", {"bf16": True, "fsdp_config": {"offload_params": True}})
+    assert said(reading)["framework.name"] == "ddp"
+    assert "fsdp_config has no effect without fsdp" in reading.notes
+    assert said(read("trainer", {"fsdp": "full_shard", "fsdp_config": {}}))["framework.name"] == "fsdp2"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "found"),
+    [
+        ({}, True),
+        ({"gradient_checkpointing": True}, None),
+        ({"gradient_checkpointing": True, "use_peft": True, "lora_target_modules": "all-linear"}, True),
+        ({"ddp_find_unused_parameters": False}, False),
+    ],
+)
+def test_the_trainer_looks_for_unused_parameters_unless_it_checkpoints(recipe: dict[str, Any], found: bool | None):
+    assert said(read("trainer", {"bf16": True} | recipe)).get("ddp.find_unused_parameters") is found
+
+
+def test_options_of_ddp_go_where_another_file_shards():
+    arguments = read("trainer", {"bf16": True, "ddp_find_unused_parameters": False, "ddp_bucket_cap_mb": 100})
+    arguments.include(read("deepspeed", {"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}}))
+    assert said(arguments)["framework.name"] == "deepspeed"
+    assert not [path for path in arguments.fields if path[0] == "ddp"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "says"),
+    [
+        ({"num_generations": 16}, "GRPO"),
+        ({"beta": 0.1, "max_prompt_length": 512}, "preference tuning"),
+        ({"center_rewards_coefficient": 0.01}, "reward model"),
+    ],
+)
+def test_trainers_that_are_not_supervised_are_refused(recipe: dict[str, Any], says: str):
+    with pytest.raises(NotModeled, match=says):
+        read("trainer", {"bf16": True, "per_device_train_batch_size": 1} | recipe)
+
+
+def test_arguments_of_trls_command_line():
+    kind, reading = read_file(DATA / "recipes/trl_cli.yaml")
+    assert kind == "trainer"
+    assert said(reading)["micro_batch"] == 8
+
+
+def test_a_torchtitan_job_of_2024():
+    reading = detect.read(parse_toml(DATA / "recipes/torchtitan_2024.toml"), "torchtitan", 16)
+    fields = said(reading)
+    assert fields["framework.name"] == "fsdp2"
+    assert (fields["micro_batch"], fields["seq_len"], fields["checkpointing"]) == (2, 8192, "full")
+    assert "fsdp.mesh" not in fields
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("tensor_parallel_degree = 1", "tensor_parallel_degree = 8", "tensor parallelism"),
+        ("pipeline_parallel_degree = 1", "pipeline_parallel_degree = 2", "pipeline parallelism"),
+        ('fp8_linear = ""', 'fp8_linear = "dynamic"', "float8"),
+    ],
+)
+def test_where_degrees_stood_in_2024_they_are_seen(tmp_path: Path, old: str, new: str, says: str):
+    path = tmp_path / "job.toml"
+    path.write_text((DATA / "recipes/torchtitan_2024.toml").read_text().replace(old, new))
+    with pytest.raises(NotModeled, match=says) as caught:
+        detect.read(parse_toml(path), "torchtitan")
+    assert caught.value.line == path.read_text().splitlines().index(new) + 1
+
+
+def test_degrees_of_2024_make_a_mesh(tmp_path: Path):
+    path = tmp_path / "job.toml"
+    text = (DATA / "recipes/torchtitan_2024.toml").read_text()
+    new = "data_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 8"
+    path.write_text(text.replace("data_parallel_degree = -1", new))
+    assert said(detect.read(parse_toml(path), "torchtitan"))["fsdp.mesh"] == [2, 8]
+    path.write_text(text.replace("data_parallel_degree = -1", 'data_parallel_type = "ddp"'))
+    assert said(detect.read(parse_toml(path), "torchtitan"))["framework.name"] == "ddp"
+
+
+def test_one_of_several_files_of_gpt_neox():
+    kind, reading = read_file(DATA / "recipes/neox_part.yml")
+    fields = said(reading)
+    assert kind == "neox"
+    assert (fields["precision"], fields["zero.stage"], fields["checkpointing"]) == ("fp16", 1, "full")
+
+
+def test_neox_precision_stands_for_a_section():
+    data = {"pipe_parallel_size": 0, "train_micro_batch_size_per_gpu": 1, "precision": "bfloat16"}
+    assert said(read("neox", data))["precision"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        ({}, {"precision": "bf16", "grad_accum": 1, "ddp.dtype": "bfloat16", "ddp.find_unused_parameters": False}),
+        ({"bf16": None}, {"precision": "fp32"}),
+        ({"bf16": "full"}, {"precision": "bf16"}),
+        ({"fp16": True}, {"precision": "fp16"}),
+        ({"bf16": False, "bfloat16": True}, {"precision": "bf16"}),
+        ({"micro_batch_size": 2, "batch_size": 8}, {"grad_accum": 4}),
+        ({"micro_batch_size": 2, "batch_size": 8, "gradient_accumulation_steps": 3}, {"grad_accum": 3}),
+    ],
+)
+def test_what_axolotl_takes_where_nothing_is_said(recipe: dict[str, Any], expected: dict[str, Any]):
+    fields = said(read("axolotl", {"base_model": "m"} | recipe))
+    assert fields | expected == fields
+
+
+@pytest.mark.parametrize("name", ["reward_model", "diffusion", "relora", "lora_target_parameters", "qat"])
+def test_axolotls_other_ways_to_train_are_refused(name: str):
+    with pytest.raises(NotModeled, match=name):
+        read("axolotl", {"base_model": "m", name: True})
+
+
+def test_axolotls_kernels_are_listed():
+    reading = read("axolotl", {"base_model": "m", "lora_mlp_kernel": True, "resize_token_embeddings_to_32x": True})
+    assert [what.partition(":")[0] for what in reading.not_modeled] == [
+        "lora_mlp_kernel",
+        "resize_token_embeddings_to_32x",
+    ]
+
+
+def test_pure_bf16_of_llama_factory():
+    recipe = {"stage": "sft", "model_name_or_path": "m", "finetuning_type": "full", "pure_bf16": True}
+    fields = said(read("llama_factory", recipe))
+    assert (fields["precision"], fields["ddp.dtype"]) == ("bf16", "bfloat16")
+    with pytest.raises(NotModeled, match="pure bf16"):
+        read("llama_factory", recipe | {"fsdp": "full_shard"})
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        (("model", "max_duration", "fsdp_config"), "an llm-foundry configuration"),
+        (("tuner_type", "model", "num_train_epochs"), "an ms-swift configuration"),
+        (("with_tracking", "model_name_or_path", "learning_rate"), "an Open-Instruct configuration"),
+        (("os", "python", "gpu"), "Weights & Biases"),
+    ],
+)
+def test_files_of_other_tools_are_named(keys: tuple[str, ...], says: str):
+    with pytest.raises(InputError, match=says):
+        detect.identify(Document("file", dict.fromkeys(keys, "x")))
+
+
+def test_json_with_a_gpu_in_it_is_no_topology(tmp_path: Path):
+    path = tmp_path / "wandb-metadata.json"
+    path.write_text('{"os": "Linux", "python": "3.11", "gpu": "NVIDIA GH200", "gpu_count": 4}')
+    with pytest.raises(InputError, match="Weights & Biases"):
+        describe(path)
+
+
+def test_dots_in_quotes_were_left_out_as_well():
+    with pytest.raises(InputError, match="left out") as caught:
+        detect.parse(DATA / "ds_config/quoted_dots.json")
+    assert caught.value.line == 4
