@@ -33,9 +33,13 @@ _NCCL = {
     "all_reduce": "ncclDevKernel_AllReduce_Sum_{dtype}_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
     "broadcast": "ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
     "reduce": "ncclDevKernel_Reduce_Sum_{dtype}_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+    "all_to_all": "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)",
 }
 _NCCL_DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "uint8": "u8", "int64": "i64"}
-_TORCH_DTYPES = {"bfloat16": "BFloat16", "float16": "Half", "float32": "Float", "float64": "Double", "uint8": "Byte"}
+_TORCH_DTYPES = {
+    "bfloat16": "BFloat16", "float16": "Half", "float32": "Float", "float64": "Double", "uint8": "Byte", "int8": "Char",
+    "int64": "Long",
+}  # fmt: skip
 _TORCH_NAMES = {"all_gather": "_allgather_base", "reduce_scatter": "_reduce_scatter_base", "all_reduce": "allreduce"}
 
 
