@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from math import ceil
 
 import pytest
@@ -461,3 +462,28 @@ def test_fsdp2_adds_gradients_of_later_micro_steps_on_the_cpu() -> None:
 def test_fsdp2_on_one_gpu_fetches_its_shards_too() -> None:
     run = lower(MODEL, trace(MODEL, WORKLOAD), Fsdp2Plan(world_size=1, cpu_offload=True), WORKLOAD)
     assert moved(run)["h2d", "forward"] == 4 * MODEL.numel
+
+
+def test_until_0_15_4_stage_3_converts_gradients_on_the_host_as_they_come() -> None:
+    """DeepSpeed pull request 6670: blocking copies of bfloat16, pageable in any case, in the last micro-step alone."""
+
+    def run(version: str) -> Program:
+        plan = DeepSpeedPlan(world_size=WORLD, stage=3, offload_optimizer="cpu", grad_accum=2, version=version)
+        return lower(MODEL, trace(MODEL, WORKLOAD), plan, WORKLOAD)
+
+    old, new = run("0.15.3"), run("0.15.4")
+    shards = sum(ceil(parameter.numel / WORLD) for parameter in MODEL.parameters)
+    assert work(old, "cast") - work(new, "cast") == 6 * shards
+    copies = [i.op for i in old.steps[-1] if isinstance(i, Launch) and isinstance(i.op.work, Copy)]
+    pageable = [op.work.nbytes for op in copies if op.phase == "backward" and not op.work.pinned]
+    assert sum(pageable) == 2 * shards
+    assert {op.micro for op in copies if op.phase == "backward" and not op.work.pinned} == {1}
+
+
+@pytest.mark.parametrize(("offload_param", "bytes_each"), [("cpu", 4 + 2), (None, 4 + 2 + 9.5 * 2)])
+def test_a_large_new_tensor_on_the_host_costs_its_pages(offload_param: str | None, bytes_each: float) -> None:
+    """Parameters that go to the GPU are converted into a new tensor, those that stay on the host into their own."""
+    large = from_architecture("large", replace(MODEL.arch, hidden=512, vocab=40_000))
+    plan = DeepSpeedPlan(world_size=1, stage=3, offload_optimizer="cpu", offload_param=offload_param)
+    program = lower(large, trace(large, WORKLOAD), plan, WORKLOAD)
+    assert work(program, "cast") == pytest.approx(bytes_each * large.numel)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from zsim.program.builder import Builder
 from zsim.program.deepspeed import accum_dtype, collective, dtype_bytes, elementwise
 from zsim.program.ops import COMPUTE, CPU, D2H, H2D, Copy, CpuWork
-from zsim.program.optimizer import update
+from zsim.program.optimizer import FRESH_ON_CPU, update
 from zsim.program.versions import before
 
 if TYPE_CHECKING:
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 def on_host(builder: Builder, label: str, numel: int, nbytes: float) -> None:
     """Arithmetic of the host itself: it can do nothing else meanwhile."""
     builder.host_wait(builder.launch(CPU, label, "optimizer", CpuWork(label, numel, nbytes)))
+
+
+def fresh(nbytes: float) -> float:
+    """What a new tensor of `nbytes` costs beside the traffic, in bytes moved. Smaller ones than malloc.h's largest
+    M_MMAP_THRESHOLD come from memory that the process has already."""
+    return FRESH_ON_CPU * nbytes if nbytes > 32 << 20 else 0.0
 
 
 def copy(builder: Builder, lane: str, label: str, phase: str, nbytes: float, pinned: bool, micro: int = 0) -> int:
@@ -87,12 +93,27 @@ class Zero3OnCpu:
                     builder, lane, "grad_norm", "backward", (self.accum_size + 8) * numel, 8 * numel, launches=4,
                     micro=gradients.micro, temp_peak=8 * numel,
                 )  # fmt: skip
-                if self.accum_size != 4:
-                    builder.alloc(f"{key} fp32", "gradients", 4 * numel, lane=lane)
-                    elementwise(builder, lane, "cast", "backward", nbytes, 4 * numel, micro=gradients.micro)
-                self._fp32_to_host(param)
-                if self.accum_size != 4:
-                    builder.free(f"{key} fp32")
+                if param not in self.on_gpu and before(self.plan, 0, 15, 4):
+                    self._blocking_to_host(numel)
+                else:
+                    self._cast_to_host(param, f"{key} fp32")
+            builder.free(key)
+
+    def _blocking_to_host(self, numel: int) -> None:
+        """A blocking copy_ converts on the CPU, out of a new, pageable tensor (ATen/native/cuda/Copy.cu); until pull
+        request 6670 of DeepSpeed."""
+        self._move(D2H, numel * self.accum_size, pinned=False)
+        if self.accum_size != 4:
+            on_host(self.builder, "cast", numel, (4 + self.accum_size) * numel + fresh(numel * self.accum_size))
+
+    def _cast_to_host(self, param: int, key: str) -> None:
+        numel, builder, lane = self.shard[param], self.builder, self.gradients.lane
+        if self.accum_size != 4:
+            builder.alloc(key, "gradients", 4 * numel, lane=lane)
+            nbytes = numel * self.accum_size
+            elementwise(builder, lane, "cast", "backward", nbytes, 4 * numel, micro=self.gradients.micro)
+        self._fp32_to_host(param)
+        if self.accum_size != 4:
             builder.free(key)
 
     def _fp32_to_host(self, param: int) -> None:
@@ -102,12 +123,12 @@ class Zero3OnCpu:
         else:
             self._move(D2H, 4 * self.shard[param])
 
-    def _move(self, lane: str, nbytes: float) -> None:
+    def _move(self, lane: str, nbytes: float, pinned: bool | None = None) -> None:
         """A copy on the reduction stream: in order with its kernels."""
-        stream = self.gradients.lane
+        stream, pinned = self.gradients.lane, self.pinned if pinned is None else pinned
         self.builder.wait_stream(lane, stream)
         label = "offload gradient" if lane == D2H else "fetch gradient"
-        event = copy(self.builder, lane, label, "backward", nbytes, self.pinned, self.gradients.micro)
+        event = copy(self.builder, lane, label, "backward", nbytes, pinned, self.gradients.micro)
         self.builder.stream_wait(stream, event)
 
     def step(self, first: bool) -> None:
@@ -148,7 +169,8 @@ class Zero3OnCpu:
         on_host(builder, "scale", numel, 8 * numel)
         update(builder, plan.optimizer, [numel], "float32", first=first, device="host", key=f"optimizer:{index}")
         builder.host_wait(builder.last(CPU))
-        on_host(builder, "cast", numel, (4 + size) * numel)
+        made = 0.0 if plan.offload_param else fresh(size * numel)  # for a target on the GPU copy_ makes a new tensor
+        on_host(builder, "cast", numel, (4 + size) * numel + made)
         if not plan.offload_param:
             event = copy(builder, H2D, "upload parameters", "optimizer", size * numel, pinned=False)
             builder.stream_wait(COMPUTE, event)

@@ -17,6 +17,10 @@ from zsim.program.ops import COMPUTE, CPU, Compute, CpuWork
 # torch's loop over host tensors, beyond its traffic: temporaries are fresh memory, whose pages the system clears first.
 # 5.0 to 6.3 times DeepSpeedCPUAdam (arXiv 2101.06840, 1 to 10e9 parameters), 6.8 (DeepSpeed PR 735); by bytes 2.9.
 LOOP_ON_CPU = 1.95
+# So a byte of fresh memory takes as long as moving this many: the loop makes two tensors among 80 bytes per parameter.
+# Measured, torch 2.13 on one core of an EPYC: float32 to bfloat16 takes 3.9 times as long into a new tensor as into an
+# old one; (6 + 2 * 9.5) / 6 is 4.2.
+FRESH_ON_CPU = (LOOP_ON_CPU - 1) * 80 / 8
 
 
 @dataclass(frozen=True, slots=True)

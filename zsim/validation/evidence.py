@@ -345,9 +345,12 @@ def _deepspeed(row: Row, stage: int) -> dict[str, Any]:
         }
     # A loop of one's own builds the model as ever. (gist-a800: 40 GB of host memory per process with nothing offloaded:
     # the whole model, as loaded and as cast.)
-    if row["framework"].startswith("DeepSpeed") and parse_version(given.get("version", VERSION)) < (0, 19, 4):
+    version = parse_version(given.get("version", VERSION))
+    if row["framework"].startswith("DeepSpeed") and version < (0, 19, 4):
         given["memory_efficient_linear"] = False
-    return given
+    # offload_config.py: pageable unless the configuration says otherwise
+    pinned = version >= (0, 19)
+    return given | {"offload_optimizer_pin_memory": pinned, "offload_param_pin_memory": pinned}
 
 
 def _zero_plus_plus(cluster: Cluster) -> dict[str, Any]:
