@@ -51,7 +51,6 @@ REFUSED = {
     "Y013": "accelerate does not know this key",
     "Y026": "is an oumi recipe",
     # not modeled
-    "D138": "optimizer Muon",
     "D011": "DeepCompile",
     "D018": "tensor parallelism",
     "D031": "tensor parallelism",

@@ -34,7 +34,7 @@ LORA = {"r": 8, "targets": ["q_proj", "v_proj", "down_proj"]}
 def configurations() -> list[Config]:
     return [
         *_ddp(), *_fsdp2(), *_fsdp1(), *_deepspeed(), *_deepspeed_corners(), *_offload(), *_decay_groups(),
-        *_zero_plus_plus(), *_leaves(), *_ulysses(),
+        *_zero_plus_plus(), *_leaves(), *_ulysses(), *_muon(),
     ]  # fmt: skip
 
 
@@ -87,6 +87,7 @@ def _fsdp2() -> list[Config]:
         _make("fsdp2", "prefetch2", fsdp={"prefetch": 2}),
         _make("fsdp2", "prefetch1_titan", fsdp={"prefetch": 1, "titan": True}),
         _make("fsdp2", "noclip", clip=False),
+        _make("fsdp2", "bf16", dtype="bfloat16"),
         _make("fsdp2", "hsdp2x2", 4, fsdp={"mesh": [2, 2]}),
         _make("fsdp2", "hsdp2x2_raf_false", 4, fsdp={"mesh": [2, 2], "reshard_after_forward": False}),
         _make("fsdp2", "hsdp2x2_ga_sync_last", 4, 2, fsdp={"mesh": [2, 2], "sync_only_last": True}),
@@ -376,6 +377,36 @@ def _leaves() -> list[Config]:
         _zero("coarse_block", 3, 4, model="gpt2", zero=REGATHER | coarse(87760), over=wide, ckpt=True),
         _zero("coarse_tiny", 3, zero=SMALL_ZERO | coarse(10)),
         _zero("coarse_mixtral", 3, model="mixtral", zero=SMALL_ZERO | coarse(1000)),
+    ]
+
+
+def _muon() -> list[Config]:
+    """Muon: on whole matrices, and what ZeRO makes of it. Iterations are slow here: a tiny model."""
+    tiny = {
+        "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }  # fmt: skip
+    zero = SMALL_ZERO | {"reduce_bucket_size": 20000}
+    whole = zero | {"reduce_scatter": False}
+
+    def optimizer(**params: Any) -> Config:
+        return {"optimizer": {"type": "Muon", "params": {"lr": 1e-3, "torch_adam": True, "foreach": False} | params}}
+
+    gram, standard = {"extra": optimizer(), "over": tiny}, {"extra": optimizer(ns_method="standard"), "over": tiny}
+    return [
+        _make("ddp", "muon", over=tiny, optimizer="muon"),
+        _zero("muon", 1, zero=zero, **gram),
+        _zero("muon", 2, zero=zero, **gram),
+        _zero("muon", 2, 4, ga=2, zero=zero, **gram),
+        _zero("muon_overlap", 1, ga=2, zero=zero | {"overlap_comm": True}, **gram),
+        _zero("muon_fp32", 2, zero=zero, precision="fp32", **standard),
+        _zero("muon_groups", 2, 3, zero=zero, decay_groups=True, **gram),
+        _zero("muon_owners", 2, 3, zero=zero | {"use_multi_rank_bucket_allreduce": False}, **gram),
+        _zero("muon", 3, zero=whole, **gram),
+        _zero("muon", 3, 4, ga=2, zero=whole, **gram),
+        _zero("muon_fp32", 3, 3, zero=whole, precision="fp32", **standard),
+        _zero("muon_groups", 3, zero=whole | {"sub_group_size": 30000}, decay_groups=True, **gram),
+        _zero("muon_zeroinit", 3, zero=whole, zero_init=True, **gram),
     ]
 
 

@@ -76,8 +76,9 @@ def _train(
     clip: Callable[[], Any] | None = None,
 ) -> None:
     """`sync(last)` is entered around each micro-step of an accumulation."""
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, foreach=False)
-    recorder.watch_optimizer(optimizer)
+    optimizers = _optimizers(config, model)
+    for optimizer in optimizers:
+        recorder.watch_optimizer(optimizer)
     accumulation = config.get("ga", 1)
     for step in range(1, config.get("steps", STEPS) + 1):
         for micro in range(accumulation):
@@ -90,10 +91,21 @@ def _train(
         recorder.at("step")
         if config.get("clip", True):
             (clip or (lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))()
-        optimizer.step()
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad()
     recorder.at("end")
     recorder.enabled = False
+
+
+def _optimizers(config: Config, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    found: list[torch.optim.Optimizer] = []
+    if config.get("optimizer") == "muon":
+        matrices = models.hidden_matrices(model)
+        found.append(torch.optim.Muon([p for p in trained if id(p) in matrices]))
+        trained = [p for p in trained if id(p) not in matrices]
+    return [*found, torch.optim.AdamW(trained, lr=1e-3, foreach=False)]
 
 
 def run_ddp(config: Config, rank: int, world: int, recorder: Watcher) -> Recorded:

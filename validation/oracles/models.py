@@ -121,6 +121,15 @@ def freeze_all_but(model: torch.nn.Module, part: str) -> None:
         parameter.requires_grad_(part in name)
 
 
+def hidden_matrices(model: torch.nn.Module) -> set[int]:
+    """The ids of what Muon updates: matrices, but no embedding and no head (as DeepSpeed's set_optimizer_flags)."""
+    return {
+        id(parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.ndim == 2 and not any(part in name.lower() for part in ("embed", "lm_head"))
+    }
+
+
 def decay_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
     """transformers 5.14 trainer.py, create_optimizer: the parameter groups of every run of the Trainer."""
     from transformers import Trainer

@@ -26,7 +26,8 @@ from typing import Any
 os.environ.update(
     {
         "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo",
-        "DEEPSPEED_LOG_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+        "TORCHDYNAMO_DISABLE": "1", "DEEPSPEED_LOG_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
     }
 )  # fmt: skip
 

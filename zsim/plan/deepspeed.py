@@ -27,7 +27,7 @@ _TRAINER_ARGUMENT = {
     "gradient_accumulation_steps": "gradient_accumulation_steps",
 }
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-_OPTIMIZERS = {"adam": "adam", "adamw": "adamw", "lion": "lion", "sgd": "sgd"}
+_OPTIMIZERS = {"adam": "adam", "adamw": "adamw", "lion": "lion", "sgd": "sgd", "muon": "muon"}
 _ONE_BIT = {"onebitadam", "onebitlamb", "zerooneadam"}
 
 
@@ -314,7 +314,7 @@ class _Reader:
     def refuse_optimizer(self, section: dict[str, Any]) -> None:
         """Before its parameters are looked at, which belong to it alone."""
         name, params = section.get("type"), section.get("params")
-        known = "Adam, AdamW, Lion, SGD"
+        known = "Adam, AdamW, Lion, Muon, SGD"
         if isinstance(name, str) and name.lower() in _ONE_BIT:
             why = f"{name} averages compressed gradients itself, which ZeRO does not support"
             raise self.error(("optimizer", "type"), why, known, kind=NotModeled)
@@ -334,6 +334,8 @@ class _Reader:
         if kind == "adam" and params.get("adam_w_mode", True):
             kind = "adamw"  # engine.py, _configure_basic_optimizer: Adam means AdamW unless adam_w_mode is false
         self.set(("optimizer", "name"), kind, "optimizer.type")
+        if kind == "muon" and params.get("ns_method") is not None:
+            self.set(("optimizer", "ns_method"), params["ns_method"], "optimizer.params.ns_method")
         if kind == "sgd":  # engine.py, _configure_basic_optimizer: torch.optim.SGD(**params)
             self.set(("optimizer", "momentum"), bool(params.get("momentum", 0)), "optimizer.params.momentum")
         if self.values.get("optimizer.params.torch_adam") is True:

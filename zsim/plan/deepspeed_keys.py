@@ -90,7 +90,7 @@ ZERO: dict[str, Key] = {
     "override_module_apply": none(bool, "initialization"),
     "log_trace_cache_warnings": none(bool, _PRINTS),
     "enable_sanity_checks": listed(bool, False, "internal checks, which cost host time"),
-    "save_muon_momentum_buffer_in_memory": refused(bool, False, "Muon's momentum kept out of NVMe"),
+    "save_muon_momentum_buffer_in_memory": none(bool, "Muon's momentum under offload, which is refused"),
     "leaf_module": used(dict),
 }
 
@@ -157,6 +157,8 @@ OPTIMIZER_PARAMS: dict[str, Key] = {
     "adam_w_mode": none(bool, _OPTIMIZER_NUMBER),
     "foreach": used(bool),
     "momentum": used(float, 0.0),
+    "ns_method": used(str, "gram"),
+    "per_head_muon": refused(bool, False, "Muon that orthogonalizes each attention head by itself"),
     "fp32_optimizer_states": refused(bool, True, "CPU Adam with states in the gradients' type"),
     **{
         name: none(kind, _OPTIMIZER_NUMBER)
@@ -169,7 +171,6 @@ OPTIMIZER_PARAMS: dict[str, Key] = {
             "amsgrad": bool,
             "muon_lr": float,
             "adam_lr": float,
-            "ns_method": str,
             "max_coeff": float,
             "min_coeff": float,
             "set_grad_none": bool,

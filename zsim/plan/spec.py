@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """`name`: adamw, adam, sgd, lion, adafactor, adamw8bit. `impl`: fused | foreach | loop | cpu."""
+    """`name`: adamw, adam, sgd, lion, adafactor, adamw8bit, muon. `impl`: fused | foreach | loop | cpu."""
 
     name: str = "adamw"
     impl: str = "fused"
     momentum: bool = False  # of sgd, whose own default is none
     paged: bool = False  # bitsandbytes: states in CUDA's managed memory, which the driver moves to the host for others
     decay_groups: bool = False  # two parameter groups, the second without weight decay: biases and norms
+    ns_method: str = "gram"  # of DeepSpeed's Muon: gram | standard (torch.optim.Muon's)
 
 
 @dataclass(frozen=True, slots=True)

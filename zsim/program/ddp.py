@@ -11,6 +11,7 @@ from zsim.errors import InputError
 from zsim.model.kernels import DTYPE_BYTES, Memory
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import DdpPlan
+from zsim.program import muon
 from zsim.program.builder import Builder
 from zsim.program.execute import Execution, Hooks
 from zsim.program.ops import ALL_REDUCE, COMPUTE, Collective, Compute, Program
@@ -271,8 +272,14 @@ class Ddp(Hooks[DdpPlan]):
         if plan.grad_clip:
             grad_norm(builder, numels, plan.dtype)
             clip(builder, numels, plan.dtype)
-        shapes = [self.model.parameters[param].shape for param in self.params]
-        update(builder, plan.optimizer, numels, plan.dtype, first=first, shapes=shapes)
+        hidden = muon.matrices(self.model) if muon.is_muon(plan.optimizer) else frozenset()
+        shapes = {param: self.model.parameters[param].shape for param in self.params}
+        muon.update_whole(builder, [shapes[p] for p in self.params if p in hidden], plan.dtype, first=first)
+        rest = [param for param in self.params if param not in hidden]
+        update(
+            builder, muon.auxiliary(plan.optimizer), [self.numels[param] for param in rest], plan.dtype, first=first,
+            shapes=[shapes[param] for param in rest],
+        )  # fmt: skip
         for param, kind in sorted(self.grads.items()):  # zero_grad
             if kind == "own":
                 builder.free(f"grad:{param}")

@@ -12,6 +12,7 @@ from zsim.model.spec import ModelSpec, Module, Parameter
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program import ulysses
 from zsim.program.builder import Builder
+from zsim.program.muon import is_muon, matrices
 from zsim.program.ops import COMPUTE, Collective, Compute
 
 MIXED = ("bfloat16", "float16")  # parameters in these dtypes have a float32 master copy
@@ -52,6 +53,8 @@ def check(plan: DeepSpeedPlan) -> None:
         )
     if plan.stage >= 2 and plan.reduce_scatter and plan.prescale_gradients:
         raise InputError("stages 2 and 3 reduce-scatter only post-scaled gradients", field="prescale_gradients")
+    if plan.optimizer.name == "muon":
+        _check_muon(plan)
     if plan.stage == 0 and plan.offload_optimizer:
         raise InputError("offloading needs ZeRO", field="zero_optimization.offload_optimizer", accepted="stage 1 to 3")
     if "nvme" in (plan.offload_optimizer, plan.offload_param) and plan.stage != 3:
@@ -67,6 +70,19 @@ def check(plan: DeepSpeedPlan) -> None:
         raise NotModeled("quantized frozen weights on the CPU", field="zero.zero_quantized_nontrainable_weights")
     if plan.offload_optimizer == "nvme" and plan.offload_optimizer_ratio < 1:
         raise NotModeled("partial offload to NVMe", field="zero.offload_optimizer.ratio", accepted="1")
+
+
+def _check_muon(plan: DeepSpeedPlan) -> None:
+    if plan.stage == 3 and plan.reduce_scatter:  # stage3.py
+        raise InputError(
+            "Muon and reduce scatter cannot be used together", field="zero.reduce_scatter", accepted="false"
+        )
+    if plan.offload_optimizer or plan.offload_param:
+        raise NotModeled("Muon with offloading", field="zero.offload_optimizer", accepted="none")
+    if plan.stage == 0:
+        raise NotModeled("Muon without ZeRO", field="zero.stage", accepted="1, 2 or 3")
+    if accum_dtype(plan) != plan.dtype:
+        raise NotModeled(f"Muon that accumulates in {accum_dtype(plan)}", field="zero.grad_accum_dtype")
 
 
 def whole_world(plan: DeepSpeedPlan) -> dict[str, tuple[tuple[int, ...], ...]]:
@@ -90,13 +106,21 @@ def parameter_groups(model: ModelSpec, plan: DeepSpeedPlan) -> list[list[int]]:
     """The optimizer's parameter groups, each in the order of parameters.
 
     Without `decay_groups` one; with it two as the Trainer makes them (transformers 5.24 trainer.py,
-    get_decay_parameter_names): biases and the weights of norms, which do not decay, are the second.
+    get_decay_parameter_names): biases and the weights of norms, which do not decay, are the second. Muon makes two of
+    each: its own and Adam's (engine.py, _muon_param_groups).
     """
     params = trainable(model)
-    if not plan.optimizer.decay_groups:
-        return [params]
-    plain = [p for p in params if _NO_DECAY.search(model.parameters[p].name.lower()) or _is_layer_norm(model, p)]
-    return [group for group in ([p for p in params if p not in set(plain)], plain) if group]
+    groups = [params]
+    if plan.optimizer.decay_groups:
+        plain = {p for p in params if _NO_DECAY.search(model.parameters[p].name.lower()) or _is_layer_norm(model, p)}
+        groups = [[p for p in params if p not in plain], [p for p in params if p in plain]]
+    if is_muon(plan.optimizer):
+        hidden = matrices(model)
+        groups = [[p for p in group if (p in hidden) is own] for group in groups for own in (True, False)]
+        if not plan.zero_init:  # original_muon.py sorts its own by shape, which zero.Init hides
+            shapes = [parameter.shape for parameter in model.parameters]
+            groups = [sorted(g, key=shapes.__getitem__, reverse=True) if hidden.issuperset(g) else g for g in groups]
+    return [group for group in groups if group]
 
 
 def sub_groups(model: ModelSpec, plan: DeepSpeedPlan, shard: list[int]) -> list[list[int]]:

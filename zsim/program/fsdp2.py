@@ -293,7 +293,9 @@ class Fsdp2(Hooks[Fsdp2Plan]):
             grad_norm(builder, owned, plan.storage_dtype, comm.device)
             if comm.shards > 1:
                 # the norms of all parameters, stacked; DTensor reduces them over the shards only
-                work = Collective("all_reduce", "float32", len(owned), len(owned), comm.group(comm.shards), "SUM")
+                work = Collective(
+                    "all_reduce", plan.storage_dtype, len(owned), len(owned), comm.group(comm.shards), "SUM"
+                )
                 builder.launch(COMPUTE, "grad norm", "optimizer", work)
             clip(builder, owned, plan.storage_dtype, comm.device)
         update(builder, plan.optimizer, owned, plan.storage_dtype, first=first, device=comm.device)
@@ -309,6 +311,9 @@ def lower_fsdp2(model: ModelSpec, tree: Module, plan: Fsdp2Plan, workload: Workl
     """Steps differ only in the optimizer's states, which the first one allocates."""
     if plan.optimizer.name == "adafactor":
         raise NotModeled("adafactor's row and column means of sharded matrices", field="optimizer")
+    if plan.optimizer.name == "muon":
+        why = "torch.optim.Muon on sharded matrices: DTensor picks the collectives of every product by costs of its own"
+        raise NotModeled(why, field="optimizer", accepted="framework: deepspeed or ddp")
     rank = Fsdp2(model, tree, plan, workload)
     rank.allocate()
     init = rank.builder.finish()

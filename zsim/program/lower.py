@@ -56,6 +56,9 @@ def _lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, st
 
         return lower_fsdp2(model, tree, plan, workload, steps)
     if isinstance(plan, Fsdp1Plan):
+        if plan.optimizer.name == "muon":
+            why = "torch.optim.Muon takes matrices, and FSDP1 cuts flat vectors"
+            raise InputError(why, field="optimizer", accepted="framework: deepspeed or ddp")
         from zsim.program.fsdp1 import lower_fsdp1
 
         return lower_fsdp1(model, tree, plan, workload, steps)

@@ -27,6 +27,7 @@ from zsim.program.deepspeed import (
     whole_world,
 )
 from zsim.program.execute import Execution, Hooks
+from zsim.program.muon import is_muon, matrices
 from zsim.program.offload import Zero12OnCpu
 from zsim.program.ops import COMPUTE, REDUCE_SCATTER, Program
 from zsim.program.partitions import partition
@@ -65,6 +66,7 @@ class Zero12(Hooks[DeepSpeedPlan]):
         # use_grad_accum_attribute: stage 1 accumulates in another dtype than the model's, and reduces that
         self.separate = plan.stage == 1 and accum_dtype(plan) != plan.dtype
         self.grad_size = dtype_bytes(accum_dtype(plan)) if self.separate else self.size
+        self.muon = matrices(model) if is_muon(plan.optimizer) else frozenset()
         self.owner = Zero12OnCpu(self) if plan.offload_optimizer else Zero12OnGpu(self)
         self.micro = 0
         self.boundary = False
@@ -199,8 +201,9 @@ class Zero12(Hooks[DeepSpeedPlan]):
             return
         self._kernel("scale", self.elements * self.grad_size, self.elements * self.grad_size)
         calls: dict[int | None, list[int]] = {}
-        for owner, elements in self._slices():
-            calls.setdefault(None if plan.use_multi_rank_bucket_allreduce else owner, []).append(elements)
+        for owner, elements, sharers in self._slices():
+            root = None if plan.use_multi_rank_bucket_allreduce or sharers else owner
+            calls.setdefault(root, []).append(elements)
         for root, slices in calls.items():
             for call in _split(slices, plan.reduce_bucket_size):
                 if root is not None:
@@ -217,7 +220,7 @@ class Zero12(Hooks[DeepSpeedPlan]):
         if cast:
             builder.alloc("cast gradients", "reduce_buffers", self.elements * self.comm_size, lane=self.lane)
             self._kernel("cast", self.elements * self.grad_size, self.elements * self.comm_size)
-        for owner, elements in self._slices():
+        for owner, elements, _ in self._slices():
             collective(
                 builder, self.lane, "reduce", comm_dtype(self.plan), elements, elements, "backward",
                 "reduce gradients", micro=self.micro, root=owner,
@@ -242,16 +245,22 @@ class Zero12(Hooks[DeepSpeedPlan]):
         """Parameters of the bucket -> elements of them that this rank owns."""
         return {param: self.partitions.fullest[param] for param in self.bucket if param in self.partitions.fullest}
 
-    def _slices(self) -> list[tuple[int, int]]:
-        """Runs of the bucket that belong to one rank; what goes into a float32 partition is not joined into runs."""
-        runs: list[tuple[int, int]] = []
+    def _slices(self) -> list[tuple[int, int, tuple[int, ...]]]:
+        """Runs of the bucket that belong to one rank; what goes into a float32 partition is not joined into runs.
+
+        Of each the owner, the elements and, for a matrix that Muon needs whole on several ranks, these ranks.
+        """
+        runs: list[tuple[int, int, tuple[int, ...]]] = []
         apart = self.partitions.fullest_rank if self.owner.compact else None
         for param in self.bucket:
-            for owner, elements in self.partitions.slices(param):
-                if runs and runs[-1][0] == owner != apart:
-                    runs[-1] = (owner, runs[-1][1] + elements)
+            slices = list(self.partitions.slices(param))
+            split = param in self.muon and len(slices) > 1
+            sharers = tuple(owner for owner, _ in slices) if split else ()
+            for owner, elements in slices:
+                if runs and runs[-1][0] == owner != apart and runs[-1][2] == sharers:
+                    runs[-1] = (owner, runs[-1][1] + elements, sharers)
                 else:
-                    runs.append((owner, elements))
+                    runs.append((owner, elements, sharers))
         return runs
 
     def _call(self, kind: str, elements: int, root: int | None, flattened: bool) -> list[str]:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from zsim.program.deepspeed import MIXED, accum_dtype, collective, dtype_bytes, elementwise
-from zsim.program.ops import COMPUTE
+from zsim.program.muon import applied, auxiliary, orthogonalize
+from zsim.program.ops import COMPUTE, Compute
 from zsim.program.optimizer import update
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ class Zero12OnGpu:
         self.compact = accum_dtype(self.plan) == "float32" and self.plan.dtype in MIXED
         self.kept: str | None = None  # the accumulated gradients; their key, per group with its number
         self.fresh: str | None = None  # this micro-step's
+        self.muon = rank.muon
+        self.momentum = False  # of Muon: whether it is there yet
+        self.updates: dict[int, str] = {}  # of Muon, by group: the key of what it made of the kept gradients
 
     def allocate(self) -> None:
         for index, group in enumerate(self.partitions.groups):
@@ -86,6 +90,26 @@ class Zero12OnGpu:
             for index in range(len(self.partitions.groups)):
                 builder.free(f"{self.fresh} {index}")
             self.fresh = None
+        if self.muon and rank.boundary:
+            self._orthogonalize()
+
+    def _orthogonalize(self) -> None:
+        """get_flat_partition: Muon's updates take the place of whole gradients; the momentum is kept twice, so that a
+        step can be dropped."""
+        builder, rank = self.builder, self.rank
+        for index, kept in enumerate(self.partitions.kept):
+            if not kept or not self.muon.issuperset(kept):
+                continue
+            shapes = [rank.model.parameters[param].shape for param in kept]
+            nbytes = self.partitions.touched[index] * rank.grad_size
+            if not self.momentum:
+                builder.alloc(f"momentum {index}", "optimizer_states", nbytes)
+                builder.alloc(f"next momentum {index}", "optimizer_states", nbytes)
+            elementwise(builder, COMPUTE, "copy", "backward", nbytes, nbytes, micro=rank.micro)
+            builder.alloc(f"updates {index}", "gradients", nbytes)
+            orthogonalize(builder, shapes, self.plan, rank.grad_size, "backward", rank.micro)
+            self.updates[index] = f"updates {index}"
+        self.momentum = True
 
     def step(self, first: bool) -> None:
         builder, plan, numel = self.builder, self.plan, self.partitions.size
@@ -112,10 +136,16 @@ class Zero12OnGpu:
     def _update(self, index: int, numel: int, first: bool) -> None:
         """One parameter group after the other."""
         builder, plan = self.builder, self.plan
-        gradients = self._flat_fp32_gradients(f"{self.kept} {index}", numel)
+        updates = self.updates.pop(index, None)
+        gradients = self._flat_fp32_gradients(updates or f"{self.kept} {index}", numel)
+        if updates:
+            builder.free(f"{self.kept} {index}")  # free_grad_in_param_list
         if plan.grad_clip or plan.dtype == "float16":  # unscale_and_clip_grads
             elementwise(builder, COMPUTE, "scale", "optimizer", 4 * numel, 4 * numel)
-        update(builder, plan.optimizer, [numel], "float32", first=first, key=f"optimizer:{index}")
+        if updates:
+            builder.launch(COMPUTE, "muon", "optimizer", Compute(applied(numel, 4)))
+        else:
+            update(builder, auxiliary(plan.optimizer), [numel], "float32", first=first, key=f"optimizer:{index}")
         builder.free(gradients)
         elementwise(builder, COMPUTE, "cast", "optimizer", 4 * numel, dtype_bytes(plan.dtype) * numel)
 

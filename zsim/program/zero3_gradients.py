@@ -19,10 +19,12 @@ from zsim.program.deepspeed import (
     overlaps,
     sub_groups,
 )
+from zsim.program.muon import applied, auxiliary, is_muon, matrices
 from zsim.program.nvme import Zero3OnNvme
 from zsim.program.offload import Zero3OnCpu
-from zsim.program.ops import COMPUTE, REDUCE_SCATTER
+from zsim.program.ops import COMPUTE, REDUCE_SCATTER, Compute
 from zsim.program.optimizer import update
+from zsim.program.zero3_muon import Zero3Muon
 from zsim.program.zero3_parameters import Parameters
 from zsim.program.zero3_quantized import QuantizedReduction, reduces_quantized
 
@@ -41,6 +43,8 @@ class Gradients:
         self.comm_size = dtype_bytes(comm_dtype(plan))
         self.quantized = QuantizedReduction(builder, model, plan, self.lane) if reduces_quantized(plan) else None
         self.sub_groups = sub_groups(model, plan, self.shard)
+        self.shapes = [parameter.shape for parameter in model.parameters]
+        self.hidden = matrices(model) if is_muon(plan.optimizer) else frozenset()
         self.owner = OWNERS[plan.offload_optimizer](self)
         self.micro = 0
         self.last_micro = False
@@ -173,12 +177,14 @@ class Zero3OnGpu:
         self.shard = gradients.shard
         self.sub_groups = gradients.sub_groups
         self.accum_size = dtype_bytes(accum_dtype(self.plan))
+        self.muon = Zero3Muon(gradients)
 
     def allocate(self) -> None:
         owned = sum(self.shard[param] for group in self.sub_groups for param in group)
         # A float32 model has them too: _create_fp32_partitions compares a torch.device with a string, in vain
         self.builder.alloc("master weights", "master_weights", 4 * owned)
         self.builder.alloc("gradient shards", "gradients", owned * self.accum_size)
+        self.muon.allocate(self.sub_groups)
 
     def keep(self, params: list[int]) -> None:
         """partition_grads: into the flat gradient buffer, added from the second micro-step on."""
@@ -194,6 +200,7 @@ class Zero3OnGpu:
         builder, plan = self.builder, self.plan
         if plan.dtype == "float16":
             self._overflow()
+        self.muon.step(self.sub_groups)
         for group in self.sub_groups:
             self._norm(group)
         builder.host_wait(builder.last(COMPUTE))  # step: is_invalid_grad_norm
@@ -234,7 +241,10 @@ class Zero3OnGpu:
             elementwise(builder, COMPUTE, "cast", "optimizer", numel * self.accum_size, 4 * numel)
             builder.free("flat gradients")
         elementwise(builder, COMPUTE, "scale", "optimizer", 4 * numel, 4 * numel)
-        update(builder, plan.optimizer, [numel], "float32", first=first, key=f"optimizer:{index}")
+        if self.muon.hidden.issuperset(self.sub_groups[index]):
+            builder.launch(COMPUTE, "muon", "optimizer", Compute(applied(numel, 4)))
+        else:
+            update(builder, auxiliary(plan.optimizer), [numel], "float32", first=first, key=f"optimizer:{index}")
         elementwise(builder, COMPUTE, "cast", "optimizer", 4 * numel, dtype_bytes(plan.dtype) * numel)
         builder.free(key)
 

@@ -98,10 +98,13 @@ class FrameworkField(Section):
 
 class OptimizerField(Section):
     shorthand = "name"
-    name: Literal["adamw", "adam", "sgd", "lion", "adafactor", "adamw8bit"] = "adamw"
+    name: Literal["adamw", "adam", "sgd", "lion", "adafactor", "adamw8bit", "muon"] = "adamw"
     impl: Literal["fused", "foreach", "loop", "cpu"] | None = None
     paged: Annotated[bool | None, Field(description="bitsandbytes' paged_adamw: states move to the host")] = None
     momentum: Annotated[bool | None, Field(description="of sgd: whether it keeps one, false unless given")] = None
+    ns_method: Annotated[
+        Literal["gram", "standard"] | None, Field(description="of DeepSpeed's muon: which Newton-Schulz iteration")
+    ] = None
     decay_groups: Annotated[
         bool | None,
         Field(

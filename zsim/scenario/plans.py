@@ -100,6 +100,8 @@ def _optimizer(scenario: Scenario) -> Optimizer:
     given, framework = scenario.fields.optimizer.given(), scenario.fields.framework.name
     if "momentum" in given and given.get("name", "adamw") != "sgd":
         raise scenario.error(("optimizer", "momentum"), "is an option of sgd alone")
+    if "ns_method" in given and (given.get("name") != "muon" or framework != "deepspeed"):
+        raise scenario.error(("optimizer", "ns_method"), "is an option of DeepSpeed's muon alone")
     if given.get("decay_groups") and framework != "deepspeed":  # elsewhere groups share shards and collectives
         raise scenario.error(("optimizer", "decay_groups"), "has an effect with framework deepspeed alone")
     if given.get("impl") == "cpu" and framework == "deepspeed" and not _offloads(scenario):

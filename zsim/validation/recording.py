@@ -131,7 +131,7 @@ def _shared(config: Mapping[str, Any], world: int) -> dict[str, Any]:
         "world_size": world,
         "grad_accum": config.get("ga", 1),
         "grad_clip": 1.0 if config.get("clip", True) else None,
-        "optimizer": Optimizer(impl="loop"),
+        "optimizer": Optimizer(config.get("optimizer", "adamw"), impl="loop"),
     }
 
 
@@ -252,14 +252,17 @@ def _deepspeed(config: Mapping[str, Any], world: int) -> DeepSpeedPlan:
     if accum := settings.get("data_types", {}).get("grad_accum_dtype"):
         fields["grad_accum_dtype"] = _DTYPES[accum]
     optimizer = settings.get("optimizer", {}).get("params", {})
+    muon = settings.get("optimizer", {}).get("type") == "Muon"
     return DeepSpeedPlan(
         world_size=world,
         sequence_parallel_size=config.get("sequence_parallel", 1),
         grad_accum=settings.get("gradient_accumulation_steps", 1),
         grad_clip=settings.get("gradient_clipping") or None,
         optimizer=Optimizer(
+            "muon" if muon else "adamw",
             impl="loop" if optimizer.get("torch_adam") else "cpu" if offloads else "fused",
             decay_groups=bool(config.get("decay_groups")),
+            ns_method=optimizer.get("ns_method", "gram"),
         ),
         prescale_gradients=settings.get("prescale_gradients", False),
         check_grad_overflow=settings.get("bf16", {}).get("check_grad_overflow", True),
