@@ -11,7 +11,7 @@ import pytest
 from zsim.cost import profile as profiles
 from zsim.cost.profile import load_profile
 from zsim.errors import InputError, NotModeled
-from zsim.plan.spec import DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
+from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
 from zsim.validation.calibrate import KNOBS, Knob, cases, errors, fit, unfitted, with_values, without_device
 from zsim.validation.evidence import setup_of
 from zsim.validation.published import Score, extrapolate, micro_steps, predict, text, to_dict
@@ -90,6 +90,32 @@ def test_setups_say_what_the_rows_say(rows):
     zero = setup_of(rows["gist-a800-8"])
     assert isinstance(zero.plan, DeepSpeedPlan)
     assert (zero.plan.stage, zero.plan.offload_param, zero.plan.grad_accum) == (3, "cpu", 2)
+
+
+def test_what_llama_factory_sets_for_deepspeed(rows):
+    """Its ds_z3_offload.json (GitHub IST-DASLab/llmq, benchmarks/4x4090), auto as the Trainer has it."""
+    plan = setup_of(rows["llmq-lf-4x4090-14b"]).plan
+    assert isinstance(plan, DeepSpeedPlan)
+    assert (plan.reduce_bucket_size, plan.stage3_prefetch_bucket_size) == (5120**2, 23_592_960)
+    assert (plan.stage3_param_persistence_threshold, plan.grad_clip, plan.omp_num_threads) == (51_200, 1.0, 1)
+    assert plan.offload_optimizer_pin_memory
+    assert plan.offload_param_pin_memory
+    for name in ("llmq-lf-1x4090-1.5b", "llmq-lf-4x4090-1.5b"):  # pure_bf16, without DeepSpeed
+        pure = setup_of(rows[name]).plan
+        assert isinstance(pure, DdpPlan)
+        assert (pure.dtype, pure.autocast) == ("bfloat16", None)
+
+
+def test_a_loop_of_ones_own_runs_deepspeed_as_its_version_was(rows):
+    plan = setup_of(rows["gist-a800-7"]).plan
+    assert isinstance(plan, DeepSpeedPlan)
+    assert plan.version == "0.14.2"
+    assert (plan.memory_efficient_linear, plan.offload_optimizer_pin_memory) == (False, False)
+    newer = changed(rows["gist-a800-7"], framework="DeepSpeed 0.19.4, torch 2.9")
+    assert setup_of(newer).plan == dataclasses.replace(
+        plan, version="0.19.4", memory_efficient_linear=True, offload_optimizer_pin_memory=True,
+        offload_param_pin_memory=True,
+    )  # fmt: skip
 
 
 def test_layers_checkpointed_by_share(rows):

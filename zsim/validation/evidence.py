@@ -304,7 +304,7 @@ def _plan(row: Row, cluster: Cluster) -> AnyPlan:
     if offload not in ("none", ""):
         raise NotModeled(f"{offload} under {framework}", row.file, row.line, "offload")
     if cluster.world_size == 1 or strategy == "ddp":
-        pure = "pure bf16" in precision or "bf16-true" in precision or _loaded_in_bf16(row)
+        pure = bool(re.search("pure[ _]bf16|bf16-true", precision)) or _loaded_in_bf16(row)
         return DdpPlan(
             **common,
             dtype="bfloat16" if pure else "float32",

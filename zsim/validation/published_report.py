@@ -154,8 +154,8 @@ def _parts(folder: Path) -> Iterator[str]:
     yield "\n### Where a step's time goes\n"
     yield (
         "Runs whose sources time the parts of a step and state all settings that matter. None states exposed "
-        "communication; DeepSpeed issues 650, 1635 and 6695 and gpt-neox issue 965 print timers, but not the shape of the "
-        "model, the batch or the hardware.\n"
+        "communication; DeepSpeed issues 650, 1635 and 6695 and gpt-neox issue 965 print timers, but not the shape of "
+        "the model, the batch or the hardware.\n"
     )
     yield "| run | part | measured | predicted | error |\n|---|---|--:|--:|--:|"
     for part in found:
