@@ -433,6 +433,9 @@ def _ulysses() -> list[Config]:
         _zero("ulysses2_groups", 3, model="qwen2", zero=SMALL_ZERO, decay_groups=True, **two),
         _zero("ulysses2_offload", 3, 4, ga=2, zero=REGATHER | offload, **two),
         _zero("ulysses2_offload", 2, ga=2, zero=SMALL_ZERO | offload, **two),
+        _zero("ulysses2_frozen", 3, zero=REGATHER, freeze=["mlp", "norm", "embed"], ckpt=True, **two),
+        _zero("ulysses2_hpz", 3, 4, zero=REGATHER | {"zero_hpz_partition_size": 2}, **two),
+        _zero("ulysses2_qgz", 3, 4, zero=SMALL_ZERO | {"zero_quantized_gradients": True}, gpus_per_node=2, **two),
         # DeepSpeed takes the size of a head from a configuration that has the field, be it empty
         _zero("ulysses2", 3, model="mixtral", zero=SMALL_ZERO, over={"head_dim": 32}, **two),
     ]
