@@ -182,6 +182,14 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
             "num_experts_per_tok": 8,
         },
     ),
+    "gpt-oss-20b": (
+        20_914_757_184,
+        {
+            "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24,
+            "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088,
+            "num_local_experts": 32, "experts_per_token": 4, "sliding_window": 128,
+        },
+    ),
 }  # fmt: skip
 
 

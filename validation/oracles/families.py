@@ -102,6 +102,14 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "clip_qkv": 8.0,
         },
     ),
+    "gpt_oss": (
+        EAGER,
+        {
+            "model_type": "gpt_oss", **SMALL, **TOKENS, "head_dim": 32, "num_hidden_layers": 4, "num_local_experts": 4,
+            "num_experts_per_tok": 2, "sliding_window": 32,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
+        },
+    ),
     "olmo": (BOTH, {"model_type": "olmo", **SMALL, "pad_token_id": 0}),
     "olmo-clip": (FLASH, {"model_type": "olmo", **SMALL, "pad_token_id": 0, "clip_qkv": 8.0}),
     "olmo3": (FLASH, {"model_type": "olmo3", **SMALL, "pad_token_id": 0, **WINDOWS}),
@@ -180,7 +188,7 @@ def build(config: dict[str, Any], attention: str) -> Any:
     fields = dict(config)
     made = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
     made._attn_implementation, made.use_cache = attention, False
-    if config["model_type"] in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"):
+    if config["model_type"] in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"):
         made._experts_implementation = "grouped_mm"
     torch.set_default_dtype(torch.bfloat16)
     model = transformers.AutoModelForCausalLM.from_config(made).train()

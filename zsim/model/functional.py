@@ -25,9 +25,10 @@ from zsim.model.views import (
 )
 
 __all__ = [
-    "activation", "activation_by_result", "add", "cat", "contiguous", "divide", "dropout", "layout", "masked_fill",
-    "mean_last", "mul", "narrow", "neg", "permute", "pick", "pointwise", "power", "repeat_heads", "reshape", "rsqrt",
-    "scale", "select", "shift", "split", "sum_last", "sum_middle", "to", "touch", "transpose", "unsqueeze",
+    "activation", "activation_by_result", "add", "cat", "contiguous", "divide", "dropout", "expand", "layout",
+    "masked_fill", "mean_last", "mul", "narrow", "neg", "permute", "pick", "pointwise", "power", "repeat_heads",
+    "reshape", "rsqrt", "scale", "select", "shift", "split", "sum_last", "sum_middle", "to", "touch",
+    "transpose", "unsqueeze",
 ]  # fmt: skip
 
 
@@ -271,6 +272,14 @@ def sum_middle(x: Tensor) -> Tensor:
     if x.needs_grad:
         shape = x.shape
         x.tape.link((x,), lambda g: (_expanded(view_of(g, (a, 1, c), (c, c, 1)), shape),), out)
+    return out
+
+
+def expand(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """`x.expand(shape)`, whose backward sums."""
+    out = _expanded(x, shape)
+    if x.needs_grad:
+        x.tape.link((x,), lambda g: (g,), out)
     return out
 
 

@@ -249,11 +249,14 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-def grouped_linear(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
-    """`_grouped_mm`: rows of x [r, k], sorted by expert, times their expert's weight [e, n, k]. Rows taken as even."""
+def grouped_linear(x: Tensor, weight: Tensor, offsets: Tensor, transposed: bool = False) -> Tensor:
+    """`_grouped_mm`: rows of x [r, k], sorted by expert, times their expert's weight [e, n, k]. Rows taken as even.
+
+    `transposed`: the weight is [e, k, n].
+    """
     tape = x.tape
     rows, k = x.shape
-    experts, n, _ = weight.shape
+    experts, n, _ = (weight.shape[0], weight.shape[2], k) if transposed else weight.shape
     dtype = x.dtype
     x_grad, w_grad = x.needs_grad, weight.needs_grad
     saved = tape.save(*([x] if w_grad else []), *([weight] if x_grad else []), offsets) if x_grad or w_grad else None
@@ -314,12 +317,20 @@ def gather(x: Tensor, rows: Tensor) -> Tensor:
     out = tape.empty((rows.shape[0], *x.shape[1:]), x.dtype)
     tape.memory(out.nbytes + rows.nbytes, out.nbytes)
     if x.needs_grad:
-        shape, dtype = x.shape, x.dtype
+        shape, dtype, leaf = x.shape, x.dtype, x if x.param is not None else None
 
         def backward(g: Tensor) -> tuple[Tensor]:
             (rows,) = saved()  # type: ignore[misc]
+            if leaf is not None and tape.cuda:
+                zeros = tape.gradient(leaf, shape, dtype)
+                tape.memory(rows.nbytes + g.nbytes, 2 * zeros.nbytes)
+                return (zeros,)
             zeros = tape.empty(shape, dtype)
             tape.memory(g.nbytes, zeros.nbytes)
+            if leaf is not None:
+                grad = tape.gradient(leaf, shape, dtype)
+                tape.memory(zeros.nbytes + rows.nbytes + g.nbytes, grad.nbytes)
+                return (grad,)
             if tape.cuda:  # in place: autograd has no other use for the zeros
                 tape.memory(zeros.nbytes + rows.nbytes + g.nbytes, zeros.nbytes)
                 return (zeros,)

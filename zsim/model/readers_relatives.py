@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from zsim.model.architecture import Architecture, LayerKind
+from zsim.model.architecture import Architecture, LayerKind, Moe
 from zsim.model.fields import Fields
 from zsim.model.reader_parts import (
     read_activation,
@@ -201,10 +201,30 @@ def _gpt_bigcode(fields: Fields, family: str) -> Architecture:
     )
 
 
+def _gpt_oss(fields: Fields, family: str) -> Architecture:
+    layers = read_layers(fields, "num_hidden_layers")
+    window = fields.size("sliding_window", default=128)
+    sliding = read_sliding(fields, layers, lambda layer: layer % 2 == 0)
+    experts = fields.size("num_local_experts", default=128)
+    top_k = fields.size("num_experts_per_tok", "experts_per_token", default=4)
+    if top_k > experts:
+        fields.fail("num_experts_per_tok", f"is {top_k}, more than the {experts} experts", f"1 to {experts}")
+    values = common(
+        fields,
+        family,
+        kinds=tuple(LayerKind(sliding=is_sliding, sparse=True) for is_sliding in sliding),
+        window=window,
+        moe=Moe(experts, top_k, fields.size("intermediate_size")),
+        **_bias(fields, default=True),
+    )
+    return Architecture(**values)
+
+
 RELATIVES: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("granite", "hunyuan_v1_dense", "arcee"), _llama_like),
     **dict.fromkeys(("cohere", "cohere2"), _cohere),
     **dict.fromkeys(("glm", "glm4"), _glm),
+    "gpt_oss": _gpt_oss,
     "olmo": _olmo,
     "olmo3": _olmo3,
     "exaone4": _exaone4,

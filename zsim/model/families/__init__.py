@@ -28,6 +28,7 @@ OTHERS = {  # model_type -> file here, class of the root
     "falcon": ("falcon", "FalconForCausalLM"),
     "mpt": ("alibi", "MptForCausalLM"),
     "bloom": ("alibi", "BloomForCausalLM"),
+    "gpt_oss": ("gpt_oss", "GptOssForCausalLM"),
     "stablelm": ("stablelm", "StableLmForCausalLM"),
     "starcoder2": ("stablelm", "Starcoder2ForCausalLM"),
     **dict.fromkeys(("cohere", "cohere2"), ("cohere", "CohereForCausalLM")),

@@ -59,14 +59,14 @@ class Experts(Module):
         wide = F.pointwise(ordered, dtype="int32" if tape.cuda else "float32")
         per_expert = F.pointwise(wide, shape=(moe.experts,))
         offsets = F.pointwise(per_expert, dtype="int32")
+        biases = self.biases("gate_up_proj", ordered)
         tape.part()
-        out = P.grouped_linear(picked, self.gate_up_proj, offsets)
+        out = self.product(picked, self.gate_up_proj, offsets, biases)
         tape.part()
-        gate, up = F.split(out, [moe.intermediate, moe.intermediate])
-        out = F.mul(self.act_fn(gate), up)
-        del gate, up
+        out = self.gated(out)
+        biases = self.biases("down_proj", ordered)
         tape.part()
-        out = P.grouped_linear(out, self.down_proj, offsets)
+        out = self.product(out, self.down_proj, offsets, biases)
         tape.part()
         weighted = F.mul(out, F.reshape(picked_weights, rows, 1))
         inverse = tape.empty((rows,), "int64")
@@ -74,6 +74,18 @@ class Experts(Module):
         weighted = P.gather(weighted, inverse)
         final = F.sum_middle(F.reshape(weighted, tokens, moe.top_k, width))
         return F.to(final, x.dtype)
+
+    def biases(self, name: str, ordered: Tensor) -> Tensor | None:
+        """Those of each row's expert."""
+        return None
+
+    def product(self, x: Tensor, weight: Weight, offsets: Tensor, biases: Tensor | None) -> Tensor:
+        return P.grouped_linear(x, weight, offsets)
+
+    def gated(self, out: Tensor) -> Tensor:
+        width = self.net.arch.experts.intermediate
+        gate, up = F.split(out, [width, width])
+        return F.mul(self.act_fn(gate), up)
 
     def _invert(self, order: Tensor, inverse: Tensor) -> None:
         """`inverse[order] = arange(rows)`."""
