@@ -76,7 +76,7 @@ def test_states_that_do_not_fit_go_down_and_come_up_whole(llama: Setup) -> None:
     assert result.fits
     assert gpu.headroom_bytes == 0
     assert verdict(result).startswith("FITS thanks to paging: ")
-    assert result.host.by_category == {"optimizer_states": gpu.evicted_bytes}
+    assert result.host.by_category["optimizer_states"] == gpu.evicted_bytes
     eight = simulate(with_optimizer(llama, "adamw8bit", True))
     assert eight.gpu.evicted_bytes == 0
     assert result.time.step_s - eight.time.step_s == pytest.approx(2 * paged / 26e9, rel=0.02)

@@ -51,6 +51,7 @@ class Zero3OnCpu:
         self.sub_groups = gradients.sub_groups
         self.accum_size = dtype_bytes(accum_dtype(self.plan))
         self.pinned = self.plan.offload_optimizer_pin_memory
+        self.blocking = before(self.plan, 0, 15, 4)
         # ZeRO-Offload++ (_create_fp32_partitions, subgroup_to_device): the first sub-groups stay on the GPU
         self.gpu_groups = int((1 - self.plan.offload_optimizer_ratio) * len(self.sub_groups))
         self.on_gpu = {param for group in self.sub_groups[: self.gpu_groups] for param in group}
@@ -93,7 +94,7 @@ class Zero3OnCpu:
                     builder, lane, "grad_norm", "backward", (self.accum_size + 8) * numel, 8 * numel, launches=4,
                     micro=gradients.micro, temp_peak=8 * numel,
                 )  # fmt: skip
-                if param not in self.on_gpu and before(self.plan, 0, 15, 4):
+                if param not in self.on_gpu and self.blocking:
                     self._blocking_to_host(numel)
                 else:
                     self._cast_to_host(param, f"{key} fp32")

@@ -32,6 +32,14 @@ NCCL_FURTHER_BYTES = 512 * MIB
 NVLS_BYTES = 256 * MIB
 NVLS_ARCHITECTURES = ("hopper", "blackwell", "sm_90", "sm_100")
 
+# Resident host memory of a process before it holds a tensor. Python, torch, transformers and DeepSpeed: 389 MiB here
+# (torch 2.13 for CPUs). CUDA's runtime with the kernels of torch and its libraries: 1.3 to 2.5 GB reported, 2.0 in the
+# middle (pytorch issues 12873, 15209, 31767, 83340, 87539; torch 1.0 to 1.12). From 1.13 on kernels are loaded when
+# first called, which on the GPU leaves 287 of 667 MB (pytorch pull request 86509): the same share taken here.
+LIBRARIES_BYTES = 389 * MIB
+CUDA_HOST_BYTES = round(2.0e9 * 287 / 667)
+PROCESSES = "processes"
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:
@@ -76,6 +84,11 @@ def framework_bytes(device: Device, program: Program) -> int:
         if device.architecture.lower() in NVLS_ARCHITECTURES:
             nccl += NVLS_BYTES
     return CUDA_CONTEXT_BYTES + nccl
+
+
+def process_bytes(device: Device) -> int:
+    """Host memory of a process that drives `device`, beside what it allocates."""
+    return LIBRARIES_BYTES + (CUDA_HOST_BYTES if device.vendor.lower() in ("nvidia", "amd") else 0)
 
 
 def measure_gpu(views: Sequence[RankView], cluster: Cluster, program: Program, settings: Allocator) -> GpuMemory:
@@ -153,7 +166,7 @@ def _op_at(view: RankView, event: MemoryEvent) -> Op | None:
 def measure_host(views: Sequence[RankView], cluster: Cluster, gpu: GpuMemory) -> HostMemory:
     """The fullest node: each of its ranks holds what its class's representative holds.
 
-    Where CPU and GPU share their memory, what the GPU needs counts as well.
+    The processes themselves count, and where CPU and GPU share their memory what the GPU needs.
     """
     node_ranks = min(cluster.gpus_per_node, cluster.world_size)
     tops = [
@@ -171,6 +184,7 @@ def measure_host(views: Sequence[RankView], cluster: Cluster, gpu: GpuMemory) ->
         held = {category: nbytes for category, nbytes in held.items() if category not in (CHECKPOINT, RANK_0)}
         if held:
             held["gpu"] = gpu.nvidia_smi_bytes * node_ranks
+    held[PROCESSES] = process_bytes(cluster.devices[0]) * node_ranks
     return HostMemory(
         capacity_bytes=cluster.host.dram_bytes,
         peak_bytes=sum(held.values()),
@@ -178,7 +192,7 @@ def measure_host(views: Sequence[RankView], cluster: Cluster, gpu: GpuMemory) ->
         by_category=held,
         nvme_capacity_bytes=cluster.host.nvme_bytes,
         nvme_peak_bytes=nvme.total,
-        peak_at=describe(view, dram.event) if held else "",
+        peak_at=describe(view, dram.event),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from zsim.cluster.spec import Cluster, Device
 from zsim.program.ops import DEVICES, RANK_0, Alloc, Compute, Free, Instruction, Launch, Program
 from zsim.program.startup import CHECKPOINT
-from zsim.result.memory import framework_bytes
+from zsim.result.memory import framework_bytes, process_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ def need(program: Program, cluster: Cluster) -> Need:
     host = tops["host"]
     if host and device.unified:  # one memory for both
         host += (tops["gpu"] + outside) * ranks
+    host += process_bytes(cluster.devices[0]) * ranks
     return Need(
         peak_allocated=tops["gpu"],
         framework=outside,
