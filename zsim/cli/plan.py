@@ -48,10 +48,11 @@ def plan(
     base, machines = _base(scenario, model, seq_len, cluster, set_), []
     machines = _machines(base, cluster, nodes)
     batch = global_batch or _global_batch(base, machines)
-    usable = [machine for machine in machines if batch % machine.ranks == 0]
+    usable = [machine for machine in machines if machine.per_group(batch)]
     if not usable:
         sizes = ", ".join(str(machine.ranks) for machine in machines)
-        raise InputError(f"{batch} sequences do not divide over {sizes} GPUs", field="--global-batch")
+        groups = f" in groups of {machines[0].sharing}" if machines[0].sharing > 1 else ""
+        raise InputError(f"{batch} sequences do not divide over {sizes} GPUs{groups}", field="--global-batch")
     count = workers or executors.usable_cores()
     with executors.forked(count) as crew, working("searching setups"):
         found = planner.plan(base, usable, batch, crew.executor, count)
@@ -123,14 +124,14 @@ def _machines(base: Document, clusters: list[str], nodes: str | None) -> list[Ma
         if not isinstance(topology, str):
             raise InputError("is missing", field="--cluster", accepted="a topology file")
         stated = [((Path(base.file).parent / topology).resolve(), None)]
-    machines = []
+    machines, sharing = [], field(base.data, ("sequence_parallel_size",)) or 1
     for path, price in stated:
         if not path.exists():
             raise InputError("no such topology", path)
         for count in counts:
             read = _cluster(path, count)
             per_node = min(read.gpus_per_node, read.world_size)
-            machines.append(Machine(path, count, read.world_size, per_node, price, read.cores_per_gpu))
+            machines.append(Machine(path, count, read.world_size, per_node, price, read.cores_per_gpu, sharing))
     return machines
 
 
@@ -144,4 +145,4 @@ def _global_batch(base: Document, machines: list[Machine]) -> int:
     micro, accumulation = field(base.data, ("micro_batch",)), field(base.data, ("grad_accum",))
     if len(machines) != 1 or not isinstance(micro, int):
         raise InputError("is missing", field="--global-batch", accepted="sequences per optimizer step, over all GPUs")
-    return micro * (accumulation or 1) * machines[0].ranks
+    return micro * (accumulation or 1) * machines[0].ranks // machines[0].sharing

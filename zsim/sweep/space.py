@@ -26,6 +26,7 @@ class Machine:
     """A topology file (absolute), how many nodes of it (None: as the file says), and what an hour of a GPU costs.
 
     `threads`: OMP_NUM_THREADS of setups that offload, which share the cores; None: what the launcher leaves.
+    `sharing`: GPUs that share each sequence, as the scenario has it.
     """
 
     topology: Path
@@ -34,6 +35,12 @@ class Machine:
     gpus_per_node: int
     price: float | None = None
     threads: int | None = None
+    sharing: int = 1
+
+    def per_group(self, global_batch: int) -> int | None:
+        """Sequences of each group of GPUs that share them; None where they do not divide."""
+        whole = global_batch * self.sharing
+        return None if self.ranks % self.sharing or whole % self.ranks else whole // self.ranks
 
     @property
     def settings(self) -> tuple[Setting, ...]:
@@ -112,12 +119,12 @@ def _shown(value: Any) -> str:
 
 
 def candidates(machine: Machine, global_batch: int) -> Iterator[Candidate]:
-    """Every combination whose micro-batch x accumulation x ranks is the global batch."""
-    per_rank = global_batch // machine.ranks
-    batches = [size for size in range(1, per_rank + 1) if per_rank % size == 0]
+    """Every combination whose micro-batch x accumulation x data-parallel ranks is the global batch."""
+    whole = machine.per_group(global_batch) or 0
+    batches = [size for size in range(1, whole + 1) if whole % size == 0]
     for strategy, size, checkpointing in product(strategies(machine), batches, CHECKPOINTING):
         for tuning in range(len(strategy.tunings)):
-            yield Candidate(machine, strategy, size, per_rank // size, checkpointing, tuning)
+            yield Candidate(machine, strategy, size, whole // size, checkpointing, tuning)
 
 
 def strategies(machine: Machine) -> Iterator[Strategy]:
