@@ -31,6 +31,7 @@ _VALUES: dict[str, Any] = {
     "bf16.check_grad_overflow": False,
     "bfloat16.check_grad_overflow": False,
     "zero_force_ds_cpu_optimizer": False,
+    "torch_autocast.dtype": "torch.bfloat16",
 }
 
 
@@ -52,6 +53,8 @@ def read_with(section: str, name: str, value: Any) -> Reading:
         data["zero_optimization"]["offload_optimizer"] = {"device": "nvme"}
     if name == "zero_force_ds_cpu_optimizer":
         data["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+    if section == "torch_autocast":
+        data["torch_autocast"] = {"enabled": True, "dtype": "bf16"}
     if section.startswith("optimizer"):
         data["optimizer"] = {"type": "AdamW"}
     inner = data

@@ -34,7 +34,7 @@ LORA = {"r": 8, "targets": ["q_proj", "v_proj", "down_proj"]}
 def configurations() -> list[Config]:
     return [
         *_ddp(), *_fsdp2(), *_fsdp1(), *_deepspeed(), *_deepspeed_corners(), *_offload(), *_decay_groups(),
-        *_zero_plus_plus(), *_leaves(), *_ulysses(), *_muon(),
+        *_zero_plus_plus(), *_leaves(), *_ulysses(), *_muon(), *_precision(),
     ]  # fmt: skip
 
 
@@ -408,6 +408,15 @@ def _muon() -> list[Config]:
         _zero("muon_groups", 3, zero=whole | {"sub_group_size": 30000}, decay_groups=True, **gram),
         _zero("muon_zeroinit", 3, zero=whole, zero_init=True, **gram),
     ]
+
+
+def _precision() -> list[Config]:
+    """Master weights, gradients and optimizer states all in bf16; torch.autocast over a model in bf16."""
+    low = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    autocast = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+    found = [_zero("bf16master", stage, ga=2, zero=SMALL_ZERO, extra={"bf16": low}) for stage in (1, 2, 3)]
+    found += [_zero("autocast_bf16", stage, zero=SMALL_ZERO, extra=autocast) for stage in (0, 1, 2, 3)]
+    return [*found, _zero("autocast_bf16master", 3, zero=SMALL_ZERO, extra=autocast | {"bf16": low})]
 
 
 def _ulysses() -> list[Config]:

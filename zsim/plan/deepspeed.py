@@ -307,9 +307,45 @@ class _Reader:
         else:
             self.set(("precision",), "fp32", f"{section}.enabled" if bf16 is not None else "fp16.enabled")
             self.reading.notes.append("neither bf16 nor fp16 is enabled: fp32")
-        check = self.values.get(f"{section}.check_grad_overflow")
-        if bf16 is True and check not in (None, AUTO):
-            self.set(("zero", "check_grad_overflow"), check, f"{section}.check_grad_overflow")
+        for name in ("check_grad_overflow", "bf16_master_weights_and_grads", "bf16_optimizer_states"):
+            value = self.values.get(f"{section}.{name}")
+            if bf16 is True and value not in (None, AUTO):
+                self.set(("zero", name), value, f"{section}.{name}")
+        low = self.values.get(f"{section}.bf16_master_weights_and_grads")
+        if bf16 is True and low is True and ("zero", "offload_optimizer", "device") in self.reading.fields:
+            path = (section, "bf16_master_weights_and_grads")
+            raise self.error(path, "master weights and gradients in bf16, in host memory", kind=NotModeled)
+        if self.values.get(f"{section}.immediate_grad_update") is True:
+            self.immediate_grad_update(section)
+        if self.values.get("torch_autocast.enabled") is True:
+            self.autocast("bf16" if bf16 in (True, AUTO) else "fp16" if fp16 in (True, AUTO) else "fp32")
+
+    def immediate_grad_update(self, section: str) -> None:
+        """bf16_optimizer.py, which the engine takes for stage 1 with float32 accumulation alone."""
+        accumulation = self.values.get("data_types.grad_accum_dtype")
+        if self.values.get("zero_optimization.stage") == 1 and _DTYPES.get(str(accumulation).lower()) == "float32":
+            why = "gradients added to float32 ones by hooks, one parameter at a time"
+            raise self.error((section, "immediate_grad_update"), why, kind=NotModeled)
+        self.reading.without_effect.append(
+            f"{section}.immediate_grad_update (only of stage 1 with data_types.grad_accum_dtype: fp32)"
+        )
+
+    def autocast(self, precision: str) -> None:
+        """torch_autocast.py: parameters of Linear and convolutions are gathered and reduced in its type, all others in
+        their own. Over a model in that same type, runs of DeepSpeed have the collectives and bytes of one without."""
+        stated = self.values.get("torch_autocast.dtype")
+        short = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32"}
+        name = str(stated).lower().removeprefix("torch.")
+        dtype = short.get(name, name)
+        if dtype != precision or dtype != "bf16":
+            why = (
+                f"torch.autocast in {dtype if stated else 'a type of its own'} over a model in {precision}: parameters"
+            )
+            why += " travel in two types, and a GradScaler steps in fp16"
+            raise self.error(("torch_autocast", "enabled"), why, "bf16.enabled: true, dtype: bfloat16", kind=NotModeled)
+        self.reading.not_modeled.append(
+            f"torch_autocast.enabled, in its dtype {dtype}: operators that torch.autocast runs in float32"
+        )
 
     def refuse_optimizer(self, section: dict[str, Any]) -> None:
         """Before its parameters are looked at, which belong to it alone."""

@@ -141,15 +141,17 @@ FP16: dict[str, Key] = {
     "hysteresis": none(int, _LOSS_SCALE),
     "consecutive_hysteresis": none(bool, _LOSS_SCALE),
     "min_loss_scale": none(int, _LOSS_SCALE),
-    "fp16_master_weights_and_grads": refused(bool, False, "master weights and gradients in fp16"),
+    "fp16_master_weights_and_grads": refused(
+        bool, False, "master weights and gradients in fp16, which DeepSpeed allows in host memory alone"
+    ),
 }
 
 BF16: dict[str, Key] = {
     "enabled": used(bool, False),
-    "immediate_grad_update": refused(bool, False, "gradients added to fp32 by hooks"),
+    "immediate_grad_update": used(bool, False),
     "check_grad_overflow": used(bool, True),
-    "bf16_master_weights_and_grads": refused(bool, False, "master weights and gradients in bf16"),
-    "bf16_optimizer_states": refused(bool, False, "optimizer states in bf16"),
+    "bf16_master_weights_and_grads": used(bool, False),
+    "bf16_optimizer_states": used(bool, False),
 }
 
 OPTIMIZER_PARAMS: dict[str, Key] = {
@@ -159,7 +161,7 @@ OPTIMIZER_PARAMS: dict[str, Key] = {
     "momentum": used(float, 0.0),
     "ns_method": used(str, "gram"),
     "per_head_muon": refused(bool, False, "Muon that orthogonalizes each attention head by itself"),
-    "fp32_optimizer_states": refused(bool, True, "CPU Adam with states in the gradients' type"),
+    "fp32_optimizer_states": none(bool, "DeepSpeedCPUAdam's states are in the type of master weights in float32"),
     **{
         name: none(kind, _OPTIMIZER_NUMBER)
         for name, kind in {
@@ -282,9 +284,9 @@ SECTIONS: dict[str, dict[str, Key]] = {
         "use_gds": used(bool, False),
     },
     "torch_autocast": {
-        "enabled": refused(bool, False, "torch.autocast inside DeepSpeed"),
-        "dtype": none(str, "torch.autocast"),
-        "lower_precision_safe_modules": none(list, "torch.autocast"),
+        "enabled": used(bool, False),
+        "dtype": used(str),
+        "lower_precision_safe_modules": none(list, "whose parameters travel in the type that all have anyway"),
     },
     "data_types": {
         "grad_accum_dtype": used(str),

@@ -123,6 +123,8 @@ class DeepSpeedPlan(Plan):
     aio_intra_op_parallelism: int = 1  # threads that share a read or write
     aio_use_gds: bool = False  # parameters from NVMe straight to the GPU
     check_grad_overflow: bool = True  # bf16.check_grad_overflow
+    bf16_master_weights_and_grads: bool = False  # of the bf16 section: no float32 copy of weights and gradients
+    bf16_optimizer_states: bool = False
 
     @property
     def data_parallel_size(self) -> int:

@@ -55,6 +55,8 @@ def check(plan: DeepSpeedPlan) -> None:
         raise InputError("stages 2 and 3 reduce-scatter only post-scaled gradients", field="prescale_gradients")
     if plan.optimizer.name == "muon":
         _check_muon(plan)
+    if plan.bf16_master_weights_and_grads or plan.bf16_optimizer_states:
+        _check_master_weights(plan)
     if plan.stage == 0 and plan.offload_optimizer:
         raise InputError("offloading needs ZeRO", field="zero_optimization.offload_optimizer", accepted="stage 1 to 3")
     if "nvme" in (plan.offload_optimizer, plan.offload_param) and plan.stage != 3:
@@ -70,6 +72,31 @@ def check(plan: DeepSpeedPlan) -> None:
         raise NotModeled("quantized frozen weights on the CPU", field="zero.zero_quantized_nontrainable_weights")
     if plan.offload_optimizer == "nvme" and plan.offload_optimizer_ratio < 1:
         raise NotModeled("partial offload to NVMe", field="zero.offload_optimizer.ratio", accepted="1")
+
+
+def _check_master_weights(plan: DeepSpeedPlan) -> None:
+    """config.py, _do_error_check, and base_optimizer.py, _configure_master_weights."""
+    field = "zero.bf16_master_weights_and_grads"
+    if plan.dtype != "bfloat16" or plan.stage == 0:
+        raise InputError("needs bf16 and stage 1, 2 or 3", field=field, accepted="false")
+    if not plan.bf16_master_weights_and_grads:
+        why = "requires bf16_master_weights_and_grads to be enabled"
+        raise InputError(why, field="zero.bf16_optimizer_states", accepted="false")
+    if plan.offload_optimizer:
+        raise NotModeled(
+            "master weights in bf16 in host memory", field=field, accepted="false, or no offload_optimizer"
+        )
+    if not plan.bf16_optimizer_states:
+        why = "requires offloading with DeepSpeedCPUAdam, or bf16_optimizer_states"
+        raise InputError(why, field=field, accepted="bf16_optimizer_states: true")
+    if accum_dtype(plan) != "bfloat16" or plan.optimizer.name == "muon":
+        what = "Muon" if plan.optimizer.name == "muon" else f"accumulation in {accum_dtype(plan)}"
+        raise NotModeled(f"{what} beside master weights in bf16", field=field, accepted="false")
+
+
+def master_dtype(plan: DeepSpeedPlan) -> str:
+    """base_optimizer.py, _configure_master_weights: of the weights that the optimizer steps, and of its states."""
+    return "bfloat16" if plan.bf16_master_weights_and_grads else "float32"
 
 
 def _check_muon(plan: DeepSpeedPlan) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from zsim.program.deepspeed import MIXED, accum_dtype, collective, dtype_bytes, elementwise
+from zsim.program.deepspeed import MIXED, accum_dtype, collective, dtype_bytes, elementwise, master_dtype
 from zsim.program.muon import applied, auxiliary, orthogonalize
 from zsim.program.ops import COMPUTE, Compute
 from zsim.program.optimizer import update
@@ -24,6 +24,7 @@ class Zero12OnGpu:
         self.rank, self.builder, self.plan = rank, rank.builder, rank.plan
         self.partitions = rank.partitions
         self.accum_size = dtype_bytes(accum_dtype(self.plan))
+        self.master_size = dtype_bytes(master_dtype(self.plan))
         # _use_compact_grad_partition_buffer: accumulation in float32 goes straight into the flat partition
         self.compact = accum_dtype(self.plan) == "float32" and self.plan.dtype in MIXED
         self.kept: str | None = None  # the accumulated gradients; their key, per group with its number
@@ -34,7 +35,7 @@ class Zero12OnGpu:
 
     def allocate(self) -> None:
         for index, group in enumerate(self.partitions.groups):
-            self.builder.alloc(f"master weights {index}", "master_weights", 4 * group.size)
+            self.builder.alloc(f"master weights {index}", "master_weights", self.master_size * group.size)
 
     def add_reduced(self, kept: Mapping[int, int]) -> None:
         """_add_to_grad_partition_buffer: parameter -> elements, cast to float32 (a temporary) and added."""
@@ -137,27 +138,28 @@ class Zero12OnGpu:
         """One parameter group after the other."""
         builder, plan = self.builder, self.plan
         updates = self.updates.pop(index, None)
-        gradients = self._flat_fp32_gradients(updates or f"{self.kept} {index}", numel)
+        gradients = self._flat_gradients(updates or f"{self.kept} {index}", numel)
         if updates:
             builder.free(f"{self.kept} {index}")  # free_grad_in_param_list
         if plan.grad_clip or plan.dtype == "float16":  # unscale_and_clip_grads
-            elementwise(builder, COMPUTE, "scale", "optimizer", 4 * numel, 4 * numel)
+            elementwise(builder, COMPUTE, "scale", "optimizer", self.master_size * numel, self.master_size * numel)
         if updates:
             builder.launch(COMPUTE, "muon", "optimizer", Compute(applied(numel, 4)))
         else:
-            update(builder, auxiliary(plan.optimizer), [numel], "float32", first=first, key=f"optimizer:{index}")
+            aux, dtype = auxiliary(plan.optimizer), master_dtype(plan)
+            update(builder, aux, [numel], dtype, first=first, key=f"optimizer:{index}")
         builder.free(gradients)
-        elementwise(builder, COMPUTE, "cast", "optimizer", 4 * numel, dtype_bytes(plan.dtype) * numel)
+        elementwise(builder, COMPUTE, "cast", "optimizer", self.master_size * numel, dtype_bytes(plan.dtype) * numel)
 
-    def _flat_fp32_gradients(self, kept: str, numel: int) -> str:
-        """Flattened in the accumulation's dtype (a copy), cast to float32 (another), then the kept ones go."""
+    def _flat_gradients(self, kept: str, numel: int) -> str:
+        """Flattened in the accumulation's dtype (a copy), cast to the master weights' (another), then the kept go."""
         builder = self.builder
         if self.compact:
             return kept
         builder.alloc("flat gradients", "gradients", numel * self.accum_size)
         elementwise(builder, COMPUTE, "copy", "optimizer", numel * self.accum_size, numel * self.accum_size)
         key = "flat gradients"
-        if self.accum_size != 4:
+        if self.accum_size != self.master_size:
             key = "fp32 gradients"
             builder.alloc(key, "gradients", 4 * numel)
             elementwise(builder, COMPUTE, "cast", "optimizer", numel * self.accum_size, 4 * numel)

@@ -16,6 +16,7 @@ from zsim.program.deepspeed import (
     comm_dtype,
     dtype_bytes,
     elementwise,
+    master_dtype,
     overlaps,
     sub_groups,
 )
@@ -177,12 +178,13 @@ class Zero3OnGpu:
         self.shard = gradients.shard
         self.sub_groups = gradients.sub_groups
         self.accum_size = dtype_bytes(accum_dtype(self.plan))
+        self.master_size = dtype_bytes(master_dtype(self.plan))
         self.muon = Zero3Muon(gradients)
 
     def allocate(self) -> None:
         owned = sum(self.shard[param] for group in self.sub_groups for param in group)
-        # A float32 model has them too: _create_fp32_partitions compares a torch.device with a string, in vain
-        self.builder.alloc("master weights", "master_weights", 4 * owned)
+        # A model in their type has them too: _create_fp32_partitions compares a torch.device with a string, in vain
+        self.builder.alloc("master weights", "master_weights", self.master_size * owned)
         self.builder.alloc("gradient shards", "gradients", owned * self.accum_size)
         self.muon.allocate(self.sub_groups)
 
@@ -231,11 +233,11 @@ class Zero3OnGpu:
 
     def _update(self, index: int, numel: int, first: bool) -> None:
         """_prepare_sub_group flattens and casts the gradients; unscale_and_clip_grads; Adam; copy to the shards."""
-        builder, plan = self.builder, self.plan
+        builder, plan, size = self.builder, self.plan, self.master_size
         builder.alloc("flat gradients", "gradients", numel * self.accum_size)
         elementwise(builder, COMPUTE, "copy", "optimizer", numel * self.accum_size, numel * self.accum_size)
         key = "flat gradients"
-        if accum_dtype(plan) != "float32":
+        if accum_dtype(plan) != master_dtype(plan):
             key = "fp32 gradients"
             builder.alloc(key, "gradients", 4 * numel)
             elementwise(builder, COMPUTE, "cast", "optimizer", numel * self.accum_size, 4 * numel)
@@ -244,8 +246,10 @@ class Zero3OnGpu:
         if self.muon.hidden.issuperset(self.sub_groups[index]):
             builder.launch(COMPUTE, "muon", "optimizer", Compute(applied(numel, 4)))
         else:
-            update(builder, auxiliary(plan.optimizer), [numel], "float32", first=first, key=f"optimizer:{index}")
-        elementwise(builder, COMPUTE, "cast", "optimizer", 4 * numel, dtype_bytes(plan.dtype) * numel)
+            update(
+                builder, auxiliary(plan.optimizer), [numel], master_dtype(plan), first=first, key=f"optimizer:{index}"
+            )
+        elementwise(builder, COMPUTE, "cast", "optimizer", size * numel, dtype_bytes(plan.dtype) * numel)
         builder.free(key)
 
 

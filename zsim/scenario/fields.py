@@ -213,6 +213,8 @@ class ZeroField(Section):
     )
     grad_accum_dtype: Dtype | None = None
     check_grad_overflow: bool | None = None
+    bf16_master_weights_and_grads: bool | None = Field(None, description="DeepSpeed has it in its section bf16")
+    bf16_optimizer_states: bool | None = None
 
 
 class DdpField(Section):
