@@ -239,10 +239,10 @@ class Zero3OnGpu:
         key = "flat gradients"
         if accum_dtype(plan) != master_dtype(plan):
             key = "fp32 gradients"
-            builder.alloc(key, "gradients", 4 * numel)
-            elementwise(builder, COMPUTE, "cast", "optimizer", numel * self.accum_size, 4 * numel)
+            builder.alloc(key, "gradients", size * numel)
+            elementwise(builder, COMPUTE, "cast", "optimizer", numel * self.accum_size, size * numel)
             builder.free("flat gradients")
-        elementwise(builder, COMPUTE, "scale", "optimizer", 4 * numel, 4 * numel)
+        elementwise(builder, COMPUTE, "scale", "optimizer", size * numel, size * numel)
         if self.muon.hidden.issuperset(self.sub_groups[index]):
             builder.launch(COMPUTE, "muon", "optimizer", Compute(applied(numel, 4)))
         else:
