@@ -34,7 +34,7 @@ LORA = {"r": 8, "targets": ["q_proj", "v_proj", "down_proj"]}
 def configurations() -> list[Config]:
     return [
         *_ddp(), *_fsdp2(), *_fsdp1(), *_deepspeed(), *_deepspeed_corners(), *_offload(), *_decay_groups(),
-        *_zero_plus_plus(), *_leaves(), *_ulysses(), *_muon(), *_precision(),
+        *_zero_plus_plus(), *_leaves(), *_mics(), *_ulysses(), *_muon(), *_precision(),
     ]  # fmt: skip
 
 
@@ -417,6 +417,22 @@ def _precision() -> list[Config]:
     found = [_zero("bf16master", stage, ga=2, zero=SMALL_ZERO, extra={"bf16": low}) for stage in (1, 2, 3)]
     found += [_zero("autocast_bf16", stage, zero=SMALL_ZERO, extra=autocast) for stage in (0, 1, 2, 3)]
     return [*found, _zero("autocast_bf16master", 3, zero=SMALL_ZERO, extra=autocast | {"bf16": low})]
+
+
+def _mics() -> list[Config]:
+    """Shards within groups of ranks; of DeepSpeed 0.18.9, see mics.py."""
+    two, four = {"mics_shard_size": 2}, {"mics_shard_size": 4}
+    fp32_sum = {"data_types": {"grad_accum_dtype": "fp32"}}
+    return [
+        _zero("mics2", 3, 4, zero=SMALL_ZERO | two),
+        _zero("mics2", 3, 4, ga=2, zero=REGATHER | two),
+        _zero("mics2", 3, 4, model="gpt2", zero=REGATHER | two, ckpt=True),
+        _zero("mics2_accfp32", 3, 4, ga=2, zero=SMALL_ZERO | two, extra=fp32_sum),
+        _zero("mics2_fp32", 3, 4, zero=SMALL_ZERO | two, precision="fp32"),
+        _zero("mics2_sequential", 3, 4, zero=REGATHER | two | {"stage3_allgather_sequential": True}),
+        _zero("mics2_allreduce", 3, 4, zero=SMALL_ZERO | two | {"reduce_scatter": False}),
+        _zero("mics4", 3, 4, zero=SMALL_ZERO | four),
+    ]
 
 
 def _ulysses() -> list[Config]:

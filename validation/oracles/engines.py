@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from validation.oracles import aio, models, quantizer, ulysses
+from validation.oracles import aio, mics, models, quantizer, ulysses
 from validation.oracles.recorder import Recorder
 from validation.oracles.storage import StorageTracker
 
@@ -233,6 +233,8 @@ def run_deepspeed(config: Config, rank: int, world: int, recorder: Watcher) -> R
         os.environ["LOCAL_SIZE"] = str(config["gpus_per_node"])  # accelerator/cpu_accelerator.py device_count
     if any(key.startswith("zero_quantized") for key in settings["zero_optimization"]):
         quantizer.install()
+    if "mics_shard_size" in settings["zero_optimization"]:
+        mics.install()
     # It has no CPU kernel; on GPUs it only defers the reuse of memory.
     torch.Tensor.record_stream = lambda *arguments: None  # type: ignore[method-assign]
     with recorder:

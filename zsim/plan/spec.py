@@ -107,11 +107,15 @@ class DeepSpeedPlan(Plan):
     zero_quantized_nontrainable_weights: bool = False
     zero_quantized_gradients: bool = False
     gpus_per_node: int | None = None  # that a process sees; None: all ranks are in one node
+    mics_shard_size: int = -1  # of DeepSpeed before 0.19.7; -1: no MiCS
+    mics_hierarchical_params_gather: bool = False
     offload_optimizer: str | None = None  # cpu | nvme
     offload_param: str | None = None
     offload_optimizer_pin_memory: bool = True  # offload_optimizer.pin_memory
     offload_param_pin_memory: bool = True
     offload_optimizer_ratio: float = 1.0  # of the sub-groups on the CPU, stage 3 (ZeRO-Offload++)
+    offload_optimizer_super_offload: bool = False
+    offload_optimizer_cpuadam_cores_perc: float = 0.8  # of SuperOffload
     offload_optimizer_buffer_count: int = 4  # NVMe
     offload_optimizer_pipeline_read: bool = False
     offload_optimizer_pipeline_write: bool = False

@@ -14,6 +14,7 @@ from zsim.program import ulysses
 from zsim.program.builder import Builder
 from zsim.program.muon import is_muon, matrices
 from zsim.program.ops import COMPUTE, Collective, Compute
+from zsim.program.versions import before
 
 MIXED = ("bfloat16", "float16")  # parameters in these dtypes have a float32 master copy
 
@@ -229,11 +230,14 @@ class Gradients:
             self.free(param)
 
 
-def broadcast_model(builder: Builder, parameters: Iterable[Parameter], dtype: str) -> None:
-    """engine.py _broadcast_model: every parameter from rank 0, viewed as bytes, when the engine is built."""
+def broadcast_model(builder: Builder, parameters: Iterable[Parameter], plan: DeepSpeedPlan) -> None:
+    """engine.py _broadcast_model: every parameter from rank 0, since 0.19.8 viewed as bytes, for a new engine."""
+    as_they_are = before(plan, 0, 19, 8)
     for parameter in parameters:
-        nbytes = parameter.numel * dtype_bytes(parameter.dtype or dtype)
-        collective(builder, COMPUTE, "broadcast", "uint8", nbytes, nbytes, "init", "broadcast parameter", root=0)
+        dtype = parameter.dtype or plan.dtype
+        numel = parameter.numel if as_they_are else parameter.numel * dtype_bytes(dtype)
+        kind = dtype if as_they_are else "uint8"
+        collective(builder, COMPUTE, "broadcast", kind, numel, numel, "init", "broadcast parameter", root=0)
 
 
 def collective(

@@ -117,7 +117,7 @@ class Unsharded(Hooks[DeepSpeedPlan]):
 class Stage0(Unsharded):
     def allocate(self) -> None:
         builder, plan = self.builder, self.plan
-        broadcast_model(builder, self.model.parameters, plan.dtype)
+        broadcast_model(builder, self.model.parameters, plan)
         builder.alloc("parameters", "parameters", self.total * self.size + frozen_bytes(self.model, plan.dtype))
         if plan.dtype in MIXED:
             builder.alloc("master weights", "master_weights", 4 * self.total)
@@ -183,7 +183,7 @@ class Bf16Optimizer(Unsharded):
         builder, plan = self.builder, self.plan
         self.partitions = [ceil(sum(group) / (2 * plan.world_size)) * 2 for group in self.groups]
         self.partition = sum(self.partitions)
-        broadcast_model(builder, self.model.parameters, plan.dtype)
+        broadcast_model(builder, self.model.parameters, plan)
         flat = self.partition * plan.world_size
         builder.alloc("parameters", "parameters", flat * self.size + frozen_bytes(self.model, plan.dtype))
         builder.alloc("master weights", "master_weights", 4 * self.partition)

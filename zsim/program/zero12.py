@@ -79,7 +79,7 @@ class Zero12(Hooks[DeepSpeedPlan]):
 
     def allocate(self) -> None:
         builder, plan = self.builder, self.plan
-        broadcast_model(builder, self.model.parameters, plan.dtype)
+        broadcast_model(builder, self.model.parameters, plan)
         nbytes = self.partitions.size * plan.world_size * self.size + frozen_bytes(self.model, plan.dtype)
         builder.alloc("parameters", "parameters", nbytes)
         self.owner.allocate()

@@ -16,7 +16,6 @@ from zsim.program.deepspeed import (
     broadcast_model,
     check,
     collective,
-    dtype_bytes,
     in_backward,
     parameter_groups,
     whole_world,
@@ -30,6 +29,7 @@ from zsim.program.zero3_coordinator import Coordinator, Params
 from zsim.program.zero3_early import EarlyParameters
 from zsim.program.zero3_gradients import Gradients
 from zsim.program.zero3_leaves import by_keyword, called, check_leaves, leaves
+from zsim.program.zero3_mics import check_mics, mics_groups
 from zsim.program.zero3_parameters import Parameters
 from zsim.program.zero3_quantized import reduction_groups
 
@@ -39,6 +39,8 @@ Instructions = tuple[Instruction, ...]
 def lower_zero3(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: Workload, steps: int) -> Program:
     """Step 1 records the trace, which the next forward compares between ranks; after that all steps are the same."""
     check(plan)
+    if plan.mics_shard_size > 0:
+        check_mics(plan)
     builder = Builder()
     rank = Zero3(builder, model, tree, plan)
     rank.shared = shared(builder, plan, workload)
@@ -104,6 +106,8 @@ class Zero3(Hooks[DeepSpeedPlan]):
             groups["hpz"] = tuple(tuple(range(start, start + hpz)) for start in range(0, world, hpz))
         if self.plan.zero_quantized_gradients:
             groups |= reduction_groups(self.plan)
+        if self.parameters.mics:
+            groups |= mics_groups(self.plan)
         return groups
 
     def allocate(self) -> None:
@@ -112,14 +116,14 @@ class Zero3(Hooks[DeepSpeedPlan]):
         if not plan.zero_init:  # _configure_distributed_model: all of it goes to the GPU first
             nbytes = sum(self.parameters.numel) * self.parameters.size
             builder.alloc("whole model", "parameters", nbytes)
-            broadcast_model(builder, self.model.parameters, plan.dtype)
+            broadcast_model(builder, self.model.parameters, plan)
             builder.free("whole model")
         # partition_parameters.py _zero_init_param; adapters come to the model after zero.Init
         adapters = {p for p in self.model.parameters if plan.zero_init and ".lora_" in p.name}
-        broadcast_model(builder, [p for p in self.model.parameters if p not in adapters], plan.dtype)
+        broadcast_model(builder, [p for p in self.model.parameters if p not in adapters], plan)
         if plan.zero_init:
             self._broadcast_untied_head()
-            broadcast_model(builder, [p for p in self.model.parameters if p in adapters], plan.dtype)
+            broadcast_model(builder, [p for p in self.model.parameters if p in adapters], plan)
         self.parameters.allocate()
         self.gradients.allocate()
         for _ in range(3):  # stage3.py: before the flat partitions, before and after the optimizer's states
@@ -127,10 +131,11 @@ class Zero3(Hooks[DeepSpeedPlan]):
         # create_reduce_and_remove_grad_hooks
         for param in [param for group in parameter_groups(self.model, plan) for param in group]:
             shard, key = self.parameters.shard[param], f"gathered for hooks:{param}"
-            builder.alloc(key, "all_gather_buffers", shard * plan.world_size * self.parameters.size)
+            builder.alloc(key, "all_gather_buffers", shard * self.parameters.world * self.parameters.size)
             collective(
-                builder, COMPUTE, "all_gather", plan.dtype, shard, shard * plan.world_size, "init", "gather for hooks"
-            )
+                builder, COMPUTE, "all_gather", plan.dtype, shard, shard * self.parameters.world, "init",
+                "gather for hooks", group=self.parameters.home,
+            )  # fmt: skip
             builder.free(key)
 
     def _broadcast_untied_head(self) -> None:
@@ -140,11 +145,7 @@ class Zero3(Hooks[DeepSpeedPlan]):
                 for param in module.params:
                     parameter = self.model.parameters[param]
                     if not parameter.name.startswith(f"{module.name}."):
-                        nbytes = parameter.numel * dtype_bytes(self.plan.dtype)
-                        collective(
-                            self.builder, COMPUTE, "broadcast", "uint8", nbytes, nbytes, "init", "broadcast head",
-                            root=0,
-                        )  # fmt: skip
+                        broadcast_model(self.builder, [parameter], self.plan)
 
     def step(self, first: bool) -> tuple[Instructions, Instructions]:
         """The comparison of the trace that precedes the first forward (if any), and the rest."""
@@ -160,7 +161,8 @@ class Zero3(Hooks[DeepSpeedPlan]):
             execution.backward(self.tree)
             self._charge_hooks("backward")
             self.gradients.end_backward()
-            self.parameters.free(self.coordinator.release_leftovers())
+            leftovers = self.coordinator.release_leftovers(keep=before(self.plan, 0, 19, 3))
+            self.parameters.free(leftovers)
         self.parameters.free(self.coordinator.partition_all())
         self.gradients.owner.step(first)
         self.parameters.gather_persistent(self.coordinator.gather_persistent())
@@ -296,7 +298,9 @@ def _torch_linear(plan: DeepSpeedPlan) -> bool:
 
 
 def _prefetch_bucket(plan: DeepSpeedPlan) -> int:
-    return 1 if plan.stage3_allgather_sequential else plan.stage3_prefetch_bucket_size
+    """engine.py _configure_zero_optimizer sets it to 1, after it has left for MiCS's own optimizer."""
+    sequential = plan.stage3_allgather_sequential and plan.mics_shard_size <= 0
+    return 1 if sequential else plan.stage3_prefetch_bucket_size
 
 
 def _persistent(numel: Sequence[int], plan: DeepSpeedPlan) -> frozenset[int]:

@@ -181,9 +181,14 @@ class Coordinator:
             releasable = recomputed.difference(self.persistent).union(releasable)
         return self._leave(module, own, releasable)
 
-    def release_leftovers(self) -> Params:
-        """release_backward_leftovers: modules whose post-backward hook never fired, the last one first."""
+    def release_leftovers(self, *, keep: bool = False) -> Params:
+        """release_backward_leftovers: modules whose post-backward hook never fired, the last one first.
+
+        `keep`: as before DeepSpeed 0.19.3, where their parameters stayed until the step.
+        """
         released: Params = ()
+        if keep:
+            self._open.clear()
         while self._open:
             module, recomputed = self._open.popitem()
             own = tuple(sorted(recomputed.union(self.params[module])))

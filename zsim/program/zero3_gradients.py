@@ -25,6 +25,8 @@ from zsim.program.nvme import Zero3OnNvme
 from zsim.program.offload import Zero3OnCpu
 from zsim.program.ops import COMPUTE, REDUCE_SCATTER, Compute
 from zsim.program.optimizer import update
+from zsim.program.superoffload import Zero3SuperOffload
+from zsim.program.zero3_mics import reduce_replicas
 from zsim.program.zero3_muon import Zero3Muon
 from zsim.program.zero3_parameters import Parameters
 from zsim.program.zero3_quantized import QuantizedReduction, reduces_quantized
@@ -46,7 +48,8 @@ class Gradients:
         self.sub_groups = sub_groups(model, plan, self.shard)
         self.shapes = [parameter.shape for parameter in model.parameters]
         self.hidden = matrices(model) if is_muon(plan.optimizer) else frozenset()
-        self.owner = OWNERS[plan.offload_optimizer](self)
+        worker = plan.offload_optimizer == "cpu" and plan.offload_optimizer_super_offload
+        self.owner = OWNERS["super" if worker else plan.offload_optimizer](self)
         self.micro = 0
         self.last_micro = False
         self._bucket: list[int] = []
@@ -95,6 +98,8 @@ class Gradients:
         else:
             temporaries = self._all_reduce() if whole else self._reduce_scatter(bucket)
         self.owner.keep(bucket)
+        if self.parameters.mics and self.last_micro:
+            reduce_replicas(self, bucket, accum_dtype(self.plan))
         for key in temporaries:
             builder.free(key)
         for param in bucket:
@@ -159,7 +164,7 @@ class Gradients:
     def _call(self, kind: str, in_numel: int, out_numel: int) -> None:
         collective(
             self.builder, self.lane, kind, comm_dtype(self.plan), in_numel, out_numel, "backward",
-            "reduce gradients", micro=self.micro,
+            "reduce gradients", group=self.parameters.home, micro=self.micro,
         )  # fmt: skip
 
     def end_backward(self) -> None:
@@ -219,7 +224,8 @@ class Zero3OnGpu:
             temp_peak=owned,
         )  # fmt: skip
         builder.wait_stream(COMPUTE, self.gradients.lane)
-        event = collective(builder, COMPUTE, "all_reduce", "uint8", 1, 1, "optimizer", "overflow")
+        home = self.gradients.parameters.home
+        event = collective(builder, COMPUTE, "all_reduce", "uint8", 1, 1, "optimizer", "overflow", group=home)
         builder.host_wait(event)
 
     def _norm(self, group: list[int]) -> None:
@@ -229,7 +235,8 @@ class Zero3OnGpu:
             self.builder, COMPUTE, "grad_norm", "optimizer", (self.accum_size + 8) * numel, 8 * numel,
             launches=2 * len(group), temp_peak=8 * max(self.shard[param] for param in group),
         )  # fmt: skip
-        collective(self.builder, COMPUTE, "all_reduce", "float64", 1, 1, "optimizer", "grad norm")
+        home = self.gradients.parameters.home
+        collective(self.builder, COMPUTE, "all_reduce", "float64", 1, 1, "optimizer", "grad norm", group=home)
 
     def _update(self, index: int, numel: int, first: bool) -> None:
         """_prepare_sub_group flattens and casts the gradients; unscale_and_clip_grads; Adam; copy to the shards."""
@@ -257,4 +264,5 @@ OWNERS: dict[str | None, type[Zero3OnGpu] | type[Zero3OnCpu]] = {
     None: Zero3OnGpu,
     "cpu": Zero3OnCpu,
     "nvme": Zero3OnNvme,
+    "super": Zero3SuperOffload,
 }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from math import ceil
 
 from zsim.model.spec import ModelSpec
@@ -18,25 +17,11 @@ from zsim.program.deepspeed import collective, dtype_bytes, elementwise, overlap
 from zsim.program.nvme import ParametersOnNvme
 from zsim.program.ops import ALL_GATHER, COMPUTE, D2H, H2D, Copy
 from zsim.program.zero3_coordinator import Params
+from zsim.program.zero3_gather import Gather
+from zsim.program.zero3_mics import SHARDS, gather_mics
 from zsim.program.zero3_quantized import QuantizedGathers
 
 MAX_ONGOING_FETCH_EVENTS = 2  # PartitionedParameterCoordinator.__max_ongoing_fetch_events
-
-
-@dataclass(slots=True)
-class Gather:
-    """A gather in flight. `flat` is the buffer that its parameters are copied out of; None if there is but one.
-
-    Quantized: `ranks` of the group, `sent` the buffers of what this one contributes; else 0 and none.
-    """
-
-    params: Params
-    event: int
-    flat: str | None
-    unfetched: int
-    done: bool = False
-    ranks: int = 0
-    sent: tuple[str, ...] = ()
 
 
 class Parameters:
@@ -44,7 +29,9 @@ class Parameters:
 
     def __init__(self, builder: Builder, model: ModelSpec, plan: DeepSpeedPlan) -> None:
         self.builder, self.plan = builder, plan
-        self.world = plan.world_size
+        self.mics = plan.mics_shard_size > 0
+        self.world = plan.mics_shard_size if self.mics else plan.world_size  # ranks that share a parameter
+        self.home = SHARDS if self.mics else "world"  # their group
         self.numel = [parameter.numel for parameter in model.parameters]
         self.shard = [ceil(numel / self.world) for numel in self.numel]
         self.trainable = trainable(model)
@@ -96,7 +83,7 @@ class Parameters:
                 small = tuple(param for param in some if param in self.secondary)
                 self._gather(small, "hpz", module, phase, quantize)
                 some = tuple(param for param in some if param not in self.secondary)
-            self._gather(some, "world", module, phase, quantize)
+            self._gather(some, self.home, module, phase, quantize)
 
     def _gather(self, params: Params, group: str, module: str, phase: str, quantize: bool) -> None:
         if self.world == 1:
@@ -105,6 +92,9 @@ class Parameters:
             return
         if self.nvme:
             self.nvme.fetch(params, phase, self.micro)
+        if self.mics:
+            self._inflight.update(dict.fromkeys(params, gather_mics(self, params, module, phase)) if params else {})
+            return
         calls: Iterable[Params] = ((param,) for param in params)
         if params and not self.plan.stage3_allgather_sequential:
             calls = (params,)
@@ -191,7 +181,7 @@ class Parameters:
         return f"{kind}:{self._flats}"
 
     def ranks(self, group: str) -> int:
-        return self.world if group == "world" else self.hpz
+        return self.world if group == self.home else self.hpz
 
     def part(self, param: int, ranks: int) -> int:
         return self.shard[param] * (self.world // ranks)
@@ -312,9 +302,9 @@ class Parameters:
                 continue
             full = self.shard[param] * self.world
             self.builder.alloc(self.full(param), "all_gather_buffers", full * self.size)
-            self.to_device((param,), "world", "", "optimizer")
+            self.to_device((param,), self.home, "", "optimizer")
             self.builder.wait_stream(ALL_GATHER, COMPUTE)
-            self.call("all_gather", self.shard[param], full, "world", "", "optimizer")
+            self.call("all_gather", self.shard[param], full, self.home, "", "optimizer")
         self.builder.host_wait(None)
 
     # ---- hpZ ---------------------------------------------------------------------------------------------------------

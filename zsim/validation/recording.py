@@ -23,7 +23,8 @@ STEPS = 3  # recorded after initialization, which is step 0
 KINDS = {
     "all_gather_into_tensor": "all_gather", "all_gather": "all_gather", "reduce_scatter_tensor": "reduce_scatter",
     "reduce_scatter": "reduce_scatter", "all_reduce": "all_reduce", "broadcast": "broadcast", "reduce": "reduce",
-    "barrier": "barrier", "all_to_all_single": "all_to_all",
+    "barrier": "barrier", "all_to_all_single": "all_to_all", "all_gather_into_tensor_coalesced": "all_gather",
+    "all_reduce_coalesced": "all_reduce",
 }  # fmt: skip
 PHASES = {"init": "init", "forward": "forward", "recompute": "backward", "backward": "backward", "optimizer": "step"}
 
@@ -121,7 +122,9 @@ def plan_of(header: Mapping[str, Any]) -> AnyPlan:
     if header.get("skipped_steps"):
         raise NotModeled("optimizer steps that the run skipped, as its gradients overflowed", field="skipped_steps")
     try:
-        return _PLANS[engine](header["config"], int(header["world"]))
+        plan = _PLANS[engine](header["config"], int(header["world"]))
+        version = header.get("versions", {}).get("deepspeed")
+        return replace(plan, version=version) if isinstance(plan, DeepSpeedPlan) and version else plan
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"is not what the recorder writes ({error!r})", field="config") from None
 
@@ -209,6 +212,7 @@ _ZERO = {
         "stage3_model_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance",
         "use_all_reduce_for_fetch_params", "zero_hpz_partition_size", "zero_quantized_weights",
         "zero_quantized_nontrainable_weights", "zero_quantized_gradients", "stage3_module_granularity_threshold",
+        "mics_shard_size", "mics_hierarchical_params_gather",
     )
 } | {
     "allgather_sequential": "stage3_allgather_sequential", "offload_optimizer": "", "offload_param": "",
