@@ -31,7 +31,7 @@ def cpu_seconds(work: CpuWork, cost: CpuCost, host: Host, ranks_on_node: int, th
 
     `threads` None: OpenMP's default, in every process as many as the node has cores.
     """
-    threads = threads or host.cores
+    threads = max(1, round((threads or host.cores) * work.cores))
     crowded = threads * ranks_on_node > host.cores
     share = (cost.crowded_efficiency if crowded else cost.dram_efficiency) / ranks_on_node
     own = cost.thread_bandwidth.get(host.vendor, cost.thread_bandwidth["default"]) * min(threads, host.cores)

@@ -128,8 +128,8 @@ OFFLOAD_OPTIMIZER: dict[str, Key] = {
     "pipeline_write": used(bool, False),
     "fast_init": none(bool, "initialization"),
     "ratio": used(float, 1.0),
-    "super_offload": refused(bool, False, "SuperOffload"),
-    "cpuadam_cores_perc": none(float, "cores of SuperOffload"),
+    "super_offload": used(bool, False),
+    "cpuadam_cores_perc": used(float, 0.8),
 }
 
 FP16: dict[str, Key] = {

@@ -20,7 +20,9 @@ from zsim.model.kernels import DTYPE_BYTES, Kernel
 HOST, COMPUTE, ALL_GATHER, REDUCE_SCATTER = "host", "compute", "all_gather", "reduce_scatter"
 H2D, D2H, CPU, NVME = "h2d", "d2h", "cpu", "nvme"
 COPY_IN, ALL_REDUCE = "copy_in", "all_reduce"  # FSDP2's streams for all-gather inputs and for HSDP's all-reduces
-LANES = (COMPUTE, ALL_GATHER, REDUCE_SCATTER, H2D, D2H, CPU, NVME, COPY_IN, ALL_REDUCE)
+WORKER = "cpu_worker"  # SuperOffload's process for Adam
+LANES = (COMPUTE, ALL_GATHER, REDUCE_SCATTER, H2D, D2H, CPU, NVME, COPY_IN, ALL_REDUCE, WORKER)
+OFF_GPU = (CPU, NVME, WORKER)
 
 PHASES = ("init", "forward", "recompute", "backward", "optimizer")
 
@@ -73,11 +75,13 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class CpuWork:
-    """Optimizer arithmetic on the host: `numel` parameters touched, `nbytes` of DRAM traffic."""
+    """Optimizer arithmetic on the host: `numel` parameters touched, `nbytes` of DRAM traffic, on a share of the cores.
+    """
 
     label: str
     numel: int
     nbytes: float
+    cores: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from zsim.cluster.spec import Device
 from zsim.cost.price import kernel_seconds
 from zsim.cost.profile import Profile
 from zsim.model.kernels import Attention, Gemm, Kernel
-from zsim.program.ops import COMPUTE, CPU, HOST, NVME, Collective, Compute, Copy, CpuWork
+from zsim.program.ops import COMPUTE, HOST, OFF_GPU, Collective, Compute, Copy, CpuWork
 from zsim.result.critical_path import RankView, Segment
 from zsim.result.spec import Temporal, Time
 
@@ -120,7 +120,7 @@ def temporal(view: RankView) -> Temporal:
     collectives: list[tuple[float, float]] = []
     copies: list[tuple[float, float]] = []
     for record in view.records:
-        if record.step == view.steady.step and record.op.lane not in (HOST, CPU, NVME):
+        if record.step == view.steady.step and record.op.lane not in (HOST, *OFF_GPU):
             work = record.op.work
             kind = collectives if isinstance(work, Collective) else copies if isinstance(work, Copy) else kernels
             kind.append((record.start_s, record.end_s))

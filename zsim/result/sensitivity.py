@@ -16,7 +16,7 @@ from zsim.model.trace import trace
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer, Plan
 from zsim.program.deepspeed import overlaps
 from zsim.program.lower import lower
-from zsim.program.ops import CPU
+from zsim.program.ops import CPU, WORKER
 from zsim.result.measure import timed
 from zsim.result.need import need
 from zsim.result.spec import Result
@@ -109,7 +109,7 @@ def hardware(result: Result) -> Iterator[Variant]:
         default_hook=host.default_hook / 2,
     )
     yield variant("host twice as fast", "host", profile=replace(profile, host=faster))
-    if any(record.op.lane == CPU for record in result.timeline.ops):
+    if any(record.op.lane in (CPU, WORKER) for record in result.timeline.ops):
         cpu = profile.cpu
         double = CpuCost(
             dram_efficiency=2 * cpu.dram_efficiency,

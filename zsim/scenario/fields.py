@@ -140,6 +140,8 @@ class OffloadOptimizerField(Section):
     device: Literal["none", "cpu", "nvme"]
     pin_memory: bool | None = None
     ratio: Annotated[float, Field(ge=0, le=1)] | None = None
+    super_offload: bool | None = None
+    cpuadam_cores_perc: Annotated[float, Field(gt=0, le=1)] | None = None
     buffer_count: Few | None = None
     pipeline_read: bool | None = None
     pipeline_write: bool | None = None

@@ -207,6 +207,13 @@ def _offload(scenario: Scenario, side: str, given: dict[str, Any], stage: int, v
     given[side] = offload.device
     # offload_config.py: pinned by default from 0.19 on, pageable in 0.18.9 and before.
     given[f"{side}_pin_memory"] = version >= (0, 19)
+    if getattr(offload, "super_offload", None):  # engine.py, _configure_zero_optimizer: of stage 3 alone
+        if stage != 3 or offload.device != "cpu" or version < (0, 18):
+            needs = "stage 3, device: cpu and DeepSpeed 0.18 or later"
+            raise scenario.error(("zero", side, "super_offload"), f"SuperOffload needs {needs}")
+        optimizer = scenario.fields.optimizer
+        if optimizer.name not in ("adam", "adamw") or optimizer.impl not in (None, "cpu"):
+            raise scenario.error(("optimizer",), "SuperOffload's worker runs DeepSpeedCPUAdam", "adamw, impl: cpu")
     for name, value in offload.given().items():
         if name == "ratio" and value < 1 and stage != 3:
             raise scenario.error(("zero", side, name), "partial offloading is only supported for ZeRO stage 3")

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from zsim.engine.timeline import OpRecord
-from zsim.program.ops import COMPUTE, CPU, H2D, HOST, LANES, NVME, Collective, Compute, Copy
+from zsim.program.ops import COMPUTE, H2D, HOST, LANES, OFF_GPU, Collective, Compute, Copy
 from zsim.result.critical_path import RankView
 from zsim.result.spec import Result
 
 Event = dict[str, Any]
 
-THREADS = {HOST: 1, CPU: 2, NVME: 3}
+THREADS = {lane: 1 + index for index, lane in enumerate((HOST, *OFF_GPU))}
 DEFAULT_STREAM = 7  # PyTorch's default stream in Kineto; side streams come in steps of four
 STREAMS = {COMPUTE: DEFAULT_STREAM} | {
-    lane: 16 + 4 * index for index, lane in enumerate(lane for lane in LANES if lane not in (COMPUTE, CPU, NVME))
+    lane: 16 + 4 * index for index, lane in enumerate(lane for lane in LANES if lane not in (COMPUTE, *OFF_GPU))
 }
 CPU_PID = 100_000  # + rank; the GPU's process is the rank itself
 LAUNCH_S = 5e-6  # longest slice drawn for one launch; the issuing thread also runs Python in between
@@ -93,7 +93,7 @@ def _names(view: RankView) -> Iterator[Event]:
     for lane in view.lanes:
         if lane in STREAMS:
             yield _meta("thread_name", gpu, STREAMS[lane], {"name": f"stream {STREAMS[lane]} {lane}"})
-    for lane in (HOST, *(lane for lane in view.lanes if lane in (CPU, NVME))):
+    for lane in (HOST, *(lane for lane in view.lanes if lane in OFF_GPU)):
         yield _meta("thread_name", cpu, THREADS[lane], {"name": f"thread {THREADS[lane]} {lane}"})
 
 
