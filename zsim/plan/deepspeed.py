@@ -257,7 +257,7 @@ class _Reader:
         for name, key in SECTIONS[full].items():
             value = self.values.get(f"{full}.{name}")
             if name != "device" and key.effect == USED and value not in (None, AUTO):
-                share = name == "ratio"
+                share = name in ("ratio", "cpuadam_cores_perc")
                 if value < 0 or (share and value > 1):
                     accepted = "0 to 1" if share else "0 or more"
                     raise self.error((*path[:2], name), f"{value} is out of range", accepted=accepted)
