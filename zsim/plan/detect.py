@@ -10,7 +10,8 @@ from zsim.plan.document import Document, dotted, parse_yaml, read_text
 from zsim.plan.reading import Reading
 
 READERS = (
-    "DeepSpeed JSON, accelerate YAML, Trainer arguments, axolotl YAML, LLaMA-Factory YAML, torchtitan TOML, config.json"
+    "DeepSpeed JSON, accelerate YAML, Trainer arguments (also in a shell script), axolotl YAML, LLaMA-Factory YAML, "
+    "torchtitan TOML, config.json"
 )
 
 # Keys that only GPT-NeoX has, which takes several files and merges them.
@@ -27,6 +28,10 @@ _FOREIGN: tuple[tuple[str, frozenset[str]], ...] = (
     ("a verl configuration", frozenset({"actor_rollout_ref"})),
     ("an ms-swift configuration", frozenset({"tuner_type"})),
     ("an ms-swift configuration", frozenset({"train_type"})),
+    ("the start of a script with arguments of its own", frozenset({"deepspeed", "deepspeed_config"})),
+    ("the start of DeepSpeed-Chat, with arguments of its own", frozenset({"zero_stage", "deepspeed"})),
+    ("the start of DeepSpeed-Chat, with arguments of its own", frozenset({"actor_model_name_or_path"})),
+    ("the start of Megatron-DeepSpeed, with arguments of its own", frozenset({"micro_batch_size", "num_layers"})),
     ("an Open-Instruct configuration", frozenset({"with_tracking"})),
     ("an Open-Instruct configuration", frozenset({"dataset_mixer_list"})),
     ("what Weights & Biases noted of a run (its config.yaml holds the arguments)", frozenset({"os", "python"})),
@@ -40,6 +45,10 @@ def parse(path: Path) -> Document:
         from zsim.plan.torchtitan import parse_toml
 
         return parse_toml(path)
+    if suffix in (".sh", ".bash", ".slurm", ".sbatch"):
+        from zsim.plan.script import parse_script
+
+        return parse_script(path)
     text = read_text(path)
     if suffix in (".yaml", ".yml"):
         return unwrapped(parse_yaml(text, path, repeats=True))
@@ -117,7 +126,7 @@ def read(document: Document, kind: str, ranks: int | None = None) -> Reading:
     """
     if document.repeated and kind == "llama_factory":
         raise document.error(document.repeated[0], "stands here twice, which LLaMA-Factory's OmegaConf refuses")
-    reading = _readers()[kind](document, ranks)
+    reading = _readers()[kind](document, document.ranks or ranks)
     reading.notes += [f"{dotted(path)} stands here twice: the last one counts" for path in document.repeated]
     return reading
 

@@ -23,6 +23,7 @@ class Document:
     data: dict[str, Any]
     places: dict[Path_, Place] = field(default_factory=dict)
     repeated: list[Path_] = field(default_factory=list)  # fields that stand here more than once: the last one counts
+    ranks: int | None = None  # processes that a launcher in the file starts
 
     def error(
         self,

@@ -107,20 +107,23 @@ class Recipe:
 
         The Trainer's from_pretrained builds a stage 3 model under zero.Init.
         """
-        from zsim.plan.deepspeed import read_deepspeed, read_document
+        from zsim.plan.deepspeed import read_deepspeed, read_document, with_trainers_groups
         from zsim.plan.document import Document
 
         value = self.get(name)
         if not value:
             return False
+        if value is True:
+            raise self.error((name,), "is a switch of the script's own", "the path of a DeepSpeed configuration")
         self.set("framework.name", "deepspeed", name)
         if isinstance(value, dict):
             places = {path[1:]: place for path, place in self.document.places.items() if path[:1] == (name,)}
-            self.reading.include(read_document(Document(self.document.file, value, places), zero_init=True))
+            read = read_document(Document(self.document.file, value, places), zero_init=True)
+            self.reading.include(with_trainers_groups(read))
             return True
         path = beside(self.document.file, str(value))
         if path.is_file():
-            self.reading.include(read_deepspeed(path, zero_init=True))
+            self.reading.include(with_trainers_groups(read_deepspeed(path, zero_init=True)))
         else:
             self.reading.lacks("deepspeed_config", f"(names {value}, which is not there)")
         return True

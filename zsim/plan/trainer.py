@@ -46,7 +46,12 @@ def read_trainer(document: Document, ranks: int | None = None, kind: str = "Hugg
     recipe = Recipe(reading)
     for name, why in _OTHER_TRAINERS.items():
         recipe.refuse(name, (False,), why)
-    model_length(recipe, ("max_length", "max_seq_length", "model_max_length"))
+    for name in ("lora_enable", "use_lora", "lora", "q_lora", "tune_mm_mlp_adapter", "freeze_backbone"):
+        recipe.refuse(name, (False,), "which parameters train, as the script's own code has it")
+    if recipe.get("vision_tower"):
+        reading.not_modeled.append("vision_tower: the tower and its projector")
+    recipe.refuse("bits", (16, 32), "weights in few bits, as the script's own code has it")
+    model_length(recipe, ("max_length", "max_seq_length", "max_seq_len", "block_size", "model_max_length"))
     attention(recipe, "attn_implementation")
     checkpointing(recipe, default=False)
     recipe.refuse("load_in_8bit", (False,), "8-bit weights")

@@ -1,0 +1,87 @@
+"""Shell scripts that start a training run: the arguments in them are the Trainer's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.plan.test_recipes import read_file, said
+from zsim.errors import InputError, NotModeled
+from zsim.plan.reading import Reading
+
+DATA = Path(__file__).parents[1] / "data" / "recipes"
+
+
+def script(folder: Path, text: str) -> Reading:
+    path = folder / "train.sh"
+    path.write_text(text)
+    return read_file(path)[1]
+
+
+def test_a_script_with_variables_comments_and_a_launcher():
+    kind, reading = read_file(DATA / "train.sh")
+    assert kind == "trainer"
+    assert reading.ranks == 16
+    fields = said(reading)
+    assert (fields["micro_batch"], fields["grad_accum"], fields["seq_len"]) == (2, 4, 2048)
+    assert (fields["framework.name"], fields["fsdp.sharding_strategy"]) == ("fsdp1", "FULL_SHARD")
+    assert (fields["precision"], fields["checkpointing"]) == ("bf16", "full")
+    assert reading.places[("grad_accum",)] == (DATA / "train.sh", 20)
+    assert "model (the config.json of some/model)" in reading.missing
+
+
+def test_what_a_script_sets_twice_is_not_guessed():
+    with pytest.raises(InputError, match="STEPS") as caught:
+        read_file(DATA / "arrays.slurm")
+    assert caught.value.field == "gradient_accumulation_steps"
+    assert caught.value.line == 12
+
+
+def test_arrays_and_commands_inside_a_quotation(tmp_path: Path):
+    text = (DATA / "arrays.slurm").read_text().replace("    STEPS=8\nelse\n", "")
+    reading = script(tmp_path, text)
+    assert reading.ranks == 4
+    fields = said(reading)
+    assert (fields["precision"], fields["grad_accum"], fields["checkpointing"]) == ("fp16", 16, "full")
+
+
+@pytest.mark.parametrize(
+    ("command", "error", "says"),
+    [
+        ("python train.py --lr 1", InputError, "no command in it that trains"),
+        ("deepspeed a.py --deepspeed ds.json --bf16\ndeepspeed b.py --deepspeed ds.json", InputError, "2 commands"),
+        ("deepspeed main.py --deepspeed --zero_stage 3 --model_name_or_path m", InputError, "DeepSpeed-Chat"),
+        ("deepspeed run.py --deepspeed --deepspeed_config ds.json", InputError, "arguments of its own"),
+        ("deepspeed t.py --deepspeed --per_device_train_batch_size 1", InputError, "a switch of the script's own"),
+        ("python t.py --per_device_train_batch_size 1 --lora_enable True", NotModeled, "the script's own code"),
+        ("swift sft --model m --train_type full --deepspeed zero3", InputError, "an ms-swift configuration"),
+        ("python t.py --per_device_train_batch_size $((2 * N))", InputError, "is not a number"),
+    ],
+)
+def test_what_is_no_start_of_the_trainer_is_refused(tmp_path: Path, command: str, error: type, says: str):
+    with pytest.raises(error, match=says) as caught:
+        script(tmp_path, f"#!/bin/bash\n{command}\n")
+    assert caught.value.file == tmp_path / "train.sh"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "ranks"),
+    [
+        ("deepspeed --num_gpus 4", 4),
+        ("deepspeed --num_nodes 2 --num_gpus=8", 16),
+        ("deepspeed --include localhost:0,1,3", 3),
+        ("accelerate launch --num_processes 8 --num_machines 2", 8),
+        ("torchrun --nproc-per-node 2", 2),
+        ("torchrun --nproc_per_node $N", None),
+        ("python", None),
+    ],
+)
+def test_how_many_gpus_a_launcher_is_told(tmp_path: Path, launcher: str, ranks: int | None):
+    assert script(tmp_path, f"{launcher} train.py --per_device_train_batch_size 1\n").ranks == ranks
+
+
+@pytest.mark.parametrize("text", ["", "\n", "echo 'open", "A=(\n", "--fsdp\n", "x --fsdp=\n", "cat <<E\n--fsdp\nE\n"])
+def test_odd_scripts_are_read_or_refused(tmp_path: Path, text: str):
+    with pytest.raises(InputError):
+        script(tmp_path, text)
