@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from zsim.errors import InputError, NotModeled
 from zsim.model.architecture import Architecture
 from zsim.model.families import FAMILIES
 from zsim.model.huggingface import from_config
-from zsim.model.spec import Workload
+from zsim.model.kernels import Attention
+from zsim.model.spec import Module, Workload
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.scenario import Setup
 from zsim.scenario.load import load
@@ -62,6 +64,12 @@ REFUSED: list[tuple[dict[str, str], type[InputError], str, str]] = [
     ({"attention": "eager"}, InputError, "attention", "eager needs a mask, which Ulysses leaves away"),
     ({"train_batch_size": "3"}, InputError, "train_batch_size", "3 is no multiple of 2 ranks"),
     ({"kernels": "unsloth"}, NotModeled, "kernels", "Unsloth's kernels"),
+    (
+        {"framework": "{name: deepspeed, version: 0.16.9}"},
+        InputError,
+        "sequence_parallel_size",
+        "DeepSpeed 0.16.9 has no UlyssesSPAttentionHF",
+    ),
     ({"framework": "fsdp2", "zero": ""}, NotModeled, "sequence_parallel_size", "sequence parallelism with fsdp2"),
 ]
 
@@ -75,6 +83,27 @@ def test_refused(write: Write, fields: dict[str, str], kind: type[InputError], f
     assert refused.value.field == field
     assert refused.value.line
     assert refused.value.accepted
+
+
+def test_sdpa_loses_the_window_of_sliding_layers(write: Write, tmp_path: Path) -> None:
+    config = {
+        "model_type": "mistral", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4,
+        "num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 96, "sliding_window": 256, "head_dim": 16,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for attention, loses in (("sdpa", True), ("flash", False)):
+        setup = resolved(write, model=str(tmp_path / "config.json"), attention=attention)
+        windows = {kernel.window for kernel in attentions(setup.tree)}
+        assert windows == ({None} if loses else {256})
+        assert loses == any("sliding layers attend to the whole sequence" in note for note in setup.assumptions)
+
+
+def attentions(module: Module) -> Iterator[Attention]:
+    for item in module.body:
+        if isinstance(item, Module):
+            yield from attentions(item)
+        else:
+            yield from (kernel for kernel in item.forward if isinstance(kernel, Attention))
 
 
 @pytest.mark.parametrize("stage", ["0", "{stage: 1, grad_accum_dtype: float32}"])

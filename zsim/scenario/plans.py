@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from zsim.errors import InputError, NotModeled
 from zsim.model.spec import ModelSpec
 from zsim.plan.spec import Allocator, AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
+from zsim.scenario.sequences import FIELD, check_version
 
 if TYPE_CHECKING:
     from zsim.scenario.load import Scenario
@@ -136,9 +137,13 @@ def _deepspeed(
 
     zero = scenario.fields.zero
     given = zero.given() if zero else {}
-    given["sequence_parallel_size"] = scenario.fields.sequence_parallel_size
+    given["sequence_parallel_size"] = size = scenario.fields.sequence_parallel_size
     notes = _resolve_auto(scenario, model, given)
     version = parse_version(common.get("version", DeepSpeedPlan.__dataclass_fields__["version"].default))
+    try:
+        check_version(version, size)
+    except InputError as error:
+        raise scenario.error((FIELD,), error.message, error.accepted) from None
     stage = given.get("stage", 0)
     for side in ("offload_optimizer", "offload_param"):
         _offload(scenario, side, given, stage, version)

@@ -71,6 +71,18 @@ def _divisors(of: int) -> str:
     return ", ".join(str(size) for size in range(1, of + 1) if of % size == 0)
 
 
+FIRST = (0, 17)  # DeepSpeed pull request 7268
+
+
+def check_version(version: tuple[int, ...], size: int) -> None:
+    """Raises InputError for a DeepSpeed that cannot take over the attention of Hugging Face's models."""
+    if size > 1 and version < FIRST:
+        found = ".".join(map(str, version))
+        raise InputError(
+            f"DeepSpeed {found} has no UlyssesSPAttentionHF", field=FIELD, accepted="version 0.17 or later"
+        )
+
+
 def shared_notes(model: ModelSpec, plan: AnyPlan, workload: Workload) -> list[str]:
     """What holds of a run whose ranks share sequences."""
     size = workload.sequence_parallel_size
@@ -84,6 +96,9 @@ def shared_notes(model: ModelSpec, plan: AnyPlan, workload: Workload) -> list[st
         found.append("zero.communication_data_type has no effect, but zero.seq_parallel_communication_data_type has")
     if plan.stage in (1, 2) and plan.seq_parallel_communication_data_type != "float32":
         found.append("zero.seq_parallel_communication_data_type has no effect: stages 1 and 2 reduce in float32")
-    if cast(Architecture, model.arch).family == "mixtral":
+    arch = cast(Architecture, model.arch)
+    if workload.attention == "sdpa" and any(kind.sliding for kind in arch.kinds):
+        found.append("sliding layers attend to the whole sequence: with sdpa their window is in the mask, which goes")
+    if arch.family == "mixtral":
         found.append("DeepSpeed 0.19.8 fails on a Mixtral whose config.json has no head_dim")
     return found
