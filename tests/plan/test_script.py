@@ -52,6 +52,7 @@ def test_arrays_and_commands_inside_a_quotation(tmp_path: Path):
         ("python train.py --lr 1", InputError, "no command in it that trains"),
         ("deepspeed a.py --deepspeed ds.json --bf16\ndeepspeed b.py --deepspeed ds.json", InputError, "2 commands"),
         ("deepspeed main.py --deepspeed --zero_stage 3 --model_name_or_path m", InputError, "DeepSpeed-Chat"),
+        ("srun pretrain_gpt.py --micro-batch-size 1 --num-layers 2 --fp16 --deepspeed", InputError, "Megatron"),
         ("deepspeed run.py --deepspeed --deepspeed_config ds.json", InputError, "arguments of its own"),
         ("deepspeed t.py --deepspeed --per_device_train_batch_size 1", InputError, "a switch of the script's own"),
         ("python t.py --per_device_train_batch_size 1 --lora_enable True", NotModeled, "the script's own code"),

@@ -81,7 +81,7 @@ def identify(document: Document) -> str:
     keys = {str(key) for key in document.data}
     if {"framework", "cluster"} <= keys:
         return "scenario"
-    if {"pipe_parallel_size", "pipe-parallel-size", *NEOX} & keys:
+    if {"pipe_parallel_size", "pipe-parallel-size", *NEOX} & keys and "micro_batch_size" not in keys:
         return "neox"
     if {"distributed_type", "compute_environment"} & keys:
         return "accelerate"
