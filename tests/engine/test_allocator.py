@@ -301,6 +301,16 @@ def test_tensors_of_one_key_need_not_lie_together():
     assert replay([*events, apart._replace(tensors=())]).peak_bytes == 80 * MIB
 
 
+def test_the_steps_in_which_cached_segments_go_back():
+    """100 MiB that hold 60 or 80: once both sizes have been asked for, each request makes room for itself."""
+    first = [event("a", 60 * MIB), event("a", -60 * MIB), event("b", 80 * MIB), event("b", -80 * MIB)]
+    later = [one._replace(step=2) for one in first]
+    assert replay(first, CachingAllocator(200 * MIB)).retried_in == ()
+    assert replay([*first, *later], CachingAllocator(100 * MIB)).retried_in == (1,)
+    apart = [one._replace(lane=ALL_GATHER) if one.key == "a" else one for one in (*first, *later)]
+    assert replay(apart, CachingAllocator(100 * MIB)).retried_in == (1, 2, 2)
+
+
 def test_temporaries_below_zero_leak_nothing():
     """A block's level goes to -5 and back up; however often, it needs the same memory."""
     up_and_down = [event("temporary", nbytes * 10 * MIB, op=op) for op, nbytes in ((1, -5), (2, 15), (2, -10))]

@@ -105,7 +105,10 @@ def test_a_full_gpu_is_not_said_to_have_room(result):
     text = " ".join(printed(terminal.render, dataclasses.replace(result, gpu=full)).split())
     assert text.startswith("FITS, tight: miniature: takes all")
     assert "4.0 of them to cache and fragments" in text
-    assert "back 19 times, which is slow" in text
+    assert "back 19 times, which is slow. Memory" in text
+    often = dataclasses.replace(full, allocator_retries_per_step=4)
+    text = " ".join(printed(terminal.render, dataclasses.replace(result, gpu=often)).split())
+    assert "4 are in every step, whose time leaves them out" in text
     assert "free per GPU" not in text[:200]
 
 

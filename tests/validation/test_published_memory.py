@@ -60,6 +60,8 @@ def predicted(row: Row) -> Prediction:
         ("tt-pr165-fsdp2-sac", 1),
         # The loop holds the model's outputs; peaks leave the start out.
         ("gist-a800-4", 7),
+        # And without zero.Init before DeepSpeed 0.19.4 autograd keeps the weights of linear layers: 10 GiB.
+        ("gist-a800-5", 1),
         ("gist-a800-6", 6),
         ("gist-a800-10", 3),
     ],
@@ -159,10 +161,3 @@ def test_torchtitan_before_fsdp2(rows):
     assert isinstance(setup_of(row).plan, Fsdp1Plan)
     errors = [predicted(row).memory_error(kind) for kind in ("allocated", "reserved")]
     assert all(error is not None and abs(error) <= 5 for error in errors)
-
-
-def test_weights_that_autograd_keeps_without_zero_init() -> None:
-    """gist-a800-5: ZeRO-3 of DeepSpeed 0.14.2 without checkpointing, 75.7 GiB; 65 if released weights were gone."""
-    memory = of("gist-a800-5")
-    assert memory.step is not None
-    assert memory.step.allocated / GIB == pytest.approx(75.7, rel=0.01)

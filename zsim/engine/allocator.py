@@ -46,6 +46,7 @@ class CachingAllocator:
     reserved: int = 0
     allocated: int = 0  # sizes of blocks in use
     retries: int = 0  # times it had to give cached segments back first (num_alloc_retries)
+    retried_in: list[int] = field(default_factory=list)  # the step of each
     event: MemoryEvent | None = None  # what `replay` is at, for subclasses that record
     delayed: dict[str, deque[list[Block]]] = field(default_factory=lambda: defaultdict(deque))
     _pools: dict[tuple[str, bool], Cached] = field(default_factory=lambda: defaultdict(list))
@@ -132,6 +133,7 @@ class CachingAllocator:
             block = self._allocate(size, pool, small)
         if block is None:
             self.retries += 1
+            self.retried_in.append(self.event.step if self.event else 0)
             self._release_cached()
             block = self._allocate(size, pool, small)
         if block is None:
@@ -227,7 +229,7 @@ class Reserved:
 
     peak_bytes: int
     peak_at: MemoryEvent | None
-    retries: int
+    retried_in: tuple[int, ...]  # the steps in which the allocator gave cached segments back, one for each time
     out_of_memory: MemoryEvent | None
 
 
@@ -263,10 +265,10 @@ def replay(events: Iterable[MemoryEvent], allocator: CachingAllocator | None = N
                     for block in blocks.pop(key):
                         allocator.free(block)
         except OutOfMemory:
-            return Reserved(allocator.reserved, event, allocator.retries, event)
+            return Reserved(allocator.reserved, event, tuple(allocator.retried_in), event)
         if allocator.reserved > peak:
             peak, peak_at = allocator.reserved, event
-    return Reserved(peak, peak_at, allocator.retries, None)
+    return Reserved(peak, peak_at, tuple(allocator.retried_in), None)
 
 
 def pieces(nbytes: int, tensors: tuple[int, ...]) -> list[int]:

@@ -119,7 +119,8 @@ def _gpu(view: RankView, cluster: Cluster, program: Program, settings: Allocator
         peak_rank=view.rank,
         headroom_bytes=limit - reserved - min(paged, beside),
         out_of_memory_at=describe(view, failed) if failed else None,
-        allocator_retries=run.retries,
+        allocator_retries=len(run.retried_in),
+        allocator_retries_per_step=run.retried_in.count(view.steady.step),
         paged_bytes=paged,
         evicted_bytes=max(0, paged - beside),
     )

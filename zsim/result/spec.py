@@ -28,8 +28,9 @@ class GpuMemory:
     peak plus the category "framework", so that it sums to peak_allocated_bytes + framework_bytes.
 
     The run fits when PyTorch's caching allocator gets through all simulated steps with capacity - framework bytes,
-    giving cached blocks back where it must (`allocator_retries`). If so, `headroom_bytes` is what is never reserved.
-    If not, `out_of_memory_at` says where it fails first, the reserved peak is the least that it would have had to
+    giving cached blocks back where it must (`allocator_retries`, and of these in every steady step
+    `allocator_retries_per_step`, whose time the step's does not hold). If so, `headroom_bytes` is what is never
+    reserved. If not, `out_of_memory_at` says where it fails first, the reserved peak is the least that it would have had to
     reserve, and the headroom is negative: at least this much is missing.
 
     `paged_bytes` of states lie in managed memory, outside the allocator too: on the GPU as far as there is room,
@@ -46,6 +47,7 @@ class GpuMemory:
     headroom_bytes: int
     out_of_memory_at: str | None
     allocator_retries: int
+    allocator_retries_per_step: int = 0
     paged_bytes: int = 0
     evicted_bytes: int = 0
 

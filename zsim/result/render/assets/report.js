@@ -35,7 +35,8 @@ function memory() {
     "PyTorch's allocator has taken from the device, and nvidia-smi shows reserved plus what lies outside the allocator. " +
     "The last decides about out-of-memory." +
     (gpu.out_of_memory_at ? ` It runs out at ${gpu.out_of_memory_at}.` : "") +
-    (gpu.allocator_retries ? ` To get through, the allocator gives cached memory back ${gpu.allocator_retries} times, which is slow.` : "");
+    (gpu.allocator_retries ? ` To get through, the allocator gives cached memory back ${gpu.allocator_retries} times, which is slow.` : "") +
+    (gpu.allocator_retries_per_step ? ` ${gpu.allocator_retries_per_step} are in every step, whose time leaves them out.` : "");
   chart("memory-time", () => {
     const traces = Object.entries(held.categories).map(([name, values]) => ({
       x: held.t, y: values, name: data.labels[name] || words(name), type: "scatter", mode: "lines", line: { width: 0, shape: "hv" },
