@@ -130,14 +130,25 @@ def test_refused(data: dict[str, Any], kind: type, says: str) -> None:
     assert says in refused.value.message
 
 
+def test_mics_is_simulated_where_deepspeed_still_has_it() -> None:
+    mics = zero(stage=3, mics_shard_size=8, mics_hierarchical_params_gather=False)
+    found = fields(read(mics, "0.19.6"))
+    assert (found["zero.mics_shard_size"], found["zero.mics_hierarchical_params_gather"]) == (8, False)
+    assert "zero.mics_shard_size" not in fields(read(zero(stage=3, mics_shard_size=-1), "0.18.9"))
+    with pytest.raises(InputError, match="DeepSpeed has removed MiCS"):
+        read(mics, "0.19.7")
+    with pytest.raises(NotModeled, match="LoCo"):
+        read(zero(stage=3, zeropp_loco_param={"err_beta": 0.8}), "0.19.7")
+
+
 def test_what_older_versions_took() -> None:
-    """bf16 and fp16 were not checked before 0.17, and the removed sections worked until 0.18.9."""
+    """bf16 and fp16 were not checked before 0.17, and the removed sections worked until 0.19.6 or 0.19.7."""
     data = {"train_batch_size": 8, "bf16": {"enabled": True, "loss_scale": 0}, "elasticity": {"enabled": False}}
     reading = read(data, "0.16.9")
     assert fields(reading)["precision"] == "bf16"
     with pytest.raises(NotModeled, match="elastic training"):
         read(data | {"elasticity": {"enabled": True}}, "0.16.9")
-    assert fields(read({"train_batch_size": 8}, "0.18.9"))["grad_clip"] == 0.0
+    assert fields(read({"train_batch_size": 8}, "0.19.2"))["grad_clip"] == 0.0
     assert fields(read({"train_batch_size": 8}))["grad_clip"] == 1.0
     with pytest.raises(InputError, match="is not a version"):
         read(data, "latest")

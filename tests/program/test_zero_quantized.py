@@ -28,6 +28,7 @@ CONFIG = {
 }  # fmt: skip
 QUANTIZED = {"zero_quantized_weights": True}
 GRADIENTS = {"zero_quantized_gradients": True, "gpus_per_node": 4, "world_size": 8}
+MICS = {"mics_shard_size": 4, "version": "0.18.9", "world_size": 8}
 STORED = {"zero_quantized_nontrainable_weights": True}
 
 
@@ -118,6 +119,21 @@ def test_nodes_have_to_be_full():
     assert program_of(**GRADIENTS | {"world_size": 4, "gpus_per_node": 8}).groups.keys() == {"world"}
 
 
+def test_mics_shards_within_groups_and_reduces_between_them_once_per_step():
+    plain = program_of(world_size=4, version="0.18.9", grad_accum=2)
+    mics = program_of(**MICS, grad_accum=2)
+    assert (mics.groups["shards"], mics.groups["replicas"]) == (
+        ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 4), (1, 5), (2, 6), (3, 7)),
+    )  # fmt: skip
+    for kind in ("all_gather", "reduce_scatter"):
+        assert (
+            moved(mics, "forward", "backward")[kind, "bfloat16"]
+            == moved(plain, "forward", "backward")[kind, "bfloat16"]
+        )
+    shards = sum(ceil(parameter.numel / 4) for parameter in model_and_tree()[0].parameters)
+    assert moved(mics, "backward")["all_reduce", "bfloat16"] == 2 * shards  # of two micro-steps
+
+
 def test_frozen_weights_are_kept_in_eight_bits():
     alone = {"stage3_allgather_sequential": True}
     whole, stored = program_of("mlp", **alone), program_of("mlp", **alone, **STORED)
@@ -139,6 +155,11 @@ def test_frozen_weights_are_kept_in_eight_bits():
         ("mlp", STORED | {"offload_param": "cpu"}, NotModeled, "quantized frozen weights on the CPU"),
         (None, GRADIENTS | {"reduce_scatter": False}, InputError, "need it, as DeepSpeed says"),
         (None, {"zero_hpz_partition_size": 2, "offload_optimizer": "nvme", "offload_param": "nvme"}, InputError, "hpZ"),
+        (None, MICS | {"version": "0.19.7"}, InputError, "has removed MiCS"),
+        (None, MICS | {"world_size": 6}, InputError, "4 does not divide the 6 ranks"),
+        (None, MICS | {"offload_optimizer": "cpu"}, InputError, "several groups of shards cannot offload"),
+        (None, MICS | QUANTIZED, NotModeled, "MiCS with parameters on the CPU, or with"),
+        (None, MICS | {"mics_hierarchical_params_gather": True}, NotModeled, r"fails with torch 2\.1 and later"),
         (None, {"stage3_module_granularity_threshold": 10**9}, InputError, r"the whole model \(LlamaForCausalLM\)"),
         (None, {"leaf_classes": ("LlamaAttention",)}, InputError, r"self_attn \(LlamaAttention\) cannot be a leaf"),
         ("embed_tokens", {"leaf_names": ("model.layers.0.input_layernorm",)}, InputError, "cannot be a leaf"),

@@ -7,7 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotModeled
-from zsim.plan.deepspeed_keys import ALIASES, LISTED, NONE, REFUSED, REMOVED, SECTIONS, STRICT, USED, Key
+from zsim.plan.deepspeed_keys import (
+    ALIASES,
+    GONE_IN_0_19_7,
+    LISTED,
+    NONE,
+    OLDER,
+    REFUSED,
+    REMOVED,
+    SECTIONS,
+    STRICT,
+    USED,
+    Key,
+)
 from zsim.plan.document import Document, Path_, dotted, nearest, read_text
 from zsim.plan.hjson import parse_hjson
 from zsim.plan.reading import Reading
@@ -58,6 +70,18 @@ def parse_version(version: str) -> tuple[int, ...]:
     if parts is None:
         raise InputError(f"{version!r} is not a version", field="framework.version", accepted=f"such as {VERSION}")
     return tuple(int(part) for part in parts.group(1).split("."))
+
+
+def with_trainers_groups(reading: Reading) -> Reading:
+    """What the Trainer adds to a configuration without an optimizer: transformers 5.24 trainer.py, create_optimizer,
+    makes two parameter groups, weight decay or not. Where the file names one, it hands over all parameters as one group
+    (integrations/deepspeed.py, deepspeed_optim_sched)."""
+    if not reading.document.data.get("optimizer"):
+        reading.fields["optimizer", "decay_groups"] = True
+        reading.notes.append(
+            "optimizer.decay_groups: true, as the Trainer makes two parameter groups where the file names no optimizer"
+        )
+    return reading
 
 
 class _Reader:
@@ -145,12 +169,15 @@ class _Reader:
             raise self.error(path, f"{shown(value)} is not {KINDS[key.kind]}", accepted=KINDS[key.kind]) from None
 
     def removed(self, path: Path_, full: str, value: Any) -> None:
-        if self.version >= (0, 19):
+        if self.version >= ((0, 19, 7) if full in GONE_IN_0_19_7 else (0, 19, 8)):
             raise self.error(
                 path,
                 f"DeepSpeed has removed {REMOVED[full]} and refuses this key",
                 notes=("with an older DeepSpeed: framework: {name: deepspeed, version: 0.18.9}",),
             )
+        if full in OLDER:
+            self.values[full] = self.checked(path, full, OLDER[full], value)
+            return
         off = not value or (isinstance(value, dict) and value.get("enabled") is False) or value == -1
         if not off:
             raise self.error(path, REMOVED[full], kind=NotModeled)
@@ -215,6 +242,8 @@ class _Reader:
                 continue
             if value is None:
                 continue
+            if name == "mics_shard_size" and value <= 0:
+                continue  # as its default, -1
             if name == "stage3_module_granularity_threshold":
                 value = max(value, 0)  # below 0 it is as off as at 0
             least = 1 if name in ("reduce_bucket_size", "zero_hpz_partition_size") else 0
@@ -408,7 +437,7 @@ class _Reader:
         elif clipping is not None:
             self.set(("grad_clip",), clipping, "gradient_clipping")
         else:
-            default = 1.0 if self.version >= (0, 19) else 0.0
+            default = 1.0 if self.version >= (0, 19, 3) else 0.0
             self.reading.fields[("grad_clip",)] = default
             self.reading.notes.append(f"gradient_clipping: {default}, DeepSpeed's default")
         for key, field in (

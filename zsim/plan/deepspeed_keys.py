@@ -384,7 +384,7 @@ STRICT = {
     "optimizer.params",  # an unexpected keyword argument of the optimizer
 }
 
-# DeepSpeed raises on these from 0.19 on (they still worked in 0.18.9). What they were:
+# DeepSpeed raises on these from 0.19.8 on, on some from 0.19.7 on (they still worked in 0.19.6). What they were:
 REMOVED: dict[str, str] = {
     "nebula": "Nebula checkpointing",
     "compression_training": "the compression library",
@@ -400,4 +400,13 @@ REMOVED: dict[str, str] = {
     "zero_optimization.mics_shard_size": "MiCS",
     "zero_optimization.mics_hierarchical_params_gather": "MiCS",
     "zero_optimization.zeropp_loco_param": "LoCo-Zero++",
+}
+GONE_IN_0_19_7 = {
+    "nebula", "compression_training", "quantize_training", "sparse_attention", "zero_optimization.mics_shard_size",
+    "zero_optimization.mics_hierarchical_params_gather",
+}  # fmt: skip
+# Of these, what an older DeepSpeed is simulated with.
+OLDER: dict[str, Key] = {
+    "zero_optimization.mics_shard_size": used(int, -1),
+    "zero_optimization.mics_hierarchical_params_gather": used(bool, False),
 }

@@ -30,7 +30,8 @@ def markdown() -> Iterator[str]:
             if full not in SECTIONS or key.effect != USED:  # a section's keys have rows of their own
                 also = f", `{short[name]}`" if section == "zero_optimization" and name in short else ""
                 yield f"| `{full}`{also} | {key.effect} | {_default(key)} | {key.why} |"
-    yield "\nRefused, as DeepSpeed 0.19 does; with an older version read, and not modeled unless switched off:\n"
+    yield "\nRefused, as by DeepSpeed from 0.19.7 or 0.19.8 on. With an older one MiCS is simulated, and the others are"
+    yield "not modeled unless switched off:\n"
     yield "| key | what it was |\n|---|---|"
     for name, what in REMOVED.items():
         yield f"| `{name}` | {what} |"

@@ -189,7 +189,7 @@ class ZeroField(Section):
     round_robin_gradients: bool | None = None
     memory_efficient_linear: bool | None = None
     use_multi_rank_bucket_allreduce: bool | None = None
-    sub_group_size: Positive | None = None
+    sub_group_size: Whole | None = None  # 0: a group for every parameter
     stage3_prefetch_bucket_size: Auto | Whole | None = None
     stage3_param_persistence_threshold: Auto | Whole | None = None
     stage3_model_persistence_threshold: Whole | None = None
@@ -207,6 +207,8 @@ class ZeroField(Section):
     zero_init: bool | None = Field(None, description="the model was built under deepspeed.zero.Init")
     leaf_blocks: bool | None = Field(None, description="set_z3_leaf_modules on the model's blocks")
     leaf_module: LeafModuleField | None = None
+    mics_shard_size: Few | None = Field(None, description="MiCS, before DeepSpeed 0.19.7: GPUs that share parameters")
+    mics_hierarchical_params_gather: bool | None = None
     stage3_module_granularity_threshold: Whole | None = None
     prescale_gradients: bool | None = None
     communication_data_type: Dtype | None = None

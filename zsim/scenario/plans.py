@@ -163,6 +163,8 @@ def _deepspeed(
         raise scenario.error(("zero", "zero_hpz_partition_size"), f"{hpz} does not divide the {ranks} ranks")
     if hpz > 1 and stage < 3:
         notes.append("zero.zero_hpz_partition_size has no effect below stage 3")
+    if given.get("mics_shard_size", -1) > 0:
+        notes += _mics(scenario, given, version, stage)
     notes += _quantized(scenario, ranks // gpus_per_node, given, stage)
     if given.get("zero_quantized_gradients"):
         given["gpus_per_node"] = gpus_per_node
@@ -172,11 +174,22 @@ def _deepspeed(
             "the model is built under deepspeed.zero.Init, as the Trainer and accelerate do (zero.zero_init: false "
             "puts all of it on every GPU first)"
         )
-    if (0, 17) <= version < (0, 19) and stage < 3 and scenario.fields.precision == "bf16":
+    if (0, 17) <= version < (0, 19, 3) and stage < 3 and scenario.fields.precision == "bf16":
         given.setdefault("check_grad_overflow", False)  # precision_config.py of 0.17 and 0.18
     if version < (0, 4, 3):
         given.setdefault("contiguous_gradients", False)  # zero/constants.py
     return DeepSpeedPlan(**common, dtype=TORCH_DTYPE[scenario.fields.precision], **given), notes
+
+
+def _mics(scenario: Scenario, given: dict[str, Any], version: tuple[int, ...], stage: int) -> list[str]:
+    if version >= (0, 19, 7):
+        older = "framework: {name: deepspeed, version: 0.18.9}"
+        raise scenario.error(("zero", "mics_shard_size"), "DeepSpeed 0.19.7 has removed MiCS", older)
+    if stage < 3:
+        return ["zero.mics_shard_size has no effect below stage 3"]
+    if given.get("zero_init", True):
+        return ["built under deepspeed.zero.MiCS_Init: MiCS refuses a model built under zero.Init, as the Trainer's is"]
+    return []
 
 
 def _quantized(scenario: Scenario, nodes: int, given: dict[str, Any], stage: int) -> list[str]:
@@ -210,8 +223,8 @@ def _offload(scenario: Scenario, side: str, given: dict[str, Any], stage: int, v
     if stage == 0:
         raise scenario.error(("zero", side), "needs stage 1, 2 or 3, not 0")
     given[side] = offload.device
-    # offload_config.py: pinned by default from 0.19 on, pageable in 0.18.9 and before.
-    given[f"{side}_pin_memory"] = version >= (0, 19)
+    # offload_config.py: pinned by default from 0.19.5 on, pageable before.
+    given[f"{side}_pin_memory"] = version >= (0, 19, 5)
     if getattr(offload, "super_offload", None):  # engine.py, _configure_zero_optimizer: of stage 3 alone
         if stage != 3 or offload.device != "cpu" or version < (0, 18):
             needs = "stage 3, device: cpu and DeepSpeed 0.18 or later"

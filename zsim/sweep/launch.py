@@ -93,7 +93,7 @@ def _stage_3(plan: DeepSpeedPlan) -> dict[str, Any]:
     own = DeepSpeedPlan(world_size=plan.world_size)
     plain = (
         "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights",
-        "zero_quantized_gradients", "stage3_module_granularity_threshold",
+        "zero_quantized_gradients", "stage3_module_granularity_threshold", "mics_shard_size",
     )  # fmt: skip
     leaf = {
         name: list(getattr(plan, f"leaf_{name}"))

@@ -349,7 +349,7 @@ def _deepspeed(row: Row, stage: int) -> dict[str, Any]:
     if row["framework"].startswith("DeepSpeed") and version < (0, 19, 4):
         given["memory_efficient_linear"] = False
     # offload_config.py: pageable unless the configuration says otherwise
-    pinned = version >= (0, 19)
+    pinned = version >= (0, 19, 5)
     return given | {"offload_optimizer_pin_memory": pinned, "offload_param_pin_memory": pinned}
 
 
