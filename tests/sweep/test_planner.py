@@ -137,6 +137,16 @@ def test_bounds_hold_for_whatever_is_accumulated(data: st.DataObject) -> None:
             assert least_seconds(task).step <= outcome["step_s"] * (1 + 1e-9)
 
 
+def test_offload_of_checkpointed_inputs_is_carried(tmp_path):
+    document = base(tmp_path, SMALL)
+    found = {candidate.checkpointing: candidate for candidate in candidates(H100, 8)}
+    for offload in (True, "stream"):
+        data = document.data | {"checkpointing": {"policy": "none", "offload": offload}}
+        chosen = {name: c.data(replace(document, data=data))["checkpointing"] for name, c in found.items()}
+        assert chosen == {"none": "none", "selective": "selective", "full": {"policy": "full", "offload": offload}}
+    assert found["full"].data(document)["checkpointing"] == "full"
+
+
 def test_what_offloads_shares_the_cores():
     shared = replace(H100, threads=14)
     for strategy in strategies(shared):

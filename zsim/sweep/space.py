@@ -104,9 +104,13 @@ class Candidate:
         return ", ".join(filter(None, parts))
 
     def data(self, base: Document) -> dict[str, Any]:
-        """The candidate as the plain data of a scenario file."""
+        """The candidate as the plain data of a scenario file. How checkpointed inputs are kept is the scenario's."""
         kept = {name: value for name, value in base.data.items() if name not in DECIDED}
-        return merged(kept, self.settings)
+        data = merged(kept, self.settings)
+        given = base.data.get("checkpointing")
+        if self.checkpointing == "full" and isinstance(given, dict) and given.get("offload"):
+            data["checkpointing"] = {"policy": "full", "offload": given["offload"]}
+        return data
 
     def task(self, base: Document) -> Task:
         return Task(str(base.file), str(Path(base.file).parent), self.data(base), {})
