@@ -170,9 +170,11 @@ def _deepspeed(
         given["gpus_per_node"] = gpus_per_node
     if stage == 3 and "zero_init" not in given:
         given["zero_init"] = True
+        by_whom = "zero.Init, as the Trainer and accelerate do"
+        if given.get("mics_shard_size", -1) > 0:
+            by_whom = "zero.MiCS_Init; one built under zero.Init, as the Trainer does, is refused"
         notes.append(
-            "the model is built under deepspeed.zero.Init, as the Trainer and accelerate do (zero.zero_init: false "
-            "puts all of it on every GPU first)"
+            f"the model is built under deepspeed.{by_whom} (zero.zero_init: false puts all of it on every GPU first)"
         )
     if (0, 17) <= version < (0, 19, 3) and stage < 3 and scenario.fields.precision == "bf16":
         given.setdefault("check_grad_overflow", False)  # precision_config.py of 0.17 and 0.18
@@ -187,8 +189,6 @@ def _mics(scenario: Scenario, given: dict[str, Any], version: tuple[int, ...], s
         raise scenario.error(("zero", "mics_shard_size"), "DeepSpeed 0.19.7 has removed MiCS", older)
     if stage < 3:
         return ["zero.mics_shard_size has no effect below stage 3"]
-    if given.get("zero_init", True):
-        return ["built under deepspeed.zero.MiCS_Init: MiCS refuses a model built under zero.Init, as the Trainer's is"]
     return []
 
 
