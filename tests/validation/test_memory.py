@@ -75,7 +75,7 @@ def test_command_prints_a_line_per_file(tmp_path: Path, capsys: pytest.CaptureFi
     ]
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"config": {}}', gzip.compress(b"{}")])
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"config": {}}', gzip.compress(b"{}", mtime=0)])
 def test_unreadable_files_are_input_errors(tmp_path: Path, content: bytes):
     path = tmp_path / ("x.json.gz" if content[:2] == b"\x1f\x8b" else "x.json")
     path.write_bytes(content)

@@ -21,12 +21,13 @@ from zsim.model import families
 from zsim.model.architecture import Architecture, LayerKind
 from zsim.model.kernels import Work
 from zsim.model.layers import Net
+from zsim.model.lora import tune
 from zsim.model.spec import Compute, ModelSpec, Module, Workload
 from zsim.model.trace import parameters
 from zsim.plan.deepspeed import VERSION, parse_version
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 from zsim.scenario import Setup
-from zsim.validation import titan_history
+from zsim.validation import stated, titan_history
 from zsim.validation.rows import Row, gpu_name
 
 # Gigabits per second and node, where the source does not say: what such machines are usually sold with.
@@ -75,7 +76,7 @@ def _refuse_unmodeled(row: Row) -> None:
         raise NotModeled("float8 training", row.file, row.line, "precision")
     if PARALLELISM.search(text):
         raise NotModeled("tensor, pipeline, context or sequence parallelism", row.file, row.line, "notes")
-    if re.search(r"LoRA|PEFT", text):
+    if re.search(r"LoRA|PEFT", text) and stated.adapters(row) is None:
         raise NotModeled("adapters (the adapted modules are not stated)", row.file, row.line, "precision")
     if re.search(r"own C\+\+|Megatron|MLX|llm\.c", row["framework"]):
         raise NotModeled(f"programs of {row['framework']}", row.file, row.line, "framework")
@@ -139,7 +140,7 @@ def _workload(row: Row, cluster: Cluster, assumed: list[str]) -> Workload:
     return Workload(
         micro_batch=row.count("micro_batch"),
         seq_len=row.count("seq_len"),
-        dtype="float16" if row["precision"].startswith("fp16") else "bfloat16",
+        dtype=stated.half(row),
         attention="triton" if foundry and "PURE" in row["precision"] else _fused_attention(row, assumed),
         checkpointing=checkpointing,
         checkpointed=chosen,
@@ -159,6 +160,8 @@ def _loss(row: Row) -> str:
 def _fused_attention(row: Row, assumed: list[str]) -> str:
     """FlashAttention, where the source does not say, too: by itself or as SDPA takes it. But in the months of DeepSpeed
     0.14.0 to 0.14.2 (March to May 2024), of torch 2.2, transformers was 4.38 to 4.40, whose SDPA is given a mask."""
+    if row.get("attention_impl").startswith("eager"):
+        return "eager"
     if row.get("attention_impl") or not re.search(r"DeepSpeed 0\.14\.[012]\b", row["framework"]):
         return "flash"
     assumed.append("attention not stated: SDPA with a mask, as transformers 4.38 to 4.40 of the same months have it")
@@ -266,7 +269,8 @@ def _model(row: Row) -> ModelSpec:
             "max_position_embeddings": row.count("seq_len"), "tie_word_embeddings": small,
             **({"head_dim": 128} if family == "qwen3" else {}),
         }  # fmt: skip
-    return _read_model(json.dumps(config, sort_keys=True), row["model"])
+    model, tuning = _read_model(json.dumps(config, sort_keys=True), row["model"]), stated.adapters(row)
+    return tune(model, tuning) if tuning else model
 
 
 @cache
@@ -293,13 +297,14 @@ def _plan(row: Row, cluster: Cluster) -> AnyPlan:
     if strategy in ("zero1", "zero2", "zero3"):
         return DeepSpeedPlan(
             **common,
-            **_deepspeed(row, int(strategy[-1])),
+            **(_deepspeed(row, int(strategy[-1])) | stated.zero_settings(row)),
             offload_optimizer="cpu" if "optimizer-cpu" in offload else None,
             offload_param="cpu" if "param-cpu" in offload else None,
-            optimizer=Optimizer(impl="cpu" if "optimizer-cpu" in offload else "fused"),
+            optimizer=Optimizer(impl="cpu" if "optimizer-cpu" in offload else stated.optimizer(row, "fused")),
             **(_zero_plus_plus(cluster) if "ZeRO++" in row.get("notes") else {}),
             # llamafactory-cli starts several processes by torchrun
             omp_num_threads=1 if _LLAMA_FACTORY in framework and cluster.world_size > 1 else None,
+            dtype=stated.half(row),
         )
     if offload not in ("none", ""):
         raise NotModeled(f"{offload} under {framework}", row.file, row.line, "offload")
@@ -308,8 +313,8 @@ def _plan(row: Row, cluster: Cluster) -> AnyPlan:
         return DdpPlan(
             **common,
             dtype="bfloat16" if pure else "float32",
-            autocast=None if pure else "bfloat16",
-            optimizer=Optimizer(impl="foreach" if "HF Trainer" in framework else "fused"),  # adamw_torch
+            autocast=None if pure else stated.half(row),
+            optimizer=Optimizer(impl=stated.optimizer(row, "foreach" if "HF Trainer" in framework else "fused")),
         )
     if strategy not in ("fsdp-full", "fsdp-grad-op", "hsdp"):
         raise NotModeled(f"strategy {strategy!r}", row.file, row.line, "strategy")
@@ -321,6 +326,8 @@ def _plan(row: Row, cluster: Cluster) -> AnyPlan:
             mesh=mesh,
             grouping=titan_history.grouping(row) if "torchtitan" in framework else "hf",
             optimizer=Optimizer(impl=titan_history.optimizer(row) if "torchtitan" in framework else "fused"),
+            storage_dtype="bfloat16" if "pure bf16" in precision else "float32",
+            reduce_dtype="bfloat16" if "pure bf16" in precision else "float32",
         )
     return _fsdp1(row, common, mesh)
 
@@ -394,5 +401,5 @@ def _fsdp1(row: Row, common: dict[str, Any], mesh: tuple[int, int] | None) -> Fs
         reduce_dtype=reduce,
         storage_dtype="bfloat16" if "pure bf16" in precision else "float32",
         mesh=mesh,
-        optimizer=Optimizer(impl="foreach"),
+        optimizer=Optimizer(impl=stated.optimizer(row, "foreach")),
     )

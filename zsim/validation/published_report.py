@@ -26,22 +26,22 @@ def section(folder: Path) -> Iterator[str]:
         "not: split by a checksum of source, model, GPU and sequence length. Errors of the step time in percent. `zsim "
         "validate published validation/published/*.csv` prints every row.\n"
     )
-    yield from _table("test rows of", {"all": test, **_by(test, lambda p: p.row.source), **_by(test, lambda p: p.gpu)})
+    yield from _table("test rows of", {"all": test, **by(test, lambda p: p.row.source), **by(test, lambda p: p.gpu)})
     yield ""
     yield from _table("fit rows of", {"all": [p for p in known if p.split == "fit"]}, head=False)
-    yield from _against_peers(known, _yaml(folder / "peers.yaml"))
-    yield from _record(_yaml(folder / "calibration.yaml"))
+    yield from _against_peers(known, read_yaml(folder / "peers.yaml"))
+    yield from _record(read_yaml(folder / "calibration.yaml"))
     yield from _order(known)
     yield from _parts(folder)
-    explained = _yaml(folder / "explained.yaml")
+    explained = read_yaml(folder / "explained.yaml")
     yield from _memory(predictions, explained)
-    yield from _far(known, explained)
+    yield from far(known, explained)
     refused = [p for p in predictions if p.refused]
     yield f"\n{len(predictions) - len(refused)} of {len(predictions)} rows are predicted; refused:\n"
     yield from (f"- {p.row.get('id')}: {p.refused}" for p in refused)
 
 
-def _by(predictions: Sequence[Prediction], key: Any) -> dict[str, list[Prediction]]:
+def by(predictions: Sequence[Prediction], key: Any) -> dict[str, list[Prediction]]:
     return {name: [p for p in predictions if key(p) == name] for name in sorted({key(p) for p in predictions})}
 
 
@@ -188,7 +188,7 @@ def _memory(predictions: Sequence[Prediction], explained: Mapping[str, str]) -> 
     yield from (f"- {row}. {explained.get(f'memory {row}', 'not explained').strip()}" for row in wrong)
 
 
-def _far(known: Sequence[Prediction], explained: Mapping[str, str]) -> Iterator[str]:
+def far(known: Sequence[Prediction], explained: Mapping[str, str]) -> Iterator[str]:
     yield f"\n### Rows beyond {FAR:g} %\n"
     for p in sorted(known, key=lambda p: -abs(p.error or 0.0)):
         if abs(p.error or 0.0) > FAR:
@@ -196,7 +196,7 @@ def _far(known: Sequence[Prediction], explained: Mapping[str, str]) -> Iterator[
             yield f"- {p.row.id} ({p.split}): {p.error:+.1f} %. {why}"
 
 
-def _yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
     import yaml
 
     return yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -24,6 +24,7 @@ def markdown(evidence: Path) -> Iterator[str]:
         ("Memory", _memory(evidence / "oracles")),
         ("", _collectives(evidence / "measured" / "collectives.csv")),
         ("Published runs", _published(evidence / "published")),
+        ("Runs never seen before", _holdout(evidence / "published" / "holdout")),
         ("What users reported", _cases(evidence / "cases" / "cases.yaml")),
     ):
         yield f"\n## {title}\n" if title else ""
@@ -79,6 +80,12 @@ def _collectives(path: Path) -> Iterator[str]:
 
 def _published(folder: Path) -> Iterator[str]:
     from zsim.validation.published_report import section
+
+    yield from section(folder)
+
+
+def _holdout(folder: Path) -> Iterator[str]:
+    from zsim.validation.holdout import section
 
     yield from section(folder)
 

@@ -1,0 +1,47 @@
+"""What the words of a published row say beyond its columns: data types, the optimizer, DeepSpeed's file, adapters."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from zsim.model.lora import Lora, Tuning
+from zsim.validation.rows import Row
+
+
+def half(row: Row) -> str:
+    return "float16" if row["precision"].startswith("fp16") else "bfloat16"
+
+
+def optimizer(row: Row, default: str) -> str:
+    """Whose AdamW the notes name, as `Optimizer.impl`; `default` is the framework's own choice."""
+    notes = row.get("notes")
+    if "AdamW of transformers" in notes:
+        return "loop"
+    return "foreach" if "AdamW of torch" in notes else "fused" if "fused AdamW" in notes else default
+
+
+def adapters(row: Row) -> Tuning | None:
+    """LoRA whose rank and targets the precision names: "LoRA r=64 on q_proj, v_proj"."""
+    found = re.search(r"LoRA r=(\d+) on (\w+(?:, \w+)*)", row["precision"])
+    if found is None:
+        return None
+    dropout = re.search(r"LoRA dropout (0?\.\d+)", row.get("notes"))
+    return Tuning(Lora(int(found[1]), tuple(found[2].split(", ")), dropout=float(dropout[1]) if dropout else 0.0))
+
+
+def zero_settings(row: Row) -> dict[str, Any]:
+    """Fields of a DeepSpeedPlan: what the notes say of DeepSpeed's file. All else is DeepSpeed's default."""
+    notes = row.get("notes")
+    given: dict[str, Any] = {}
+    if "overlap_comm" in notes:
+        given["overlap_comm"] = True
+    if buckets := re.search(r"reduce buckets of ([\d.e]+)", notes):
+        given["reduce_bucket_size"] = round(float(buckets[1]))
+    if "sizes auto" in notes:  # plan/deepspeed.py AUTO_FROM_HIDDEN_SIZE
+        hidden = row.count("d_model")
+        given["reduce_bucket_size"] = hidden**2
+        if row["strategy"] == "zero3":
+            given["stage3_prefetch_bucket_size"] = round(0.9 * hidden**2)
+            given["stage3_param_persistence_threshold"] = 10 * hidden
+    return given
