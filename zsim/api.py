@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zsim.engine.simulator import uncollected
 from zsim.errors import InputError
 from zsim.program.lower import lower
 from zsim.result.measure import own_profile, timed
@@ -40,8 +41,9 @@ def simulate(
     setup = scenario if isinstance(scenario, Setup) else scenario.resolve()
 
     try:
-        program = lower(setup.model, setup.tree, setup.plan, setup.workload)
-        return timed(setup, program, own_profile(setup), fold=fold, begun=begun)
+        with uncollected():
+            program = lower(setup.model, setup.tree, setup.plan, setup.workload)
+            return timed(setup, program, own_profile(setup), fold=fold, begun=begun)
     except InputError as error:
         if error.file is None and setup.sources:
             error.file = setup.sources[0]

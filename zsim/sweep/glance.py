@@ -7,7 +7,7 @@ are not made.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -158,4 +158,29 @@ def _shift(rank: Rank, step: int, micro: int) -> float | None:
     for column in (rank.start, rank.end):
         if any(abs(column[b] - column[a] - shift) > SAME * shift for a, b in pairs):
             return None
-    return shift
+    return shift if _host_does_not_matter(rank, step, pairs, shift) else None
+
+
+def _host_does_not_matter(rank: Rank, step: int, pairs: Sequence[tuple[int, int]], shift: float) -> bool:
+    """Whether with more micro-steps, too, the host issues in time what it issues in time here, and nothing earlier.
+
+    If it needs longer for a micro-step than the device, it lives on a lead that will end. If it needs less, it is the
+    further ahead the more micro-steps there are: then nothing behind them, and nothing at the start of the next step,
+    may have begun as soon as it was issued, until the host next waits for the device.
+    """
+    gains = [shift - (rank.issued[after] - rank.issued[before]) for before, after in pairs]
+    if min(gains) < -SAME * shift:
+        return False
+    if max(gains) <= SAME * shift:
+        return True
+    base, segments, clocks = rank.bases[step], rank.codes[step].segments, rank.clocks[step]
+    behind = pairs[-1][1] + 1
+    for first, stop in ((behind, base + len(rank.codes[step].ops)), (base, behind)):
+        for number, segment in enumerate(segments):
+            ops = range(max(first, base + segment.first), min(stop, base + segment.stop))
+            if any(rank.start[op] <= rank.issued[op] for op in ops):
+                return False
+            ends = clocks[number] + segment.seconds
+            if first <= base + segment.stop <= stop and number + 1 < len(clocks) and clocks[number + 1] > ends:
+                return True
+    return True
