@@ -78,7 +78,7 @@ def test_a_wrong_field_is_named(tmp_path: Path, changes: dict[str, Any], field: 
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"model_type": "bert"}, "model_type"),
+        ({"model_type": "t5"}, "model_type"),
         ({"text_config": {"hidden_size": 64}}, "text_config"),
         ({"vision_config": {}, "model_type": "qwen2_vl"}, "vision_config"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
@@ -91,6 +91,13 @@ def test_what_is_not_modeled_is_refused(tmp_path: Path, changes: dict[str, Any],
     assert error.field == field
     assert error.accepted
     assert f'"{field}"' in (tmp_path / "config.json").read_text().splitlines()[error.line - 1]
+
+
+def test_a_text_config_of_its_own_is_named_where_it_can_be_read(tmp_path: Path):
+    inside = refused(tmp_path, {"text_config": {"model_type": "gemma3_text"}, "model_type": "gemma3"})
+    assert "text_config, as a file of its own" in str(inside.accepted)
+    inside = refused(tmp_path, {"text_config": {"model_type": "qwen3_vl_text"}, "model_type": "qwen3_vl"})
+    assert inside.accepted == "a text model's config.json"
 
 
 @pytest.mark.parametrize(

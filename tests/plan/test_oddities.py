@@ -13,6 +13,7 @@ from zsim.errors import InputError, NotModeled
 from zsim.plan import detect
 from zsim.plan.document import Document
 from zsim.plan.torchtitan import parse_toml
+from zsim.scenario.load import check
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -206,3 +207,20 @@ def test_dots_in_quotes_were_left_out_as_well():
     with pytest.raises(InputError, match="left out") as caught:
         detect.parse(DATA / "ds_config/quoted_dots.json")
     assert caught.value.line == 4
+
+
+def test_a_sub_group_size_of_zero_is_a_group_for_every_parameter():
+    """As axolotl's zero3_bf16.json has it, and DeepSpeed takes it (stage3.py _create_fp16_sub_groups)."""
+    from zsim.model.huggingface import read_config
+    from zsim.plan.spec import DeepSpeedPlan
+    from zsim.program.deepspeed import sub_groups
+
+    data = {"bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 1}
+    zero = {"stage": 3, "sub_group_size": 0}
+    reading = read("deepspeed", data | {"zero_optimization": zero})
+    rest = {"model": {"params": 1e9}, "cluster": "x.yaml", "seq_len": 128}
+    check(Document("made", reading.nested() | rest), DATA)
+    model = read_config(DATA.parents[1] / "scenarios" / "models" / "llama-3.1-8b")
+    plan = DeepSpeedPlan(world_size=8, stage=3, sub_group_size=0)
+    shard = [parameter.numel // 8 for parameter in model.parameters]
+    assert len(sub_groups(model, plan, shard)) == len(model.parameters)

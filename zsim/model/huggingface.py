@@ -53,11 +53,10 @@ def _refuse(fields: Fields, family: str) -> None:
 
     for tower in ("text_config", "vision_config", "audio_config"):
         if fields.raw(tower) is not None:
-            refuse(
-                f"{family}: a language model inside a multimodal one",
-                tower,
-                "a text model's config.json (the text_config, as a file of its own, is the model without the tower)",
-            )
+            text = fields.raw("text_config")
+            known = isinstance(text, dict) and text.get("model_type") in READERS
+            own = " (the text_config, as a file of its own, is the model without the tower)" if known else ""
+            refuse(f"{family}: a language model inside a multimodal one", tower, f"a text model's config.json{own}")
     if family not in READERS:
         refuse(f"model family {family!r}", "model_type", ", ".join(sorted(READERS)))
     if fields.raw("quantization_config") is not None:
