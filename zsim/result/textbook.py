@@ -92,10 +92,11 @@ def _line(plan: AnyPlan) -> tuple[str, int]:
     if isinstance(plan, DdpPlan):
         return "ddp", plan.world_size
     if isinstance(plan, DeepSpeedPlan):
+        ranks = plan.mics_shard_size if plan.stage == 3 and plan.mics_shard_size > 0 else plan.world_size
         if plan.offload_param:
-            return "zero3_offload_params", plan.world_size
+            return "zero3_offload_params", ranks
         stage = ("ddp", "zero1", "zero2", "zero3")[plan.stage]
-        return (f"{stage}_offload" if plan.offload_optimizer and plan.stage else stage), plan.world_size
+        return (f"{stage}_offload" if plan.offload_optimizer and plan.stage else stage), ranks
     shard = plan.mesh[1] if plan.mesh else plan.world_size
     if isinstance(plan, Fsdp1Plan) and plan.sharding_strategy in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2", "NO_SHARD"):
         return ("ddp" if plan.sharding_strategy == "NO_SHARD" else "zero2"), shard
