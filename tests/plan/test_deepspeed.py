@@ -195,3 +195,27 @@ def test_zero_as_a_switch() -> None:
 def test_sgd_keeps_a_momentum_where_it_has_one(params: dict[str, Any], kept: bool) -> None:
     reading = read({"optimizer": {"type": "SGD", "params": params}})
     assert fields(reading)["optimizer.momentum"] is kept
+
+
+def test_the_trainer_makes_two_groups_where_the_file_names_no_optimizer(tmp_path: Path) -> None:
+    """In a scenario that names the file, and in the Trainer's own arguments; not where the file or the user says."""
+    from zsim.plan import detect
+    from zsim.scenario.load import load
+
+    folder = Path(__file__).parents[2]
+    text = f"model: {{params: 1e9}}\ncluster: {folder}/topologies/hgx_h100_8.yaml\nframework: deepspeed\nseq_len: 512\n"
+    scenario, config = tmp_path / "s.yaml", tmp_path / "ds.json"
+    scenario.write_text(f"{text}deepspeed_config: ds.json\n")
+    for optimizer, groups in (("", True), (', "optimizer": {"type": "AdamW"}', False)):
+        config.write_text(f'{{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {{"stage": 2}}{optimizer}}}')
+        loaded = load(scenario)
+        assert loaded.resolve().plan.optimizer.decay_groups is groups
+        assert any("two parameter groups" in note for note in loaded.notes) is groups
+    config.write_text(
+        '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}'
+    )
+    assert not load(scenario, ["optimizer.decay_groups=false"]).resolve().plan.optimizer.decay_groups
+    arguments = tmp_path / "arguments.json"
+    arguments.write_text('{"per_device_train_batch_size": 1, "output_dir": "x", "bf16": true, "deepspeed": "ds.json"}')
+    found = detect.parse(arguments)
+    assert detect.read(found, detect.identify(found)).fields["optimizer", "decay_groups"] is True

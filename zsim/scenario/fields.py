@@ -109,7 +109,7 @@ class OptimizerField(Section):
         bool | None,
         Field(
             description="deepspeed: biases and norms, which do not decay, are a group of their own, as in all runs of "
-            "the Trainer whose DeepSpeed configuration names no optimizer"
+            "the Trainer whose DeepSpeed configuration names no optimizer; true for such a configuration unless given"
         ),
     ] = None
 

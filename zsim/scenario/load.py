@@ -80,7 +80,12 @@ def check(document: Document, folder: Path) -> Scenario:
     allocator_notes = _expand_allocator(document)
     config = document.data.get("deepspeed_config")
     if isinstance(config, str):
+        from zsim.plan.deepspeed import with_trainers_groups
+
         reading = _read_deepspeed(document, folder / config)
+        own = document.data.get("optimizer")
+        if not isinstance(own, dict) or own.get("decay_groups") is None:
+            reading = with_trainers_groups(reading)
         notes = reading.notes + _merge(document, reading) + _left_open(document, reading)
         not_modeled = reading.not_modeled
         sources.append(folder / config)
