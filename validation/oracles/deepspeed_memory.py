@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from validation.oracles import models, quantizer
+from validation.oracles import mics, models, quantizer
 
 SMALLEST, STEPS, TOKENS = 256, 3, 2
 MARK = "moment:"
@@ -97,6 +97,7 @@ def configurations() -> list[Config]:
         _config("qgz", 3, 4, ga=2, zero_quantized_gradients=True, gpus_per_node=2),
         _config("qgz_commfp32", 3, 4, extra=comm, zero_quantized_gradients=True, gpus_per_node=2),
         _config("coarse", 3, stage3_module_granularity_threshold=61000, **REGATHER),
+        _config("mics", 3, 4, mics_shard_size=2, **REGATHER),  # of DeepSpeed 0.18.9, see mics.py
     ]
 
 
@@ -115,6 +116,8 @@ def _run(config: Config, results: Any) -> None:
     os.environ["LOCAL_SIZE"] = str(config.get("gpus_per_node", config["world"]))
     if any(key.startswith("zero_quantized") for key in config["ds"]["zero_optimization"]):
         quantizer.install(quantizer.Empty())
+    if "mics_shard_size" in config["ds"]["zero_optimization"]:
+        mics.install()
     torch.Tensor.record_stream = lambda *_: None  # type: ignore[method-assign] # has no CPU kernel
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -221,7 +224,8 @@ def record(config: Config) -> dict[str, Any]:
     finally:
         process.kill()
         process.join()
-    return {key: config[key] for key in ("name", "engine", "world")} | {"config": config} | found
+    versions = {"versions": {"deepspeed": deepspeed.__version__}}
+    return {key: config[key] for key in ("name", "engine", "world")} | versions | {"config": config} | found
 
 
 def main(arguments: list[str] | None = None) -> int:
