@@ -47,7 +47,7 @@ def test_stages_side_by_side(capsys, scenario):
     said = json.loads(output.out)
     assert said["names"] == ["ZeRO-1", "ZeRO-3"]
     inputs = {line["name"]: line["values"] for line in said["inputs"]}
-    assert inputs["plan.stage"] == [1, 3]
+    assert inputs["zero.stage"] == [1, 3]
     gathered = {line["name"]: line["values"] for line in said["programs"]}
     assert gathered["all_gather/forward calls"][0] == 0 < gathered["all_gather/forward calls"][1]
     for result in said["results"]:
@@ -73,9 +73,9 @@ def test_two_frameworks_differ_in_what_was_chosen(capsys, scenario, tmp_path):
     other.write_text(scenario.read_text().replace("deepspeed\nzero: {stage: 3}", "fsdp2\nfsdp: {prefetch: 2}"))
     _, output = run(capsys, "compare", scenario, other, "--json")
     inputs = {line["name"]: line["values"] for line in json.loads(output.out)["inputs"]}
-    assert inputs["plan.stage"] == [3, None]
-    assert inputs["plan.prefetch"] == [None, 2]
-    assert not {"plan.sub_group_size", "plan.grouping"} & inputs.keys()
+    assert inputs["zero.stage"] == [3, None]
+    assert inputs["fsdp.prefetch"] == [None, 2]
+    assert not {"zero.sub_group_size", "fsdp.grouping"} & inputs.keys()
 
 
 def test_any_field_can_vary(capsys, scenario, tmp_path):

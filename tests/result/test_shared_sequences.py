@@ -36,8 +36,8 @@ def test_reports_say_so(results: list[Result], tmp_path: Path) -> None:
 
 def test_compare_names_it_once(results: list[Result]) -> None:
     inputs = {line.name: line.values for line in compare(results).inputs}
-    assert inputs["plan.sequence_parallel_size"] == (1, 2)
-    assert inputs.keys() == {"plan.sequence_parallel_size", "tokens_per_step"}
+    assert inputs["sequence_parallel_size"] == (1, 2)
+    assert inputs.keys() == {"sequence_parallel_size", "tokens_per_step"}
     assert inputs["tokens_per_step"] == (131072, 65536)
 
 

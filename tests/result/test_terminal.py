@@ -92,7 +92,7 @@ def test_side_by_side_names_what_differs(result):
     headline = dataclasses.replace(result.headline, stage=2, plan=result.headline.plan | {"stage": 2})
     other = dataclasses.replace(result, headline=headline)
     comparison = compare([result, other])
-    assert [(line.name, line.values) for line in comparison.inputs] == [("plan.stage", (3, 2))]
+    assert [(line.name, line.values) for line in comparison.inputs] == [("zero.stage", (3, 2))]
     assert comparison.names == ("1: miniature", "2: miniature")
     text = printed(side_by_side.render, comparison)
     assert max(map(len, text.splitlines())) <= 80

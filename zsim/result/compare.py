@@ -8,12 +8,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from zsim.model.spec import Workload
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.ops import Collective, Copy, Launch
+from zsim.result.names import setting
 from zsim.result.render.style import cause_label
 from zsim.result.spec import Result
 
 GIB = 2**30
+_SAID_BEFORE = ("world_size", "gpus_per_node")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +83,11 @@ def causes(result: Result) -> dict[str, float]:
 
 
 def _inputs(results: Sequence[Result]) -> Iterator[Line]:
-    flat = [dict(_flatten(asdict(result.headline))) for result in results]
-    for each in flat:
-        if "plan.stage" in each:
-            del each["stage"]  # the same
-        if "plan.sequence_parallel_size" in each:
-            del each["workload.sequence_parallel_size"]
-    usual = [_usual(result) for result in results]
+    flat, usual = [_named(result, asdict(result.headline)) for result in results], [_usual(r) for r in results]
+    frameworks = {result.headline.framework for result in results}
     for key in dict.fromkeys(key for each in flat for key in each):
+        if key == "framework.version" and len(frameworks) > 1:
+            continue
         values = tuple(each.get(key) for each in flat)
         owners = [index for index, each in enumerate(flat) if key in each]
         if len(owners) < len(flat) and all(values[index] == usual[index].get(key, ()) for index in owners):
@@ -99,7 +99,21 @@ def _inputs(results: Sequence[Result]) -> Iterator[Line]:
 def _usual(result: Result) -> dict[str, Any]:
     """The fields of the plan as its framework has them by default."""
     plan = result.setup.plan
-    return dict(_flatten({"plan": asdict(type(plan)(world_size=plan.world_size))}))
+    return _named(result, {"plan": asdict(type(plan)(world_size=plan.world_size))})
+
+
+def _named(result: Result, headline: Mapping[str, Any]) -> dict[str, Any]:
+    """Under the names that `--set` takes, and each once; what a machine or a framework is, under its own."""
+    found = {}
+    for key, value in _flatten(headline):
+        owner, _, field = key.partition(".")
+        if owner == "plan" and field not in _SAID_BEFORE:
+            found[setting(type(result.setup.plan), field)] = value
+        elif owner == "workload":
+            found[setting(Workload, field)] = value
+        elif owner not in ("plan", "stage"):
+            found[key] = value
+    return found
 
 
 def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

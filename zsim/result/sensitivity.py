@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -13,11 +12,12 @@ from zsim.errors import InputError
 from zsim.model.architecture import Architecture
 from zsim.model.spec import Workload, every_nth
 from zsim.model.trace import trace
-from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer, Plan
+from zsim.plan.spec import AnyPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 from zsim.program.deepspeed import overlaps
 from zsim.program.lower import lower
 from zsim.program.ops import CPU, WORKER
 from zsim.result.measure import timed
+from zsim.result.names import setting
 from zsim.result.need import need
 from zsim.result.spec import Result
 from zsim.result.tables import link_rows
@@ -229,14 +229,9 @@ def _workload_changes(workload: Workload, blocks: int) -> Iterator[tuple[str, st
         yield change("", loss="fused")
 
 
-_COMMON = {field.name for field in dataclasses.fields(Plan)}
-_SECTIONS = {DeepSpeedPlan: "zero.", Fsdp2Plan: "fsdp.", Fsdp1Plan: "fsdp.", DdpPlan: "ddp."}
-
-
 def named(changed: AnyPlan | Workload, **fields: Any) -> str:
     """Fields of a plan or workload as `--set` takes them: "zero.reduce_bucket_size=2e9"."""
-    section = _SECTIONS.get(type(changed), "")
-    return ", ".join(f"{'' if f in _COMMON else section}{f}={_shown(value)}" for f, value in fields.items())
+    return ", ".join(f"{setting(type(changed), name)}={_shown(value)}" for name, value in fields.items())
 
 
 def _shown(value: Any) -> str:
