@@ -30,7 +30,7 @@ def test_sp_size_is_sequence_parallelism() -> None:
     fields = accelerate(ULYSSES).fields
     assert (fields["sequence_parallel_size",], fields["attention",], fields["zero", "stage"]) == (2, "flash", 3)
     assert ("seq_len",) not in fields
-    fixed = accelerate(ULYSSES | {"sp_seq_length_is_variable": False, "sp_seq_length": 32768})
+    fixed = accelerate(ULYSSES | {"sp_seq_length_is_variable": False, "sp_seq_length": "32768"})
     assert fixed.fields["seq_len",] == 32768
     assert ("sequence_parallel_size",) not in accelerate({"sp_size": 1}).fields
 
@@ -76,7 +76,8 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], type[InputError], str, str]]
         "'eager' is not supported",
     ),
     (ULYSSES | {"sp_seq_length_is_variable": False}, {}, InputError, "sp_seq_length", "is needed"),
-    (ULYSSES, {"distributed_type": "FSDP"}, InputError, "sp_size", "without DeepSpeed"),
+    (ULYSSES, {"distributed_type": "FSDP"}, InputError, "sp_size", "without DeepSpeed,"),
+    (ULYSSES, {"distributed_type": "MULTI_GPU"}, InputError, "sp_size", "without DeepSpeed"),
 ]
 
 

@@ -52,6 +52,7 @@ def read_accelerate(document: Document, ranks: int | None = None) -> Reading:
             reading.set(("fsdp", "mesh"), mesh, ("parallelism_config",))
     elif kind in ("MULTI_GPU", "NO"):
         recipe.set("framework.name", "ddp", "distributed_type")
+        Sizes(recipe).mesh()  # of one dimension here: what is refused with FSDP is refused
     else:
         accepted = "DEEPSPEED, FSDP, MULTI_GPU, NO"
         raise document.error(("distributed_type",), f"distributed_type {kind}", accepted, kind=NotModeled)

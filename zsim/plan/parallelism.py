@@ -65,9 +65,9 @@ class Sizes:
         variable = self.get("sp_seq_length_is_variable", True)
         length = self.get("sp_seq_length")
         if not as_flag(variable, lambda text: self.error("sp_seq_length_is_variable", text, "true or false")):
-            if not isinstance(length, int):
+            if not str(length).isdigit():
                 raise self.error("sp_seq_length", "is needed where lengths do not vary", "a number of tokens")
-            self.set("seq_len", length, "sp_seq_length")
+            self.set("seq_len", int(str(length)), "sp_seq_length")
         value = str(self.get("sp_attn_implementation", "sdpa"))
         kernel = _ATTENTION.get(value)
         if kernel is None and "/" in value and "flash-attn" in value:
