@@ -243,7 +243,12 @@ REFUSED: list[tuple[str, dict[str, Any], type, str]] = [
     ("axolotl", {"base_model": "x", "adapter": "loha"}, NotModeled, "adapter loha"),
     ("axolotl", {"base_model": "x", "load_in_4bit": True}, NotModeled, "4-bit weights without adapters"),
     ("trainer", {"load_in_4bit": True}, NotModeled, "4-bit weights without adapters"),
-    ("axolotl", {"base_model": "x", "sequence_parallel_degree": 4}, NotModeled, "context parallelism by ring-flash-attn"),
+    (
+        "axolotl",
+        {"base_model": "x", "sequence_parallel_degree": 4},
+        NotModeled,
+        "context parallelism by ring-flash-attn",
+    ),
     ("axolotl", {"base_model": "x", "sequence_len": "long"}, InputError, "'long' is not a number"),
     ("neox", {"pipe_parallel_size": 4}, NotModeled, "pipeline parallelism"),
 ]

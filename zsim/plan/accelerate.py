@@ -107,7 +107,7 @@ def _deepspeed(recipe: Recipe) -> None:
         reading.set(field, classes, ("deepspeed_config", "deepspeed_moe_layer_cls_names"))
     if "seq_parallel_communication_data_type" in section:
         reading.without_effect.append(
-            "deepspeed_config.seq_parallel_communication_data_type (accelerate hands it on from DeepSpeed's own file only)"
+            "deepspeed_config.seq_parallel_communication_data_type (accelerate takes it from DeepSpeed's own file only)"
         )
 
 
