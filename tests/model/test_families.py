@@ -31,7 +31,7 @@ CASES = [(name, index) for name, model in recorded().items() for index in range(
 # - BLOOM, MPT and GPT-Neo hand attention weights out of the block, and the next one runs while they live.
 # And the gradient of a bias counts from the start of its segment: before a dropout's backward, it is that early.
 LATE_TABLES = {"gemma2": 4 * 64 * 64, "gemma3": 4 * 64 * 32 * 2, "opt-post-norm": 8 * 64, "olmo3": 4 * 64 * 16}
-EARLY_BIAS = dict.fromkeys(("gpt_bigcode", "gpt_bigcode-heads", "starcoder2"), 2 * 64)
+EARLY_BIAS = dict.fromkeys(("gpt_bigcode", "gpt_bigcode-heads", "starcoder2", "bert", "roberta"), 2 * 64)
 HANDED_WEIGHTS = {"mpt", "bloom", "gpt_neo"}
 # A block is recomputed where its first saved tensor is asked for. Experts copy their rows' gradient before that, and
 # the tape after it: that copy is missing from the peak, where recomputation is the peak.

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from tests.model.ledger import computes
+from zsim.errors import NotModeled
 from zsim.model.huggingface import from_config
+from zsim.model.kernels import Attention
 from zsim.model.spec import Workload
 from zsim.model.trace import trace
 
@@ -182,6 +185,22 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
             "num_experts_per_tok": 8,
         },
     ),
+    "bert-base-uncased": (
+        109_514_298,
+        {
+            "model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 768,
+            "intermediate_size": 3072, "num_hidden_layers": 12,
+            "num_attention_heads": 12, "vocab_size": 30522,
+        },
+    ),
+    "roberta-base": (
+        124_697_433,
+        {
+            "model_type": "roberta", "architectures": ["RobertaForMaskedLM"], "hidden_size": 768,
+            "intermediate_size": 3072, "num_hidden_layers": 12,
+            "num_attention_heads": 12, "vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1,
+        },
+    ),
     "gpt-oss-20b": (
         20_914_757_184,
         {
@@ -259,6 +278,23 @@ def test_a_window_of_zero_is_none():
     }
     config = SMALL | experts | {"model_type": "qwen2_moe", "sliding_window": 0}
     assert from_config(config, "x").arch.window is None
+
+
+@pytest.mark.parametrize("heads", [None, [], ["BertForSequenceClassification"], ["BertModel"]])
+def test_an_encoder_with_another_head_is_refused(heads: list[str] | None):
+    with pytest.raises(NotModeled, match=r"architectures|BertFor|BertModel"):
+        from_config(MODELS["bert-base-uncased"][1] | {"architectures": heads}, "bert")
+
+
+def test_an_encoder_looks_both_ways():
+    """The whole square counts, and its loss has no float32 copy of the logits."""
+    spec = from_config(MODELS["bert-base-uncased"][1], "bert")
+    tree = trace(spec, Workload(1, 128))
+    kernels = [kernel for compute in computes(tree) for kernel in compute.forward if isinstance(kernel, Attention)]
+    assert len(kernels) == 12
+    assert not any(kernel.causal for kernel in kernels)
+    logits = [tensor for compute in computes(tree) for tensor in compute.saved if tensor.shape == (128, 30522)]
+    assert {tensor.dtype for tensor in logits} == {"bfloat16"}
 
 
 def test_gemma_3_leaves_out_what_is_its_classs():

@@ -36,6 +36,8 @@ SMALL = {
 PLAIN = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 199}
 WINDOWS = {"num_hidden_layers": 5, "sliding_window": 32}  # four layers with one, one without
 TOKENS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}  # inside the small vocabulary
+ENCODERS = ("bert", "roberta")
+ENCODER = {"intermediate_size": 256, "max_position_embeddings": 130, "attention_probs_dropout_prob": 0.0}
 FLASH, BOTH, EAGER = ("sdpa",), ("sdpa", "eager"), ("eager",)
 
 # name -> (attention implementations that the family has, config.json)
@@ -102,6 +104,8 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "clip_qkv": 8.0,
         },
     ),
+    "bert": (BOTH, {"model_type": "bert", "architectures": ["BertForMaskedLM"], **PLAIN, **ENCODER}),
+    "roberta": (BOTH, {"model_type": "roberta", "architectures": ["RobertaForMaskedLM"], **PLAIN, **ENCODER}),
     "gpt_oss": (
         EAGER,
         {
@@ -191,7 +195,8 @@ def build(config: dict[str, Any], attention: str) -> Any:
     if config["model_type"] in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"):
         made._experts_implementation = "grouped_mm"
     torch.set_default_dtype(torch.bfloat16)
-    model = transformers.AutoModelForCausalLM.from_config(made).train()
+    auto = transformers.AutoModelForMaskedLM if config["model_type"] in ENCODERS else transformers.AutoModelForCausalLM
+    model = auto.from_config(made).train()
     torch.set_default_dtype(torch.float32)
     return model
 
@@ -201,6 +206,7 @@ def record(config: dict[str, Any], attention: str, batch: int, seq: int, checkpo
         model = build(config, attention)
         if checkpointing == "full":
             model.gradient_checkpointing_enable({"use_reentrant": False})
+        uncached = {} if config["model_type"] in ENCODERS else {"use_cache": False}
         ids, labels = torch.zeros(batch, seq, dtype=torch.long), torch.zeros(batch, seq, dtype=torch.long)
         ignored = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers(), ids, labels)}
         follow = Follow(ignored)
@@ -213,7 +219,7 @@ def record(config: dict[str, Any], attention: str, batch: int, seq: int, checkpo
         for name, parameter in model.named_parameters():
             parameter.register_post_accumulate_grad_hook(lambda _parameter, name=name: ready.append(name))
         with follow:
-            loss = model(input_ids=ids, labels=labels, use_cache=False).loss
+            loss = model(input_ids=ids, labels=labels, **uncached).loss
             after = sum(follow.live.values())
             follow.phase = "backward"
             loss.backward()

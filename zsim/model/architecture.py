@@ -46,6 +46,7 @@ class Architecture:
     qk_norm: str = ""  # "head": each head of q and k, "width": all heads together, "each": every head its own weight
     parallel: bool = False  # attention and MLP add to the same residual
     rotary_dim: int = 0  # rotated entries of a head; 0: all
+    token_types: int = 0  # rows of an embedding of kinds of tokens (BERT)
     embed_width: int = 0  # of the token embedding if not `hidden` (OPT 350m)
     pre_norm: bool = True
     final_norm: bool = True

@@ -21,7 +21,7 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
         tape.link((logits,), softmax_backward, scores)
     inputs = tape.save(scores, target) if logits.needs_grad else None
-    loss, total_weight = tape.empty((), "float32"), tape.empty((), "float32")
+    loss, total_weight = tape.empty((), logits.dtype), tape.empty((), logits.dtype)
     tape.memory(target.nbytes + target.numel * ITEM[scores.dtype], loss.nbytes)
     if logits.needs_grad:
         saved_weight = tape.save(total_weight)

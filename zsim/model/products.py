@@ -134,7 +134,13 @@ def softmax(x: Tensor) -> Tensor:
 
 
 def flash_attention(
-    q: Tensor, k: Tensor, v: Tensor, impl: str, window: int | None = None, mask: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    impl: str,
+    window: int | None = None,
+    mask: Tensor | None = None,
+    causal: bool = True,
 ) -> Tensor:
     """One fused kernel. q [b, h, s, d]; k and v may have fewer heads. Saves q, k, v, the result and its log-sum-exp.
 
@@ -147,7 +153,7 @@ def flash_attention(
     tape = q.tape
     b, h, s, d = q.shape
     kv_heads, kv_len = k.shape[1], k.shape[2]
-    common = (b, h, kv_heads, s, kv_len, d, mask is None, impl, q.dtype)
+    common = (b, h, kv_heads, s, kv_len, d, causal and mask is None, impl, q.dtype)
     grad = q.needs_grad or k.needs_grad or v.needs_grad
     inputs = tape.save(q, k, v, *([] if mask is None else [mask])) if grad else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from zsim.errors import NotModeled
 from zsim.model.architecture import Architecture, LayerKind, Moe
 from zsim.model.fields import Fields
 from zsim.model.reader_parts import (
@@ -220,10 +221,39 @@ def _gpt_oss(fields: Fields, family: str) -> Architecture:
     return Architecture(**values)
 
 
+def _bert(fields: Fields, family: str) -> Architecture:
+    """Encoders that are trained to fill masks. Their files stand for models with other heads as well, and say so."""
+    modeled = {"bert": "BertForMaskedLM", "roberta": "RobertaForMaskedLM"}[family]
+    said = fields.items("architectures") or []
+    if modeled not in said or fields.flag("is_decoder", default=False):
+        name = "architectures" if said else "model_type"
+        what = ", ".join(map(str, said)) or f"{family} without architectures, which say with what head it trains"
+        raise NotModeled(what, fields.path, fields.line(name), name, accepted=f'"architectures": ["{modeled}"]')
+    hidden = fields.size("hidden_size")
+    heads, head_dim = read_heads(fields, hidden, "num_attention_heads")
+    return Architecture(
+        family=family,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        intermediate=fields.size("intermediate_size"),
+        vocab=fields.size("vocab_size"),
+        kinds=(LayerKind(),) * read_layers(fields, "num_hidden_layers"),
+        tied=fields.flag("tie_word_embeddings", default=True),
+        positions=fields.size("max_position_embeddings", default=512),
+        token_types=fields.size("type_vocab_size", default=2),
+        activation=read_activation(fields, "hidden_act", default="gelu"),
+        dropout=read_dropout(fields, "hidden_dropout_prob", default=0.1),
+        attention_dropout=read_dropout(fields, "attention_probs_dropout_prob", default=0.1),
+    )
+
+
 RELATIVES: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("granite", "hunyuan_v1_dense", "arcee"), _llama_like),
     **dict.fromkeys(("cohere", "cohere2"), _cohere),
     **dict.fromkeys(("glm", "glm4"), _glm),
+    **dict.fromkeys(("bert", "roberta"), _bert),
     "gpt_oss": _gpt_oss,
     "olmo": _olmo,
     "olmo3": _olmo3,

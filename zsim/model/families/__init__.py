@@ -28,6 +28,8 @@ OTHERS = {  # model_type -> file here, class of the root
     "falcon": ("falcon", "FalconForCausalLM"),
     "mpt": ("alibi", "MptForCausalLM"),
     "bloom": ("alibi", "BloomForCausalLM"),
+    "bert": ("bert", "BertForMaskedLM"),
+    "roberta": ("bert", "RobertaForMaskedLM"),
     "gpt_oss": ("gpt_oss", "GptOssForCausalLM"),
     "stablelm": ("stablelm", "StableLmForCausalLM"),
     "starcoder2": ("stablelm", "Starcoder2ForCausalLM"),
