@@ -19,7 +19,7 @@ _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*(.*?)\s*")
 
 BYTES = {f"{prefix}B": scale for prefix, scale in _PREFIXES.items()} | {"bytes": 1.0, "byte": 1.0, "": 1.0}
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "": 1.0}
-COUNT = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+COUNT = {"": 1.0, "k": 1e3, "K": 1e3, "Ki": 2.0**10, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 FLOPS = {f"{prefix}FLOP/s": scale for prefix, scale in _DECIMAL.items()}
 FLOPS |= {f"{prefix}FLOPS": scale for prefix, scale in _DECIMAL.items()} | {"": 1.0}
 BANDWIDTH = {f"{prefix}B/s": scale for prefix, scale in _PREFIXES.items()}
@@ -78,19 +78,6 @@ def parse_count(value: object) -> int:
 def format_gb(size: float) -> str:
     """Bytes in GB (1e9), three significant digits or more: "128 GB", "44.2 GB", "0.512 GB"."""
     return f"{_digits(size / 1e9)} GB"
-
-
-def format_gib(size: float) -> str:
-    """Bytes in GiB (2**30): "79.1 GiB"."""
-    return f"{_digits(size / 2**30)} GiB"
-
-
-def format_time(seconds: float) -> str:
-    """ "5.2 us", "1.50 ms", "12.3 s"."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if abs(seconds) >= scale:
-            return f"{_digits(seconds / scale)} {unit}"
-    return f"{_digits(seconds / 1e-9)} ns" if seconds else "0 s"
 
 
 def format_count(number: float) -> str:

@@ -48,6 +48,18 @@ def test_every_block_is_all_of_them(scenario):
     assert every.time == full.time
 
 
+def test_a_block_is_named_once(scenario):
+    with pytest.raises(InputError, match=r"checkpointing.blocks.1: block 0 stands here twice"):
+        load(scenario, ["checkpointing={blocks: [0, 0]}"]).resolve()
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("4k", 4096), ("128K", 131_072), ("2.5k", 2560), ("4096", 4096), ("4e3", 4000)]
+)
+def test_thousands_of_tokens_are_1024(scenario, text, tokens):
+    assert load(scenario, [f"seq_len={text}"]).fields.seq_len == tokens
+
+
 def test_every_second_is_the_second_the_fourth_and_so_on(scenario):
     """As torchtitan counts (`_apply_layer_sac`)."""
     setup = load(scenario, ["checkpointing.every=2", "checkpointing.policy=selective"]).resolve()

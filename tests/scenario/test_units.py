@@ -69,13 +69,7 @@ def test_refuses(text: object, kind: str, says: str | None) -> None:
 @given(st.floats(min_value=1e3, max_value=1e15))
 def test_sizes_survive_formatting(size: float) -> None:
     """Three digits at least remain."""
-    for text in (units.format_gb(size), units.format_gib(size)):
-        assert units.parse(text, "size") == pytest.approx(size, rel=6e-3)
-
-
-@given(st.floats(min_value=1e-8, max_value=1e4))
-def test_times_survive_formatting(seconds: float) -> None:
-    assert units.parse(units.format_time(seconds), "time") == pytest.approx(seconds, rel=6e-3)
+    assert units.parse(units.format_gb(size), "size") == pytest.approx(size, rel=6e-3)
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,18 @@ def test_a_base_that_is_not_the_device_of_the_log_is_refused(tmp_path: Path) -> 
     path.write_text(nccl_tests(["all_reduce"]))
     with pytest.raises(InputError, match="measured on NVIDIA H100"):
         calibrate([path], base="a100_sxm")
-    with pytest.raises(InputError, match="unknown GPU"):
+    with pytest.raises(InputError, match="'no such thing' is neither a software stack nor a device") as refused:
         calibrate([path], base="no such thing")
+    assert refused.value.field == "--base"
+    assert "default" in (refused.value.accepted or "")
+
+
+def test_kinds_that_were_not_measured_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "nccl_tests.txt"
+    path.write_text(nccl_tests(["all_reduce"]))
+    assert "all_gather and reduce_scatter: not measured, and predicted as without these data" in calibrate([path]).notes
+    path.write_text(nccl_tests(["all_reduce", "all_gather", "reduce_scatter"]))
+    assert not any("not measured" in note for note in calibrate([path]).notes)
 
 
 def test_what_a_log_does_not_say_is_asked_for(tmp_path: Path) -> None:
@@ -95,6 +105,8 @@ def test_what_a_log_does_not_say_is_asked_for(tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(InputError, match="--op"):
         calibrate([path], device="H100-SXM")
+    with pytest.raises(InputError, match=r"log\.txt does not say on which device it ran"):
+        calibrate([path], op="all_gather", ranks=4)
     found = calibrate([path], device="H100-SXM", op="all_gather", ranks=4)
     assert found.collectives["all_gather"][0] == 8  # deduced from the rates, which say it better than the option
     path.write_text("hello\n")

@@ -17,7 +17,7 @@ from zsim.errors import InputError
 
 @dataclass(frozen=True)
 class Range:
-    """The whole numbers low..high, also written "8B" or 5e8.
+    """The whole numbers low..high, also written "8B" or 5e8; of tokens in a sequence "4k" is 4096.
 
     The upper ends lie orders of magnitude over anything that was ever run: what is beyond them is a slip, and would be
     simulated for hours or never fit.
@@ -25,13 +25,17 @@ class Range:
 
     low: int
     high: int
+    tokens: bool = False
 
     def check(self, value: object) -> int:
         accepted = f"a whole number from {self.low:,} to {self.high:,}"
+        if self.tokens and isinstance(value, str) and value.strip()[-1:] in ("k", "K"):
+            value = value.strip()[:-1] + "Ki"
         try:
             number = units.parse_count(value)
         except InputError as error:
-            why = {"why": error.message, "accepted": f"{accepted}, such as 5e8, 500M or 8B"}
+            written = "4096 or 4k (4096)" if self.tokens else "5e8, 500M or 8B"
+            why = {"why": error.message, "accepted": f"{accepted}, such as {written}"}
             raise PydanticCustomError("count", "{why}", why) from None
         if not self.low <= number <= self.high:
             raise PydanticCustomError("count", "{why}", {"why": f"{value!r} is out of range", "accepted": accepted})
@@ -301,7 +305,7 @@ class ScenarioFields(Section):
         None, description="path of a DeepSpeed configuration, read as the Trainer does"
     )
     micro_batch: Few | None = Field(None, description="sequences per GPU and micro-step")
-    seq_len: Annotated[int, Range(1, 10**9)] = Field(description="tokens per sequence")
+    seq_len: Annotated[int, Range(1, 10**9, tokens=True)] = Field(description="tokens per sequence; 4k is 4096")
     sequence_parallel_size: Few = Field(
         1, description="deepspeed: neighbouring GPUs that share sequences (Ulysses, as ALST and accelerate's sp_size)"
     )

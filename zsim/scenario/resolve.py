@@ -96,7 +96,10 @@ def _checkpointed(scenario: Scenario, model: ModelSpec) -> tuple[int, ...] | Non
         taken = "policy: none" if field.policy == "none" else "every"
         raise scenario.error(("checkpointing", "blocks" if taken == "every" else name), f"does not go with {taken}")
     layers = len(cast(Architecture, model.arch).kinds)
-    chosen = every_nth(layers, field.every) if field.every else tuple(sorted(set(field.blocks or ())))
+    for index, block in enumerate(field.blocks or ()):
+        if block in (field.blocks or ())[:index]:
+            raise scenario.error(("checkpointing", "blocks", index), f"block {block} stands here twice", "each once")
+    chosen = every_nth(layers, field.every) if field.every else tuple(sorted(field.blocks or ()))
     if not chosen:
         raise scenario.error(("checkpointing", name), f"chooses none of the {layers} blocks of {model.name}")
     if chosen[-1] >= layers:

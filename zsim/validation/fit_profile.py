@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -126,13 +126,20 @@ def calibrate(
     do not tell it; `op`, `ranks`: as in `gather`. Raises InputError where nothing can be determined.
     """
     points = gather(paths, op, ranks)
-    if base not in (profiles.read("stacks") or {}):
-        if points.device and catalog_device(points.device) != catalog_device(base):
+    stacks = profiles.read("stacks") or {}
+    if base not in stacks:
+        named = _device_of_base(base, stacks)
+        if points.device and catalog_device(points.device) != named:
             raise InputError(f"measured on {points.device}", field="--base", accepted="that device, or a stack")
         device, base = device or base, "default"
     name = device or points.device
     if not name:
-        raise InputError("do not say which device they ran on", field="device", accepted="a name of the catalog")
+        say = "does not say on which device it" if len(points.sources) == 1 else "do not say on which device they"
+        raise InputError(
+            f"{', '.join(points.sources)} {say} ran",
+            field="--device",
+            accepted="a name of the catalog, such as H100-SXM",
+        )
     known = catalog_device(name)
     profile = load_profile(known.name, base)
     found = Calibration(known, base, points.sources, profile, notes=points.notes)
@@ -151,6 +158,16 @@ def calibrate(
             notes=tuple(found.notes),
         )
     return found
+
+
+def _device_of_base(base: str, stacks: Iterable[str]) -> Device:
+    try:
+        return catalog_device(base)
+    except InputError as unknown:
+        accepted = f"{', '.join(sorted(stacks))}; or a device: {unknown.accepted}"
+        raise InputError(
+            f"{base!r} is neither a software stack nor a device", field="--base", accepted=accepted
+        ) from None
 
 
 def _products(points: Points, found: Calibration) -> None:
@@ -224,6 +241,9 @@ def _collectives(points: Points, found: Calibration) -> None:
             found.notes.append(f"{kind} of {ranks} ranks: sizes too small to tell a bandwidth")
             continue
         found.collectives[kind] = (ranks, lines)
+    others = [kind for kind in ("all_gather", "reduce_scatter", "all_reduce") if kind not in found.collectives]
+    if found.collectives and others:
+        found.notes.append(f"{' and '.join(others)}: not measured, and predicted as without these data")
 
 
 def _slowdown(points: Points, found: Calibration) -> None:
