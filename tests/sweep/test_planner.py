@@ -218,6 +218,24 @@ def test_memory_rises_with_the_micro_batch_and_falls_with_checkpointing(tmp_path
         assert all(peaks[size, "full"] <= peaks[size, "selective"] <= peaks[size, "none"] for size in (1, 8))
 
 
+def test_a_better_runner_up_says_why_it_lost() -> None:
+    """Within what can be told apart, the plainest wins."""
+    plain, *_, offloading = [s for s in strategies(H100) if s.framework == "deepspeed"]
+    assert offloading.offloads
+    outcome = {"headroom_bytes": 40 * 2**30, "needed_bytes": 40 * 2**30}
+
+    def choice(strategy: Strategy, step_s: float) -> Choice:
+        return Choice(Candidate(H100, strategy, 1, 1, "full", strategy.usual), {**outcome, "step_s": step_s})
+
+    first, second = choice(plain, 1.0), choice(offloading, 0.995)
+    plan = Plan(choices=[first, second])
+    assert plan.winner(by_time) == first
+    assert plan.why_not(second, first, by_time) == (
+        "within 1%, which cannot be told apart; offloads what the best keeps on the GPU"
+    )
+    assert plan.why_not(choice(offloading, 1.005), first, by_time) is None
+
+
 @pytest.mark.parametrize("machine", [H100, TWO_NODES], ids=str)
 def test_written_configurations_say_the_same_plan(machine: Machine, tmp_path: Path) -> None:
     """Every strategy's DeepSpeed or accelerate file, read again."""

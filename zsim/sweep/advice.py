@@ -29,7 +29,8 @@ def render(plan: Plan, by: By, console: Console) -> None:
         console.print(f"  {_words(winner)}")
         if winner.tight:
             console.print(f"  tight: nothing that fits leaves {MARGIN:.0%} of the memory free")
-        _beside("runner-up", plan.runner_up(winner, by), winner, console)
+        runner_up = plan.runner_up(winner, by)
+        _beside("runner-up", runner_up, winner, console, runner_up and plan.why_not(runner_up, winner, by))
         _beside(
             "faster, but tight" if by is by_time else "cheaper, but tight",
             plan.better_but_tight(winner, by),
@@ -45,10 +46,12 @@ def render(plan: Plan, by: By, console: Console) -> None:
         console.print(f"         {count:,}x: {refusal}", markup=False)
 
 
-def _beside(what: str, choice: Choice | None, winner: Choice, console: Console) -> None:
+def _beside(what: str, choice: Choice | None, winner: Choice, console: Console, why_not: str | None = None) -> None:
     if choice is not None:
         console.print(f"{what} ({choice.step_s / winner.step_s - 1:+.1%} step time): {choice.candidate.title}")
         console.print(f"  {_words(choice)}")
+        if why_not:
+            console.print(f"  {why_not}")
 
 
 def _words(choice: Choice) -> str:
@@ -88,6 +91,7 @@ def to_dict(plan: Plan, by: By) -> dict[str, Any]:
         "fits": winner is not None,
         "winner": winner and _as_dict(winner),
         "runner_up": runner_up and _as_dict(runner_up),
+        "runner_up_lost": runner_up and winner and plan.why_not(runner_up, winner, by),
         "better_but_tight": tight and _as_dict(tight),
         "pareto": [_as_dict(choice) for choice in plan.pareto],
         "candidates": plan.candidates,

@@ -92,6 +92,20 @@ class Plan:
         own = untuned(winner.candidate)
         return min((choice for choice in self.offered if untuned(choice.candidate) != own), key=by, default=None)
 
+    def why_not(self, choice: Choice, winner: Choice, by: By) -> str | None:
+        """Why a choice that is better than the winner, by less than can be told, is not it; None if it is no better."""
+        if by(choice) >= by(winner):
+            return None
+        reasons = (
+            "offloads what the best keeps on the GPU",
+            f"needs another framework than the scenario's {self.framework}",
+            "a less simple strategy",
+            "other buckets than usual",
+        )
+        pairs = zip(reasons, self._exotic(choice.candidate), self._exotic(winner.candidate), strict=True)
+        reason = next((reason for reason, own, best in pairs if own > best), "leaves less memory free")
+        return f"within {INDISTINGUISHABLE:.0%}, which cannot be told apart; {reason}"
+
     def better_but_tight(self, winner: Choice, by: By) -> Choice | None:
         """What would be better than the winner if its memory were trusted to the last GiB."""
         best = min(self.choices, key=by)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zsim.engine.timeline import OpRecord
-from zsim.program.ops import HOST, LANES
+from zsim.program.ops import DELAYED_FREES, HOST, LANES
 from zsim.result.compare import titles
 from zsim.result.critical_path import RankView
 from zsim.result.curve import Watched, points
@@ -161,17 +161,20 @@ def _memory(axes: Axes, result: Result, view: RankView) -> None:
             label = CATEGORY_LABELS[name]
             axes.fill_between(times, base, above, step="post", color=color, label=label, lw=0, rasterized=True)
             base = above
-    top = int(base.argmax()) if len(base) else 0
+    allocated = np.array([sum(point.held.values()) - point.held[DELAYED_FREES] for point in curve], dtype=float)
+    top = int(allocated.argmax()) if len(curve) else 0
+    ceiling = max(result.gpu.capacity_bytes / GIB, base.max(initial=0))
     axes.axhline(result.gpu.capacity_bytes / GIB, color="red", lw=1.5, label="capacity")
     if len(base):
         title = curve[top].kernel.op.label if curve[top].kernel else ""  # type: ignore[union-attr]
         place = times[top] / (times[-1] or 1.0)
         side = "left" if place < 0.1 else "right" if place > 0.9 else "center"  # so that the text stays inside
+        level = (allocated[top] + result.gpu.framework_bytes) / GIB
         axes.annotate(
-            f"{base[top]:.1f} GiB: {title}", (times[top], base[top]), xytext=(0, 8), textcoords="offset points",
-            ha=side, fontsize="small", arrowprops={"arrowstyle": "-", "lw": 0.8},
+            f"{allocated[top] / GIB:.1f} GiB allocated: {title}", (times[top], level),
+            xytext=(times[top], 1.03 * ceiling), ha=side, fontsize="small", arrowprops={"arrowstyle": "-", "lw": 0.8},
         )  # fmt: skip
-    axes.set_ylim(0, 1.12 * max(result.gpu.capacity_bytes / GIB, base.max(initial=0)))
+    axes.set_ylim(0, 1.12 * ceiling)
     axes.set_ylabel("GiB per GPU")
     _legend(axes)
 
