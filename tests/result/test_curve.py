@@ -35,3 +35,14 @@ def test_what_fits_is_drawn_under_its_capacity(result):
 
 def test_without_a_limit_nothing_waits(result):
     assert max(total for total, _ in totals(result, Watched())) > served(result, Watched).limit
+
+
+def test_the_counters_of_a_trace_stay_under_the_capacity_too(result):
+    from zsim.result.render import chrome_trace
+
+    view = RankView(result.program, result.timeline, result.gpu.peak_rank)
+    counters = [event for event in chrome_trace.trace(result, view)["traceEvents"] if event["ph"] == "C"]
+    delayed = [event["args"].get(DELAYED_FREES, 0) for event in counters]
+    assert max(delayed) > 0
+    assert min(delayed) >= 0
+    assert max(sum(event["args"].values()) for event in counters) <= served(result, Watched).limit

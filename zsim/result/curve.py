@@ -35,7 +35,7 @@ def points(view: RankView, categories: Iterable[str], allocator: Watched) -> Ite
     held = dict.fromkeys(categories, 0)
     begun = False
     replay((event for event in view.ledgers["gpu"] if event.step <= span.step), allocator)
-    delayed = _Delayed(allocator.waits)
+    delayed = Delayed(allocator.waits)
     for event in view.ledgers["gpu"]:
         if event.step == span.step and not begun:
             begun = True
@@ -61,7 +61,7 @@ def points(view: RankView, categories: Iterable[str], allocator: Watched) -> Ite
 
 
 @dataclass
-class _Delayed:
+class Delayed:
     """Bytes that are freed while another stream reads them; `waits` are the events at which the allocator waits."""
 
     waits: set[int]

@@ -13,9 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from zsim.engine.allocator import replay
 from zsim.engine.timeline import OpRecord
-from zsim.program.ops import COMPUTE, H2D, HOST, LANES, OFF_GPU, Collective, Compute, Copy
+from zsim.program.ops import COMPUTE, DELAYED_FREES, H2D, HOST, LANES, OFF_GPU, Collective, Compute, Copy
 from zsim.result.critical_path import RankView
+from zsim.result.curve import Delayed, Watched
+from zsim.result.memory import served
 from zsim.result.spec import Result
 
 Event = dict[str, Any]
@@ -81,7 +84,7 @@ def _events(result: Result, view: RankView) -> Iterator[Event]:
             yield from _launched(record, view.rank, correlation, previous)
             yield _on_gpu(record, view.rank, correlation, result)
         previous = record.end_s if record.op.lane == HOST else record.issued_s
-    yield from _memory(view)
+    yield from _memory(view, served(result, Watched))
 
 
 def _names(view: RankView) -> Iterator[Event]:
@@ -162,11 +165,20 @@ def _on_gpu(record: OpRecord, rank: int, correlation: int, result: Result) -> Ev
     return _slice(category, name, rank, stream, record.start_s, record.end_s, args | _about(record))
 
 
-def _memory(view: RankView) -> Iterator[Event]:
-    """Counters that Perfetto draws: allocated bytes, and their parts."""
+def _memory(view: RankView, allocator: Watched) -> Iterator[Event]:
+    """Counters that Perfetto draws: allocated bytes, and their parts. What `allocator`, a fresh one, waits for before
+    it would exceed its limit is reusable from then on."""
     held: dict[str, int] = {}
+    replay(view.ledgers["gpu"], allocator)
+    delayed = Delayed(allocator.waits)
     for event in view.ledgers["gpu"]:
-        held[event.category] = held.get(event.category, 0) + event.nbytes
+        if event.category == DELAYED_FREES:
+            delayed.change(event)
+        else:
+            held[event.category] = held.get(event.category, 0) + event.nbytes
+        if id(event) in delayed.waits:
+            delayed.all_over()
+        held[DELAYED_FREES] = delayed.nbytes
         if event.step >= view.steady.step:
             parts = {category: nbytes for category, nbytes in held.items() if nbytes}
             where = {"ph": "C", "name": "allocated bytes", "pid": view.rank, "tid": 0}
