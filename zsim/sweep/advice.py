@@ -30,7 +30,7 @@ def render(plan: Plan, by: By, console: Console) -> None:
         if winner.tight:
             console.print(f"  tight: nothing that fits leaves {MARGIN:.0%} of the memory free")
         runner_up = plan.runner_up(winner, by)
-        _beside("runner-up", runner_up, winner, console, runner_up and plan.why_not(runner_up, winner, by))
+        _beside("runner-up", runner_up, winner, console, plan.why_not(runner_up, winner, by) if runner_up else None)
         _beside(
             "faster, but tight" if by is by_time else "cheaper, but tight",
             plan.better_but_tight(winner, by),
