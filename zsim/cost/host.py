@@ -32,7 +32,9 @@ def cpu_seconds(work: CpuWork, cost: CpuCost, host: Host, ranks_on_node: int, th
     `threads` None: OpenMP's default, in every process as many as the node has cores.
     """
     threads = max(1, round((threads or host.cores) * work.cores))
-    crowded = threads * ranks_on_node > host.cores
-    share = (cost.crowded_efficiency if crowded else cost.dram_efficiency) / ranks_on_node
+    # What was measured with more threads than cores begins at twice as many; up to there a straight line.
+    crowded = min(max(threads * ranks_on_node / host.cores - 1, 0.0), 1.0)
+    reached = cost.dram_efficiency + (cost.crowded_efficiency - cost.dram_efficiency) * crowded
+    share = reached / ranks_on_node
     own = cost.thread_bandwidth.get(host.vendor, cost.thread_bandwidth["default"]) * min(threads, host.cores)
     return work.nbytes / min(host.dram_bandwidth * share, own)

@@ -64,8 +64,8 @@ class HostCost:
 @dataclass(frozen=True, slots=True)
 class CpuCost:
     """Arithmetic on host tensors, which only moves bytes: the share of nominal DRAM bandwidth that the processes of a
-    node reach together, with as many threads as cores (`dram_efficiency`) or more (`crowded_efficiency`), and bytes/s
-    of one thread by the CPU's vendor."""
+    node reach together, with as many threads as cores (`dram_efficiency`) or from twice as many on
+    (`crowded_efficiency`), and bytes/s of one thread by the CPU's vendor."""
 
     dram_efficiency: float
     crowded_efficiency: float
