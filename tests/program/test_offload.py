@@ -424,6 +424,7 @@ def test_torchs_loop_on_the_cpu_is_five_to_seven_times_slower_than_one_pass() ->
 def test_fsdp1_keeps_reduced_gradients_on_the_gpu_until_backward_ends() -> None:
     """_saved_grad_shard, though each is copied to the pinned _cpu_grad as well (FSDP1's prepare_gradient_for_optim)."""
     run = lower(MODEL, trace(MODEL, WORKLOAD), Fsdp1Plan(world_size=2, cpu_offload=True), WORKLOAD)
+    shards = [i.nbytes // 4 for i in run.init if isinstance(i, Alloc) and i.key.endswith(", pageable")]
     most = 0
     sizes: dict[str, int] = {}
     for instruction in run.steps[-1]:
@@ -435,7 +436,20 @@ def test_fsdp1_keeps_reduced_gradients_on_the_gpu_until_backward_ends() -> None:
         most = max(most, sum(sizes.values()))
     assert most == pytest.approx(4 * MODEL.numel / 2, rel=0.01)
     assert not sizes
-    assert held(run, "host", until=0)["gradients"] == held(run, "host", until=0)["parameters"] >= 2 * MODEL.numel
+    assert held(run, "host", until=0) == {"parameters": 4 * sum(shards)}  # pageable until the first forward
+    assert held(run, "host")["gradients"] == held(run, "host")["parameters"] == sum(pinned_bytes(4 * n) for n in shards)
+
+
+def test_fsdp1_copies_gradients_on_the_host_before_each_backward() -> None:
+    """_writeback_orig_params finds each parameter's .grad, a view of _cpu_grad, where the flat one has none."""
+    plan = Fsdp1Plan(world_size=2, cpu_offload=True)
+    run = lower(MODEL, trace(MODEL, WORKLOAD), plan, WORKLOAD)
+    written = [i for i in run.steps[-1] if isinstance(i, Alloc) and i.key.startswith("gradient written back")]
+    assert len(written) == 5  # four blocks and the root
+    assert work(run, "write back gradients") == 3 * sum(i.nbytes for i in written) >= 3 * 2 * MODEL.numel
+    assert "gradient written back" not in str([*held(run, "host", until=2)])
+    flat = lower(MODEL, trace(MODEL, WORKLOAD), replace(plan, use_orig_params=False), WORKLOAD)
+    assert work(flat, "write back gradients") == 0
 
 
 def test_fsdp2_pins_every_shard_and_gradient_by_itself() -> None:

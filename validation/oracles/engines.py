@@ -174,6 +174,20 @@ def run_fsdp2(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
     return recorder.rows, header
 
 
+def _give_up_gradients() -> None:
+    """On GPUs FSDP1 drops the gradient on the host that it wrote back before a backward, as it lies on another device
+    than the unit; on CPUs it would keep it until the unit's own gradient is there."""
+    from torch.distributed.fsdp._flat_param import FlatParamHandle
+
+    prepare = FlatParamHandle.prepare_gradient_for_backward
+
+    def dropped(handle: FlatParamHandle) -> None:
+        handle.flat_param.grad = None
+        prepare(handle)
+
+    FlatParamHandle.prepare_gradient_for_backward = dropped  # type: ignore[method-assign]
+
+
 def run_fsdp1(config: Config, rank: int, world: int, recorder: Watcher) -> Recorded:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import (
@@ -195,7 +209,9 @@ def run_fsdp1(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
             )
         if settings.get("offload"):
             arguments["cpu_offload"] = CPUOffload(offload_params=True)
-            torch.Tensor.pin_memory = lambda tensor, *arguments: tensor  # type: ignore[method-assign]
+            pin = getattr(recorder, "pin", lambda tensor, *arguments: tensor)
+            torch.Tensor.pin_memory = pin  # type: ignore[method-assign]
+            _give_up_gradients()
             torch.cpu.Stream.synchronize = lambda stream: None  # type: ignore[attr-defined]
         prefetch = settings.get("backward_prefetch", "BACKWARD_PRE")
         wrapped = FullyShardedDataParallel(

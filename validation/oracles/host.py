@@ -58,6 +58,15 @@ def configurations() -> list[Config]:
             stage3_max_reuse_distance=0,
             **few,
         ),
+        {
+            "name": "fsdp1",
+            "engine": "fsdp1",
+            "world": 2,
+            "model": "llama",
+            "dtype": "bfloat16",
+            "fsdp": {"offload": True},
+        },
+        {"name": "fsdp1_float32", "engine": "fsdp1", "world": 2, "model": "llama", "fsdp": {"offload": True}},
         {"name": "fsdp2", "engine": "fsdp2", "world": 2, "model": "llama", "dtype": "bfloat16", "fsdp": reduced},
     ]
 
@@ -87,6 +96,10 @@ class HostWatcher(StorageTracker):
         if "deepspeed" in sys.modules:
             sys.modules["deepspeed"].accelerator.get_accelerator().pin_memory = _pin
         _reset_peak()
+
+    @staticmethod
+    def pin(tensor: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        return _pin(tensor)
 
     def watch_optimizer(self, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -131,7 +144,11 @@ def _held(optimizer: Any) -> dict[str, list[Any]]:
     if isinstance(optimizer, torch.optim.Optimizer):
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        return {"parameters": parameters, "gradients": gradients, "optimizer_states": list(_states(optimizer))}
+        own = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+        buffers = [block for block in _BLOCKS if block.untyped_storage().data_ptr() not in own]  # FSDP1's _cpu_grad
+        return {
+            "parameters": parameters, "gradients": [*gradients, *buffers], "optimizer_states": list(_states(optimizer)),
+        }  # fmt: skip
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):
         return _stage3(optimizer)
     masters = optimizer.single_partition_of_fp32_groups

@@ -39,11 +39,13 @@ class Fsdp1(Hooks[Fsdp1Plan]):
         self.first_iteration = True
 
     def allocate(self) -> None:
-        for handle in self.handles:
+        for handle in self.handles if self.plan.cpu_offload else ():
+            whole = self.flat.master_size * sum(handle.numels)
+            self.builder.alloc(f"parameters of:{handle.name}", "parameters", whole, "host")
+        for handle in sorted(self.handles, key=lambda handle: handle.is_root):
             nbytes = self.flat.master_size * handle.shard
-            if self.plan.cpu_offload:  # _flat_param.py, init_flat_param_attributes: both pinned for good
-                self.builder.alloc(f"shard:{handle.name}", "parameters", pinned_bytes(nbytes), "host")
-                self.builder.alloc(f"gradient on host:{handle.name}", "gradients", pinned_bytes(nbytes), "host")
+            if self.plan.cpu_offload:
+                self._wrap(handle, nbytes)
             else:
                 self.builder.alloc(f"shard:{handle.name}", "parameters", nbytes)
         if self.model.buffers_bytes:
@@ -59,12 +61,30 @@ class Fsdp1(Hooks[Fsdp1Plan]):
             self._final_callback()
         self._optimizer(first)
 
+    def _wrap(self, handle: Handle, nbytes: int) -> None:
+        """FlatParamHandle, unit by unit, the root last: its parameters in one tensor, and the shard of that cloned."""
+        flat = self.flat.master_size * handle.full
+        self.builder.alloc(f"flat:{handle.name}", "parameters", flat, "host")
+        self.builder.alloc(f"shard:{handle.name}, pageable", "parameters", nbytes, "host")
+        self.builder.free(f"flat:{handle.name}")
+        self.builder.free(f"parameters of:{handle.name}")
+
+    def _pin(self) -> None:
+        """_flat_param.py, init_flat_param_attributes, in the first forward: shard and _cpu_grad, for good."""
+        for handle in self.handles:
+            nbytes = self.flat.master_size * handle.shard
+            self.builder.alloc(f"shard:{handle.name}", "parameters", pinned_bytes(nbytes), "host")
+            self.builder.free(f"shard:{handle.name}, pageable")
+            self.builder.alloc_host(f"gradient on host:{handle.name}", "gradients", nbytes, True)
+
     # Forward.
 
     def pre_forward(self, module: Module, phase: str) -> None:
         if phase == "recompute":
             return
         if module.role == "root":
+            if self.plan.cpu_offload and self.first_iteration:
+                self._pin()
             self._drop_stale_gradients()
             if self.plan.forward_prefetch:
                 for handle in self.handles:
@@ -119,6 +139,7 @@ class Fsdp1(Hooks[Fsdp1Plan]):
             if not handle.prefetched:
                 self._unshard(handle, "backward")
             self.builder.wait_stream(COMPUTE, ALL_GATHER)
+        self.flat.drop_written_back(handle)
         handle.needs_backward = False
         if self.plan.backward_prefetch == "BACKWARD_PRE":
             self._backward_prefetch(handle)
@@ -204,6 +225,8 @@ class Fsdp1(Hooks[Fsdp1Plan]):
 
     def _unshard(self, handle: Handle, phase: str) -> None:
         needed = not handle.unsharded
+        if phase == "backward":
+            self.flat.write_back(handle, self.micro)
         if needed:
             self.flat.pre_unshard(handle, phase, self.micro)
         if self.plan.limit_all_gathers and len(self.free_events) >= GATHERS_IN_FLIGHT:

@@ -18,12 +18,14 @@ from zsim.program.ops import (
     ALL_REDUCE,
     COMPUTE,
     COPY_IN,
+    CPU,
     D2H,
     H2D,
     REDUCE_SCATTER,
     Collective,
     Compute,
     Copy,
+    CpuWork,
 )
 from zsim.program.units import Group, divide_factors, mesh_of
 
@@ -60,6 +62,7 @@ class Handle:
         self.delayed: list[Handle] = []  # units whose gradients wait for this module's backward
         self.has_flat_grad = False  # an unsharded gradient that no_sync left
         self.has_sharded_grad = False
+        self.written_back = False  # a copy of its gradients on the host
 
 
 class FlatParameters:
@@ -96,6 +99,23 @@ class FlatParameters:
             if plan.cpu_offload:
                 builder.free(on_gpu)
         builder.wait_stream(ALL_GATHER, COPY_IN)
+
+    def write_back(self, handle: Handle, micro: int) -> None:
+        """_writeback_orig_params: after forward each parameter's .grad is a view of _cpu_grad, which the flat one knows
+        nothing of. It gets a new tensor of zeros and copies into it, on the host, and gives it up in
+        prepare_gradient_for_backward."""
+        if not (self.plan.cpu_offload and self.plan.use_orig_params and self.sharded and handle.trainable):
+            return
+        builder, nbytes = self.builder, self.master_size * handle.shard
+        builder.alloc(f"gradient written back:{handle.name}", "gradients", nbytes, "host")
+        work = CpuWork("write back gradients", handle.shard, 3 * nbytes)
+        builder.host_wait(builder.launch(CPU, work.label, "backward", work, module=handle.name, micro=micro))
+        handle.written_back = True
+
+    def drop_written_back(self, handle: Handle) -> None:
+        if handle.written_back:
+            handle.written_back = False
+            self.builder.free(f"gradient written back:{handle.name}")
 
     def unshard(self, handle: Handle, phase: str, micro: int) -> None:
         handle.unsharded = True
