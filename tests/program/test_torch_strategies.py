@@ -294,8 +294,7 @@ def test_tied_weights_in_two_groups_are_refused_as_fully_shard_does():
 @pytest.mark.parametrize(
     ("plan", "said"),
     [
-        (DdpPlan(world_size=2, autocast="float16"), True),
-        (DdpPlan(world_size=2, autocast="bfloat16"), False),
+        (DdpPlan(world_size=2, autocast="float16"), False),
         (Fsdp1Plan(world_size=2, param_dtype="float16"), True),
         (Fsdp2Plan(world_size=2, param_dtype="float16"), True),
         (Fsdp2Plan(world_size=2), False),
@@ -303,6 +302,25 @@ def test_tied_weights_in_two_groups_are_refused_as_fully_shard_does():
 )
 def test_the_scaler_of_float16_is_said_not_to_be_modeled(plan: AnyPlan, said: bool):
     assert any("GradScaler" in item for item in program_of(plan).not_modeled) == said
+
+
+@pytest.mark.parametrize(("impl", "waits"), [("fused", 0), ("foreach", 1), ("loop", 1)])
+def test_the_scaler_of_float16_under_ddp(impl: str, waits: int):
+    """torch 2.13 amp/grad_scaler.py: one pass unscales all gradients; optimizers that cannot take `found_inf` wait."""
+    steps = {
+        dtype: program_of(DdpPlan(world_size=2, autocast=dtype, optimizer=Optimizer(impl=impl))).steps[-1]
+        for dtype in ("float16", "bfloat16")
+    }
+    passes = {
+        dtype: [i.op for i in step if isinstance(i, Launch) and i.op.label == "unscale"]
+        for dtype, step in steps.items()
+    }
+    assert (len(passes["float16"]), len(passes["bfloat16"])) == (1, 0)
+    (kernel,) = passes["float16"][0].work.kernels
+    grads = sum(4 * p.numel for p in from_config(CONFIG, "small").parameters)
+    assert (kernel.read_bytes, kernel.write_bytes) == (grads, grads)
+    counts = {dtype: sum(isinstance(i, HostWait) for i in step) for dtype, step in steps.items()}
+    assert counts["float16"] - counts["bfloat16"] == waits
 
 
 def test_unknown_optimizers_are_not_modeled():

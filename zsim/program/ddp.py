@@ -15,7 +15,7 @@ from zsim.program import muon
 from zsim.program.builder import Builder
 from zsim.program.execute import Execution, Hooks
 from zsim.program.ops import ALL_REDUCE, COMPUTE, Collective, Compute, Program
-from zsim.program.optimizer import clip, grad_norm, update
+from zsim.program.optimizer import clip, grad_norm, unscale, update
 from zsim.program.units import params_under
 from zsim.program.walk import modules_in_order
 
@@ -269,9 +269,13 @@ class Ddp(Hooks[DdpPlan]):
     def _optimizer(self, first: bool) -> None:
         builder, plan = self.builder, self.plan
         numels = [self.numels[param] for param in self.params]
+        scaled = plan.autocast == "float16"  # as every trainer has it, with torch.amp.GradScaler
+        checked = unscale(builder, numels, plan.dtype) if scaled else None
         if plan.grad_clip:
             grad_norm(builder, numels, plan.dtype)
             clip(builder, numels, plan.dtype)
+        if checked is not None and (muon.is_muon(plan.optimizer) or plan.optimizer.impl != "fused"):
+            builder.host_wait(checked)  # _maybe_opt_step: found_inf.item(); fused kernels look themselves
         hidden = muon.matrices(self.model) if muon.is_muon(plan.optimizer) else frozenset()
         shapes = {param: self.model.parameters[param].shape for param in self.params}
         muon.update_whole(builder, [shapes[p] for p in self.params if p in hidden], plan.dtype, first=first)

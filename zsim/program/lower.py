@@ -10,8 +10,11 @@ from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
 from zsim.program.ops import HostWait, Program
 from zsim.program.startup import with_startup
 
-# torch 2.13 torch/amp/grad_scaler.py, torch/distributed/fsdp/sharded_grad_scaler.py
-GRAD_SCALER = "GradScaler of float16: a pass over the gradients that unscales them, and a wait for it in every step"
+# torch 2.13 torch/distributed/fsdp/sharded_grad_scaler.py
+GRAD_SCALER = (
+    "ShardedGradScaler of float16: a pass over the gradients that unscales them, an all-reduce of what it found, and a "
+    "wait for it in every step"
+)
 
 
 def lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, steps: int | None = None) -> Program:
@@ -32,9 +35,7 @@ def _differing(plan: AnyPlan) -> int:
 
 
 def _scales(plan: AnyPlan) -> bool:
-    """Does a torch.amp.GradScaler stand between gradients and optimizer, as trainers have it for float16?"""
-    if isinstance(plan, DdpPlan):
-        return plan.autocast == "float16"
+    """Does a scaler that is not simulated stand between gradients and optimizer, as trainers have it for float16?"""
     return isinstance(plan, (Fsdp1Plan, Fsdp2Plan)) and plan.param_dtype == "float16"
 
 

@@ -190,6 +190,12 @@ def _on_cpu(builder: Builder, label: str, numel: int, bytes_each: float) -> None
     builder.host_wait(builder.launch(CPU, label, "optimizer", CpuWork(label, numel, numel * bytes_each)))
 
 
+def unscale(builder: Builder, numels: Sequence[int], dtype: str) -> int:
+    """torch.amp.GradScaler.unscale_ (torch 2.13): _amp_foreach_non_finite_check_and_unscale_ on every gradient."""
+    size = DTYPE_BYTES[dtype]
+    return builder.launch(COMPUTE, "unscale", "optimizer", Compute((foreach("grad_norm", numels, size, size, 1),)))
+
+
 def grad_norm(builder: Builder, numels: Sequence[int], dtype: str, device: str = "gpu") -> None:
     """torch.nn.utils.clip_grad.get_total_norm: a norm per tensor, then one of the stacked norms."""
     if device == "host":
