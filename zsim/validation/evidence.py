@@ -135,6 +135,7 @@ def _workload(row: Row, cluster: Cluster, assumed: list[str]) -> Workload:
     # The loss in float32 holds 10 bytes per logit (logits, log-softmax, half a gradient); this run did fit. Trainers of
     # transformers' models switch Liger on by one flag; llm-foundry and torchtitan do not have it.
     huge = not titan and not foundry and 10 * tokens * row.count("vocab") > cluster.devices[0].usable_bytes
+    liger = "liger" in row["framework"] or "liger" in row.get("attention_impl")
     if huge:
         assumed.append("Liger's loss, norms and activations: the logits alone would fill the GPU")
     return Workload(
@@ -145,7 +146,7 @@ def _workload(row: Row, cluster: Cluster, assumed: list[str]) -> Workload:
         checkpointing=checkpointing,
         checkpointed=chosen,
         implementation="torchtitan" if titan else "llm-foundry" if foundry else "hf",
-        loss="fused" if huge or "liger" in row["framework"] else titan_history.loss(row) if titan else _loss(row),
+        loss="fused" if huge or liger else titan_history.loss(row) if titan else _loss(row),
         kernels="unsloth" if fused else "liger" if huge or "liger" in row.get("attention_impl") else "torch",
         compile=row.get("compile") == "yes",
     )
