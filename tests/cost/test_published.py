@@ -111,9 +111,9 @@ def test_a_loop_of_ones_own_runs_deepspeed_as_its_version_was(rows):
     assert isinstance(plan, DeepSpeedPlan)
     assert plan.version == "0.14.2"
     assert (plan.memory_efficient_linear, plan.offload_optimizer_pin_memory) == (False, False)
-    newer = changed(rows["gist-a800-7"], framework="DeepSpeed 0.19.4, torch 2.9")
+    newer = changed(rows["gist-a800-7"], framework="DeepSpeed 0.19.5, torch 2.9")
     assert setup_of(newer).plan == dataclasses.replace(
-        plan, version="0.19.4", memory_efficient_linear=True, offload_optimizer_pin_memory=True,
+        plan, version="0.19.5", memory_efficient_linear=True, offload_optimizer_pin_memory=True,
         offload_param_pin_memory=True,
     )  # fmt: skip
 
