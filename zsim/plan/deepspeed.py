@@ -7,26 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotModeled
-from zsim.plan.deepspeed_keys import (
-    ALIASES,
-    GONE_IN_0_19_7,
-    LISTED,
-    NONE,
-    OLDER,
-    REFUSED,
-    REMOVED,
-    SECTIONS,
-    STRICT,
-    USED,
-    Key,
-)
-from zsim.plan.document import Document, Path_, dotted, nearest, read_text
+from zsim.plan.deepspeed_keys import ALIASES, SECTIONS, USED
+from zsim.plan.deepspeed_walk import AUTO, OPTIMIZERS, Keys
+from zsim.plan.document import Document, Path_, dotted, read_text
 from zsim.plan.hjson import parse_hjson
 from zsim.plan.reading import Reading
-from zsim.plan.values import KINDS, coerce, leaves, refuse_unfilled, shown
+from zsim.plan.values import leaves
 
 VERSION = "0.19.8"
-AUTO = "auto"
 
 # transformers 5.24 integrations/deepspeed.py, HfTrainerDeepSpeedConfig.trainer_config_finalize.
 AUTO_FROM_HIDDEN_SIZE = {
@@ -39,8 +27,6 @@ _TRAINER_ARGUMENT = {
     "gradient_accumulation_steps": "gradient_accumulation_steps",
 }
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-_OPTIMIZERS = {"adam": "adam", "adamw": "adamw", "lion": "lion", "sgd": "sgd", "muon": "muon"}
-_ONE_BIT = {"onebitadam", "onebitlamb", "zerooneadam"}
 
 
 def read_deepspeed(path: Path, version: str = VERSION, zero_init: bool | None = None) -> Reading:
@@ -84,13 +70,8 @@ def with_trainers_groups(reading: Reading) -> Reading:
     return reading
 
 
-class _Reader:
-    """One walk over the keys, then what several keys say together."""
-
-    def __init__(self, reading: Reading, version: tuple[int, ...]) -> None:
-        self.reading, self.document, self.version = reading, reading.document, version
-        self.values: dict[str, Any] = {}  # used keys by dotted path, checked; "auto" stays "auto"
-        self.without_effect: dict[str, list[str]] = {}
+class _Reader(Keys):
+    """What the keys say together."""
 
     def read(self) -> None:
         self.walk("", (), self.document.data)
@@ -108,105 +89,6 @@ class _Reader:
         for field in ("model", "cluster", "seq_len"):
             self.reading.lacks(field)
 
-    # ------------------------------------------------------------------ every key by itself
-
-    def walk(self, section: str, path: Path_, data: dict[str, Any]) -> None:
-        keys = SECTIONS[section]
-        for name, value in data.items():
-            here = (*path, name)
-            canonical = ALIASES.get(name, name) if section == "zero_optimization" else name
-            key = keys.get(canonical)
-            full = f"{section}.{canonical}" if section else canonical
-            if full in REMOVED:
-                self.removed(here, full, value)
-            elif key is None:
-                self.unknown(section, here, name, keys)
-            else:
-                if canonical != name and canonical in data:
-                    raise self.error(here, f"stands here twice, as {name} and as {canonical}")
-                self.known(section, here, full, key, value)
-
-    def known(self, section: str, path: Path_, full: str, key: Key, value: Any) -> None:
-        if key.kind is dict:
-            if value is None:
-                return None
-            if full == "zero_optimization" and isinstance(value, bool):
-                return self.old_zero(path, value)
-            if not isinstance(value, dict):
-                raise self.error(path, f"{shown(value)} is not a section", accepted="{ ... }")
-            if full == "optimizer":
-                self.refuse_optimizer(value)
-            if full in SECTIONS:
-                self.values[full] = value
-                return self.walk(full, path, value)
-        else:
-            value = self.checked(path, full, key, value)
-        if key.effect == USED:
-            self.values[full] = value
-        elif key.effect == NONE:
-            self.without_effect.setdefault(key.why, []).append(full)
-        elif value in (key.default, AUTO, None):
-            return None
-        elif key.effect == LISTED:
-            self.reading.not_modeled.append(f"{full}: {key.why}")
-        elif key.effect == REFUSED and not (full == "tensor_parallel.autotp_size" and value == 1):
-            raise self.error(path, key.why, None if key.default in (None, {}) else shown(key.default), kind=NotModeled)
-        return None
-
-    def checked(self, path: Path_, full: str, key: Key, value: Any) -> Any:
-        """`value` as pydantic would take it for `key`; "auto" and null pass."""
-        if value is None or value == AUTO:
-            return value
-        if isinstance(value, str) and key.kind is not str:
-            refuse_unfilled(self.document, path, value)
-            if full.startswith("zero_optimization.leaf_module."):  # one name may stand without brackets
-                value = [value]
-        if isinstance(value, list) and key.kind is not list:
-            raise self.error(path, f"{value} is a list of values to tune; one is needed", accepted=KINDS[key.kind])
-        try:
-            return coerce(value, key.kind)
-        except ValueError:
-            raise self.error(path, f"{shown(value)} is not {KINDS[key.kind]}", accepted=KINDS[key.kind]) from None
-
-    def removed(self, path: Path_, full: str, value: Any) -> None:
-        if self.version >= ((0, 19, 7) if full in GONE_IN_0_19_7 else (0, 19, 8)):
-            raise self.error(
-                path,
-                f"DeepSpeed has removed {REMOVED[full]} and refuses this key",
-                notes=("with an older DeepSpeed: framework: {name: deepspeed, version: 0.18.9}",),
-            )
-        if full in OLDER:
-            self.values[full] = self.checked(path, full, OLDER[full], value)
-            return
-        off = not value or (isinstance(value, dict) and value.get("enabled") is False) or value == -1
-        if not off:
-            raise self.error(path, REMOVED[full], kind=NotModeled)
-        self.without_effect.setdefault("switched off", []).append(full)
-
-    def unknown(self, section: str, path: Path_, name: str, keys: dict[str, Key]) -> None:
-        close = nearest(name, [*keys, *(ALIASES if section == "zero_optimization" else ())])
-        hint = f"; did you mean {close}?" if close else ""
-        old = section in ("bf16", "bfloat16", "fp16")
-        if section in STRICT and not (old and self.version < (0, 17)):
-            notes = ("DeepSpeed before 0.17 ignored it: framework: {name: deepspeed, version: 0.16.9}",) if old else ()
-            raise self.error(
-                path, f"DeepSpeed does not know this key and refuses it{hint}", close or ", ".join(keys), notes
-            )
-        if not str(name).startswith("_"):
-            self.reading.notes.append(f"DeepSpeed does not know {dotted(path)} and ignores it{hint}")
-
-    def error(
-        self,
-        path: Path_,
-        message: str,
-        accepted: str | None = None,
-        notes: tuple[str, ...] = (),
-        kind: type[InputError] = InputError,
-    ) -> InputError:
-        return self.document.error(path, message, accepted, notes, kind)
-
-    # ------------------------------------------------------------------ what keys say together
-
     def set(self, field: Path_, value: Any, full: str) -> None:
         self.reading.set(field, value, self.place_of(full))
 
@@ -217,11 +99,6 @@ class _Reader:
             if path[-1] == canonical and (*path[:-1], alias) in self.document.places:
                 return (*path[:-1], alias)
         return path
-
-    def old_zero(self, path: Path_, value: bool) -> None:
-        """`"zero_optimization": true`, which DeepSpeed still takes for stage 1."""
-        self.values["zero_optimization.stage"] = int(value)
-        self.reading.notes.append(f"zero_optimization: {str(value).lower()} is the old way to write stage {int(value)}")
 
     def zero(self) -> None:
         prefix = "zero_optimization."
@@ -376,26 +253,13 @@ class _Reader:
             f"torch_autocast.enabled, in its dtype {dtype}: operators that torch.autocast runs in float32"
         )
 
-    def refuse_optimizer(self, section: dict[str, Any]) -> None:
-        """Before its parameters are looked at, which belong to it alone."""
-        name, params = section.get("type"), section.get("params")
-        known = "Adam, AdamW, Lion, Muon, SGD"
-        if isinstance(name, str) and name.lower() in _ONE_BIT:
-            why = f"{name} averages compressed gradients itself, which ZeRO does not support"
-            raise self.error(("optimizer", "type"), why, known, kind=NotModeled)
-        if isinstance(name, str) and name.lower() not in _OPTIMIZERS:
-            raise self.error(("optimizer", "type"), f"optimizer {name}", known, kind=NotModeled)
-        if isinstance(params, dict) and "max_grad_norm" in params:
-            path = ("optimizer", "params", "max_grad_norm")
-            raise self.error(path, "DeepSpeed refuses it here", accepted="gradient_clipping at the top of the file")
-
     def optimizer(self) -> None:
         name = self.values.get("optimizer.type")
         if name is None:
             self.reading.notes.append("no optimizer section: the training script's own (the Trainer's is AdamW)")
             return
         params = self.document.data["optimizer"].get("params") or {}
-        kind = _OPTIMIZERS[name.lower()]
+        kind = OPTIMIZERS[name.lower()]
         if kind == "adam" and params.get("adam_w_mode", True):
             kind = "adamw"  # engine.py, _configure_basic_optimizer: Adam means AdamW unless adam_w_mode is false
         self.set(("optimizer", "name"), kind, "optimizer.type")

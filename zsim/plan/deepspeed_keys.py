@@ -62,7 +62,7 @@ ZERO: dict[str, Key] = {
     "elastic_checkpoint": none(bool, "checkpoints"),
     "offload_param": used(dict),
     "offload_optimizer": used(dict),
-    "zenflow": refused(dict, None, "ZenFlow, whose steps differ: the CPU's updates come once in update_interval of them"),
+    "zenflow": refused(dict, None, "ZenFlow: the CPU updates once in update_interval steps, which so differ"),
     "sub_group_size": used(int, 1_000_000_000),
     "cpu_offload": used(bool),
     "cpu_offload_param": used(bool),
