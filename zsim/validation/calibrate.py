@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from zsim.cluster.classes import rank_classes
 from zsim.cost import profile as profiles
@@ -236,8 +236,11 @@ class Calibration:
         }
 
 
-def calibrate(rows: Sequence[Row]) -> Calibration:
-    """Fit on the rows marked `fit`, measure on the others, and on each family of devices with its rows left out."""
+def calibrate(rows: Sequence[Row], holdout: Sequence[Row] = ()) -> Calibration:
+    """Fit on the rows marked `fit`, measure on the others, and on each family of devices with its rows left out.
+
+    `holdout`: rows that count as evidence for what error to expect, and for nothing else.
+    """
     known = cases(rows)
     if not known:
         raise InputError("no row can be simulated and has a step time", rows[0].file if rows else None)
@@ -252,10 +255,12 @@ def calibrate(rows: Sequence[Row]) -> Calibration:
     evidence = {
         "generic": [_evidence("GPUs of which no run was fitted", [c for c in known if c.row.id in left_out], left_out)]
     }
-    for document, stack, source in sorted({(*_kind(case), case.row.source) for case in test}):
-        same = [case for case in test if (*_kind(case), case.row.source) == (document, stack, source)]
-        text = f"{source}, {same[0].device}, {same[0].row['framework']}"
-        evidence.setdefault(document, []).append(_evidence(text, same, test_errors))
+    unseen = cases(holdout)
+    found = test_errors | errors(unseen, read)
+    for group in sorted({_group(case) for case in (*test, *unseen)}):
+        same = [case for case in (*test, *unseen) if _group(case) == group]
+        text = f"{group.source}, {same[0].device}, {same[0].row['framework']}"
+        evidence.setdefault(group.document, []).append(_evidence(text, same, found))
     return Calibration(values, errors(train, read), test_errors, left_out, evidence, train, test)
 
 
@@ -295,6 +300,19 @@ def _chain(case: Case) -> list[str]:
 
 def _kind(case: Case) -> tuple[str, str]:
     return (_chain(case) or ["generic"])[0], case.setup.profile
+
+
+class _Group(NamedTuple):
+    """Rows whose errors are stated together."""
+
+    document: str
+    stack: str
+    source: str
+    program: str
+
+
+def _group(case: Case) -> _Group:
+    return _Group(*_kind(case), case.row.source, type(case.setup.plan).__name__)
 
 
 def _evidence(text: str, rows: Sequence[Case], found: Mapping[str, float]) -> dict[str, Any]:
