@@ -19,6 +19,7 @@ from zsim.cost.profile import Document, Profile
 from zsim.engine.simulator import run
 from zsim.errors import InputError
 from zsim.model.kernels import Kernel
+from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
 from zsim.program.lower import lower
 from zsim.program.ops import COMPUTE, Compute, Launch, Program
 from zsim.scenario import Setup
@@ -258,8 +259,11 @@ def calibrate(rows: Sequence[Row], holdout: Sequence[Row] = ()) -> Calibration:
     unseen = cases(holdout)
     found = test_errors | errors(unseen, read)
     for group in sorted({_group(case) for case in (*test, *unseen)}):
+        if group.document == "generic":
+            continue  # one device's error says nothing of all others without a profile
         same = [case for case in (*test, *unseen) if _group(case) == group]
         text = f"{group.source}, {same[0].device}, {same[0].row['framework']}"
+        text += f" ({group.program})" if group.program not in text else ""
         evidence.setdefault(group.document, []).append(_evidence(text, same, found))
     return Calibration(values, errors(train, read), test_errors, left_out, evidence, train, test)
 
@@ -302,6 +306,9 @@ def _kind(case: Case) -> tuple[str, str]:
     return (_chain(case) or ["generic"])[0], case.setup.profile
 
 
+_PROGRAMS = {DdpPlan: "DDP", DeepSpeedPlan: "DeepSpeed", Fsdp1Plan: "FSDP1", Fsdp2Plan: "FSDP2"}
+
+
 class _Group(NamedTuple):
     """Rows whose errors are stated together."""
 
@@ -312,7 +319,7 @@ class _Group(NamedTuple):
 
 
 def _group(case: Case) -> _Group:
-    return _Group(*_kind(case), case.row.source, type(case.setup.plan).__name__)
+    return _Group(*_kind(case), case.row.source, _PROGRAMS[type(case.setup.plan)])
 
 
 def _evidence(text: str, rows: Sequence[Case], found: Mapping[str, float]) -> dict[str, Any]:
