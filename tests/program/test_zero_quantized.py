@@ -193,6 +193,18 @@ def test_a_leaf_is_named_by_class_by_name_and_by_the_end_of_a_name():
     assert gathers(program_of(leaf_classes=("my.models.LlamaMLP",))).count(mlp) == 0
 
 
+def test_leaf_modules_that_match_nothing_are_named_as_deepspeed_warns_of_them():
+    none = "zero.leaf_module has no effect: it did not match any modules, of which DeepSpeed warns"
+    name = "zero.leaf_module.names: no module is called model.head; DeepSpeed warns, and goes on"
+    suffix = "zero.leaf_module.name_suffixes: no module's name ends in .experts; DeepSpeed warns, and goes on"
+    assert program_of().assumptions == ()  # DeepSpeed's own classes may match nothing
+    assert program_of(leaf_classes=("Foo",)).assumptions == (none,)
+    assert program_of(leaf_classes=("Foo", "LlamaMLP")).assumptions == ()
+    assert program_of(leaf_names=("model.head",)).assumptions == (name, none)
+    assert program_of(leaf_names=("model.head", "model.layers.1.mlp")).assumptions == (name,)
+    assert program_of(leaf_name_suffixes=(".experts", ".mlp")).assumptions == (suffix,)
+
+
 def test_parameters_of_coarse_leaves_go_without_waiting_for_what_reads_them():
     """Blocks have 33,920 / 12 = 2,826 parameters per layer, their attention 2,457, the model as a whole 3,040."""
     coarse, leaf = program_of(stage3_module_granularity_threshold=2900), program_of(leaf_blocks=True)

@@ -28,7 +28,7 @@ from zsim.program.walk import gradient_flow, modules_in_order
 from zsim.program.zero3_coordinator import Coordinator, Params
 from zsim.program.zero3_early import EarlyParameters
 from zsim.program.zero3_gradients import Gradients
-from zsim.program.zero3_leaves import by_keyword, called, check_leaves, leaves
+from zsim.program.zero3_leaves import by_keyword, called, check_leaves, leaves, unmatched
 from zsim.program.zero3_mics import check_mics, mics_groups
 from zsim.program.zero3_parameters import Parameters
 from zsim.program.zero3_quantized import reduction_groups
@@ -55,7 +55,8 @@ def lower_zero3(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: W
             prologue, body = rank.step(first=False)
             body = prologue + body
         built += [body] * (steps - 2)
-    return Program(plan.world_size, rank.process_groups(), init, tuple(built))
+    notes = tuple(unmatched(tree, plan))
+    return Program(plan.world_size, rank.process_groups(), init, tuple(built), assumptions=notes)
 
 
 class Zero3(Hooks[DeepSpeedPlan]):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from zsim.errors import InputError
 from zsim.model.spec import Module
-from zsim.plan.spec import DeepSpeedPlan
+from zsim.plan.spec import LEAF_CLASSES, DeepSpeedPlan
 
 MAX_LEAF = 10**9  # Z3_MAX_LEAF_SIZE, elements
 
@@ -29,14 +29,33 @@ def leaves(tree: Module, plan: DeepSpeedPlan, numel: Sequence[int]) -> frozenset
     chosen = {
         name
         for name, module in modules.items()
-        if (plan.leaf_blocks and module.role == "block")
-        or module.module_class in classes
-        or name in plan.leaf_names
-        or name.endswith(plan.leaf_name_suffixes)
+        if (plan.leaf_blocks and module.role == "block") or _named(name, module, plan, classes)
     }
     if plan.stage3_module_granularity_threshold:
         chosen.update(_coarse(tree, plan.stage3_module_granularity_threshold, numel))
     return frozenset(chosen)
+
+
+def unmatched(tree: Module, plan: DeepSpeedPlan) -> list[str]:
+    """What apply_zero_leaf_module_config warns of, and goes on: entries of `leaf_module` that match no module."""
+    modules = dict(called(tree))
+    found = []
+    if names := [name for name in plan.leaf_names if name not in modules]:
+        found.append(f"zero.leaf_module.names: no module is called {', '.join(names)}; DeepSpeed warns, and goes on")
+    ends = [suffix for suffix in plan.leaf_name_suffixes if not any(name.endswith(suffix) for name in modules)]
+    if ends:
+        found.append(
+            f"zero.leaf_module.name_suffixes: no module's name ends in {', '.join(ends)}; DeepSpeed warns, and goes on"
+        )
+    classes = {_class(name) for name in plan.leaf_classes}
+    custom = plan.leaf_classes != LEAF_CLASSES or plan.leaf_names or plan.leaf_name_suffixes
+    if custom and not any(_named(name, module, plan, classes) for name, module in modules.items()):
+        found.append("zero.leaf_module has no effect: it did not match any modules, of which DeepSpeed warns")
+    return found
+
+
+def _named(name: str, module: Module, plan: DeepSpeedPlan, classes: set[str]) -> bool:
+    return module.module_class in classes or name in plan.leaf_names or name.endswith(plan.leaf_name_suffixes)
 
 
 def called(module: Module) -> Iterator[tuple[str, Module]]:
