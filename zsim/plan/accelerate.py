@@ -27,6 +27,7 @@ _INSIDE_FILE = (
     "gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device",
     "offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model",
 )  # fmt: skip
+FP32_ASSUMED = "no mixed precision: the model trains in the type it is loaded in; fp32 assumed"
 
 
 def read_accelerate(document: Document, ranks: int | None = None) -> Reading:
@@ -78,7 +79,7 @@ def _precision(recipe: Recipe) -> None:
         recipe.reading.lacks("precision", "(no mixed_precision here, and DeepSpeed's file is not there)")
     elif ("precision",) not in fields:
         recipe.set("precision", "fp32", "mixed_precision")
-        recipe.reading.notes.append("no mixed precision: the model trains in the type it is loaded in; fp32 assumed")
+        recipe.reading.notes.append(FP32_ASSUMED)
 
 
 def _deepspeed(recipe: Recipe) -> None:

@@ -6,7 +6,7 @@ from zsim.errors import NotModeled
 from zsim.plan.adapters import lora, quantized, refuse_variants
 from zsim.plan.document import Document, subsection
 from zsim.plan.fsdp_args import read_fsdp
-from zsim.plan.reading import Reading
+from zsim.plan.reading import NOT_SHARDED, Reading
 from zsim.plan.recipe import ULYSSES, Recipe
 from zsim.plan.trainer import ATTENTION, checkpointing, legacy_options, name_model
 
@@ -178,7 +178,7 @@ def _shard(recipe: Recipe) -> None:
             recipe.set("fsdp.mesh", [replicate, shard], "dp_replicate_size")
     else:
         recipe.set("framework.name", "ddp", "framework")
-        reading.notes.append("neither deepspeed nor fsdp: DistributedDataParallel")
+        reading.notes.append(NOT_SHARDED)
         found = recipe.flag("ddp_find_unused_parameters")  # core/builders/causal.py: off unless said
         recipe.set("ddp.find_unused_parameters", found, "ddp_find_unused_parameters")
         if reading.fields[("precision",)] == "bf16" and not recipe.get("adapter"):

@@ -24,6 +24,7 @@ class Document:
     places: dict[Path_, Place] = field(default_factory=dict)
     repeated: list[Path_] = field(default_factory=list)  # fields that stand here more than once: the last one counts
     ranks: int | None = None  # processes that a launcher in the file starts
+    launch: Document | None = None  # options of `accelerate launch`, before those of the script that it starts
 
     def error(
         self,

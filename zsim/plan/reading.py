@@ -7,6 +7,8 @@ from typing import Any
 
 from zsim.plan.document import Document, Path_, Place, dotted
 
+NOT_SHARDED = "neither deepspeed nor fsdp: DistributedDataParallel"
+
 
 @dataclass
 class Reading:
@@ -57,10 +59,11 @@ class Reading:
                 self.fields[to] = value
                 self.places[to] = other.places.get(to, (other.document.file, None))
                 (self.defaults.add if to in other.defaults else self.defaults.discard)(to)
+        self.notes += other.notes
         if self.fields.get(("framework", "name")) != "ddp":  # one file was silent, the other one names what shards
             for to in [to for to in self.fields if to[0] == "ddp"]:
                 del self.fields[to]
-        self.notes += other.notes
+            self.notes = [text for text in self.notes if text != NOT_SHARDED]
         self.without_effect += other.without_effect
         self.not_modeled += other.not_modeled
         self.ranks = self.ranks or other.ranks

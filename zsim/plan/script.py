@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,39 @@ def parse_script(path: Path) -> Document:
             accepted="a script with one",
         )  # fmt: skip
     first, words = commands[0]
+    launcher, words = _launched(words)
     document = Document(path, _options(words))
+    _locate(document, lines, first)
+    if launcher is not None:
+        document.launch = Document(path, _options(launcher))
+        _locate(document.launch, lines, first)
+    document.ranks = _ranks(document)
+    return document
+
+
+def _locate(document: Document, lines: list[str], first: int) -> None:
+    """Where each option of the command at line `first` stands."""
     for name in document.data:
         spelling = re.compile(rf"--{name.replace('_', '[_-]')}\b")
         said = [n for n, text in enumerate(lines, 1) if spelling.search(text) and not text.lstrip().startswith("#")]
         line = next((n for n in said if n >= first), said[-1] if said else first)  # a variable may stand before
-        document.places[(name,)] = path, line
-    document.ranks = _ranks(document)
-    return document
+        document.places[(name,)] = document.file, line
+
+
+def _launched(words: list[str]) -> tuple[list[str] | None, list[str]]:
+    """Options of `accelerate launch`, up to the script that it starts, and what follows; None: another launcher."""
+    from zsim.plan.launch import SWITCHES
+
+    at = next((n for n, pair in enumerate(pairwise(words)) if pair == ("accelerate", "launch")), None)
+    if at is None:
+        if "accelerate-launch" not in words and "accelerate.commands.launch" not in words:
+            return None, words
+        at = next(n - 1 for n, word in enumerate(words) if word in ("accelerate-launch", "accelerate.commands.launch"))
+    end = at + 2
+    while end < len(words) and words[end].startswith("-"):
+        name, equals, _ = words[end].lstrip("-").replace("-", "_").partition("=")
+        end += 1 if equals or name in (*SWITCHES, "m", "q") else 2
+    return words[at + 2 : end], words[end:]
 
 
 def _commands(lines: list[str]) -> list[tuple[int, list[str]]]:
@@ -155,7 +181,7 @@ def _options(words: list[str]) -> dict[str, Any]:
 
 def _ranks(document: Document) -> int | None:
     """Number of processes that the launcher is told, whose options are no arguments of the training script."""
-    data = document.data
+    data = dict(document.launch.data) if document.launch else document.data
     per_node = [data.pop(name) for name in _PER_NODE if name in data]
     nodes = [data.pop(name) for name in _NODES if name in data]
     whole = data.pop("num_processes", None)

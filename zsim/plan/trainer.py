@@ -8,7 +8,7 @@ from zsim.errors import NotModeled
 from zsim.plan.document import Document, read_text
 from zsim.plan.fsdp_args import read_fsdp
 from zsim.plan.hjson import parse_hjson
-from zsim.plan.reading import Reading
+from zsim.plan.reading import NOT_SHARDED, Reading
 from zsim.plan.recipe import Recipe, as_flag, beside
 
 _STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
@@ -96,6 +96,10 @@ def training(recipe: Recipe) -> None:
         recipe.set("loss", "fused", "use_liger_kernel")
         reading.not_modeled.append("use_liger_kernel: only its fused loss is simulated, not its other kernels")
     shard(recipe)
+    if recipe.document.launch:
+        from zsim.plan.launch import read_launch
+
+        read_launch(recipe, recipe.document.launch)
     for field in ("model", "cluster", "seq_len"):
         reading.lacks(field)
 
@@ -113,7 +117,7 @@ def shard(recipe: Recipe) -> None:
         return
     if not options or as_switch(options) is False:
         recipe.set("framework.name", "ddp", "framework")
-        reading.notes.append("neither deepspeed nor fsdp: DistributedDataParallel")
+        reading.notes.append(NOT_SHARDED)
         values = list(config.values()) if isinstance(config, dict) else [config]
         if any(value not in (None, False, 0, "", [], {}) for value in values):  # training_args.py, _process_fsdp_args
             reading.notes.append("fsdp_config has no effect without fsdp")
