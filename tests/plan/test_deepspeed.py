@@ -219,3 +219,11 @@ def test_the_trainer_makes_two_groups_where_the_file_names_no_optimizer(tmp_path
     arguments.write_text('{"per_device_train_batch_size": 1, "output_dir": "x", "bf16": true, "deepspeed": "ds.json"}')
     found = detect.parse(arguments)
     assert detect.read(found, detect.identify(found)).fields["optimizer", "decay_groups"] is True
+
+
+def test_low_precision_master_weights_under_offload_say_what_is_accepted() -> None:
+    data = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}
+    data["zero_optimization"] = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    with pytest.raises(NotModeled, match="in host memory") as refused:
+        read_document(Document("ds.json", data))
+    assert refused.value.accepted == "false, or no offload_optimizer"

@@ -172,6 +172,20 @@ def test_what_deepspeed_fails_with(frozen: str | None, changes: dict[str, Any], 
         program_of(frozen, **changes)
 
 
+@pytest.mark.parametrize(
+    ("changes", "accepted"),
+    [
+        ({"mics_shard_size": 3, "world_size": 8}, "1, 2, 4, 8"),
+        ({"offload_optimizer": "cpu"}, f"{MICS['world_size']}, or no offload_optimizer"),
+        (QUANTIZED, "null (no MiCS), or neither offload_param nor zero_quantized_* nor zero_hpz_partition_size"),
+    ],
+)
+def test_a_refusal_of_mics_says_what_is_accepted(changes: dict[str, Any], accepted: str):
+    with pytest.raises(InputError) as refused:
+        program_of(None, **(MICS | changes))
+    assert (refused.value.field, refused.value.accepted) == ("zero.mics_shard_size", accepted)
+
+
 def gathers(program: Program) -> list[int]:
     """Elements of each call of the first step's forward, where nothing is prefetched."""
     return [

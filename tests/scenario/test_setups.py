@@ -207,6 +207,37 @@ def test_what_cannot_be_is_refused(write, framework: str, text: str, field: str,
     assert (refused.value.line or 0) >= 1
 
 
+ACCEPTED = [
+    ("zero: {stage: 3, zero_hpz_partition_size: 3}\n", "1, 2, 4, 8"),
+    ("zero: {stage: 3, zero_hpz_partition_size: 16}\n", "1, 2, 4, 8"),
+    ("zero: {offload_optimizer: cpu}\n", "none, or zero.stage: 1, 2 or 3"),
+    ("zero: {stage: 2, offload_param: cpu}\n", "none, or zero.stage: 3"),
+    ("zero: {stage: 2, offload_optimizer: {device: cpu, ratio: 0.5}}\n", "1, or zero.stage: 3"),
+    ("zero: {stage: 1, offload_optimizer: {device: cpu, super_offload: true}}\n",
+     "false, or stage 3, device: cpu and DeepSpeed 0.18 or later"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "accepted"), ACCEPTED)
+def test_a_refusal_says_what_is_accepted(write, text: str, accepted: str) -> None:
+    with pytest.raises(InputError) as refused:
+        resolve(write(text))
+    assert refused.value.accepted == accepted
+
+
+def test_element_types_have_short_names_as_in_precision(write) -> None:
+    for short, full in (("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32"), ("bfloat16", "bfloat16")):
+        zero = f"seq_parallel_communication_data_type: {short}, communication_data_type: {short}"
+        plan = plan_of(write(f"zero: {{{zero}, grad_accum_dtype: {short}}}\n"))
+        assert (
+            plan.seq_parallel_communication_data_type == plan.communication_data_type == plan.grad_accum_dtype == full
+        )
+        sharded = plan_of(write(f"fsdp: {{param_dtype: {short}, reduce_dtype: {short}}}\n", framework="fsdp2"))
+        assert (sharded.param_dtype, sharded.reduce_dtype) == (full, full)
+    with pytest.raises(InputError, match="'int8' is not known"):
+        load(write("zero: {grad_accum_dtype: int8}\n"))
+
+
 def test_a_gpu_the_catalog_does_not_know(write, tmp_path: Path) -> None:
     topology = tmp_path / "topology.yaml"
     topology.write_text("name: x\ngpu: H900\ngpus: 8\n")

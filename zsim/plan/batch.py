@@ -34,3 +34,8 @@ def triangle(train: int | None, micro: int | None, accum: int | None, ranks: int
             accepted=f"a multiple of {whole}",
         )
     return (train // whole, accum or 1) if micro is None else (micro, train // whole)
+
+
+def divisors(of: int) -> str:
+    """The sizes of equal groups that `of` ranks or heads can form, as an error's `accepted` lists them."""
+    return ", ".join(str(size) for size in range(1, of + 1) if of % size == 0)

@@ -170,7 +170,8 @@ class _Reader(Keys):
                 self.set(("zero", side, name), value, f"{full}.{name}")
         ratio = self.values.get(f"{full}.ratio", 1.0)
         if ratio not in (None, AUTO) and ratio < 1.0 and stage != 3:
-            raise self.error((*path[:2], "ratio"), "partial offloading is only supported for ZeRO stage 3")
+            why = "partial offloading is only supported for ZeRO stage 3"
+            raise self.error((*path[:2], "ratio"), why, "1, or stage 3")
         return self.check_offload_stage(side, stage, path[:2])
 
     def aio(self) -> None:
@@ -220,7 +221,8 @@ class _Reader(Keys):
         low = self.values.get(f"{section}.bf16_master_weights_and_grads")
         if bf16 is True and low is True and ("zero", "offload_optimizer", "device") in self.reading.fields:
             path = (section, "bf16_master_weights_and_grads")
-            raise self.error(path, "master weights and gradients in bf16, in host memory", kind=NotModeled)
+            why, accepted = "master weights and gradients in bf16, in host memory", "false, or no offload_optimizer"
+            raise self.error(path, why, accepted, kind=NotModeled)
         if self.values.get(f"{section}.immediate_grad_update") is True:
             self.immediate_grad_update(section)
         if self.values.get("torch_autocast.enabled") is True:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zsim.errors import InputError, NotModeled
+from zsim.plan.batch import divisors
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.deepspeed import collective, dtype_bytes, elementwise
 from zsim.program.versions import before
@@ -28,12 +29,15 @@ def check_mics(plan: DeepSpeedPlan) -> None:
     if not before(plan, 0, 19, 7):
         raise InputError("DeepSpeed has removed MiCS in 0.19.7", field=field, accepted="framework.version 0.18.9")
     if plan.world_size % size:
-        raise InputError(f"{size} does not divide the {plan.world_size} ranks", field=field)
+        why = f"{size} does not divide the {plan.world_size} ranks"
+        raise InputError(why, field=field, accepted=divisors(plan.world_size))
     if plan.offload_optimizer and plan.world_size > size:
-        raise InputError("several groups of shards cannot offload, as DeepSpeed says", field=field)
+        why = "several groups of shards cannot offload, as DeepSpeed says"
+        raise InputError(why, field=field, accepted=f"{plan.world_size}, or no offload_optimizer")
     quantized = plan.zero_quantized_weights or plan.zero_quantized_gradients or plan.zero_quantized_nontrainable_weights
     if plan.offload_param or quantized or plan.zero_hpz_partition_size > 1:
-        raise NotModeled("MiCS with parameters on the CPU, or with ZeRO++", field=field)
+        accepted = "null (no MiCS), or neither offload_param nor zero_quantized_* nor zero_hpz_partition_size"
+        raise NotModeled("MiCS with parameters on the CPU, or with ZeRO++", field=field, accepted=accepted)
     if plan.mics_hierarchical_params_gather:  # all_gather_coalesced waits for what the coalescing manager returns
         why = "DeepSpeed 0.18.9 fails with torch 2.1 and later, which forbids to wait for a single coalesced call"
         raise NotModeled(why, field="zero.mics_hierarchical_params_gather", accepted="false")

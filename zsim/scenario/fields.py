@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError, core_schema
 
 from zsim import units
@@ -58,7 +58,19 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 Auto = Literal["auto"]  # of the model's hidden size, as the Hugging Face Trainer does
 Precision = Literal["bf16", "fp16", "fp32"]
-Dtype = Literal["bfloat16", "float16", "float32"]
+TORCH_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def _in_full(value: object) -> object:
+    return TORCH_DTYPE.get(value, value) if isinstance(value, str) else value
+
+
+# torch's names; the short ones are DeepSpeed's and those of `precision`
+Dtype = Annotated[
+    Literal["bfloat16", "float16", "float32"],
+    BeforeValidator(_in_full),
+    WithJsonSchema({"enum": [*TORCH_DTYPE.values(), *TORCH_DTYPE], "type": "string"}),
+]
 
 
 class Section(BaseModel):

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from zsim.errors import InputError, NotModeled
 from zsim.model.spec import ModelSpec
+from zsim.plan.batch import divisors
 from zsim.plan.spec import PAGED, Allocator, AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
+from zsim.scenario.fields import TORCH_DTYPE
 from zsim.scenario.sequences import FIELD, check_version
 
 if TYPE_CHECKING:
     from zsim.scenario.load import Scenario
 
 _PLANS: dict[str, Any] = {"deepspeed": DeepSpeedPlan, "fsdp2": Fsdp2Plan, "fsdp1": Fsdp1Plan, "ddp": DdpPlan}
-TORCH_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def build_plan(
@@ -100,15 +101,16 @@ def _allocator(scenario: Scenario) -> tuple[Allocator, list[str]]:
 def _optimizer(scenario: Scenario) -> Optimizer:
     given, framework = scenario.fields.optimizer.given(), scenario.fields.framework.name
     if "momentum" in given and given.get("name", "adamw") != "sgd":
-        raise scenario.error(("optimizer", "momentum"), "is an option of sgd alone")
+        raise scenario.error(("optimizer", "momentum"), "is an option of sgd alone", "null, or name: sgd")
     if "ns_method" in given and (given.get("name") != "muon" or framework != "deepspeed"):
-        raise scenario.error(("optimizer", "ns_method"), "is an option of DeepSpeed's muon alone")
+        raise scenario.error(("optimizer", "ns_method"), "is an option of DeepSpeed's muon alone", "null")
     if given.get("paged") and (name := given.get("name", "adamw")) not in PAGED:
         raise scenario.error(("optimizer", "paged"), f"bitsandbytes has no paged {name}", ", ".join(PAGED))
     if given.get("decay_groups") and framework != "deepspeed":  # elsewhere groups share shards and collectives
-        raise scenario.error(("optimizer", "decay_groups"), "has an effect with framework deepspeed alone")
+        raise scenario.error(("optimizer", "decay_groups"), "has an effect with framework deepspeed alone", "false")
     if given.get("impl") == "cpu" and framework == "deepspeed" and not _offloads(scenario):
-        raise scenario.error(("optimizer", "impl"), "cpu goes with zero.offload_optimizer, which is not set")
+        why = "cpu goes with zero.offload_optimizer, which is not set"
+        raise scenario.error(("optimizer", "impl"), why, "fused, foreach, loop, or zero.offload_optimizer: cpu")
     return Optimizer(**given)
 
 
@@ -162,7 +164,8 @@ def _deepspeed(
         raise scenario.error(("optimizer", "impl"), "partial offload needs DeepSpeedCPUAdam, as DeepSpeed says", "cpu")
     ranks, hpz = common["world_size"], given.get("zero_hpz_partition_size", 1)
     if ranks % hpz:
-        raise scenario.error(("zero", "zero_hpz_partition_size"), f"{hpz} does not divide the {ranks} ranks")
+        why = f"{hpz} does not divide the {ranks} ranks"
+        raise scenario.error(("zero", "zero_hpz_partition_size"), why, divisors(ranks))
     if hpz > 1 and stage < 3:
         notes.append("zero.zero_hpz_partition_size has no effect below stage 3")
     if given.get("mics_shard_size", -1) > 0:
@@ -221,22 +224,23 @@ def _offload(scenario: Scenario, side: str, given: dict[str, Any], stage: int, v
     if offload is None or offload.device == "none":
         return
     if side == "offload_param" and stage != 3:
-        raise scenario.error(("zero", side), f"needs stage 3, not {stage}")
+        raise scenario.error(("zero", side), f"needs stage 3, not {stage}", "none, or zero.stage: 3")
     if stage == 0:
-        raise scenario.error(("zero", side), "needs stage 1, 2 or 3, not 0")
+        raise scenario.error(("zero", side), "needs stage 1, 2 or 3, not 0", "none, or zero.stage: 1, 2 or 3")
     given[side] = offload.device
     # offload_config.py: pinned by default from 0.19.5 on, pageable before.
     given[f"{side}_pin_memory"] = version >= (0, 19, 5)
     if getattr(offload, "super_offload", None):  # engine.py, _configure_zero_optimizer: of stage 3 alone
         if stage != 3 or offload.device != "cpu" or version < (0, 18):
             needs = "stage 3, device: cpu and DeepSpeed 0.18 or later"
-            raise scenario.error(("zero", side, "super_offload"), f"SuperOffload needs {needs}")
+            raise scenario.error(("zero", side, "super_offload"), f"SuperOffload needs {needs}", f"false, or {needs}")
         optimizer = scenario.fields.optimizer
         if optimizer.name not in ("adam", "adamw") or optimizer.impl not in (None, "cpu"):
             raise scenario.error(("optimizer",), "SuperOffload's worker runs DeepSpeedCPUAdam", "adamw, impl: cpu")
     for name, value in offload.given().items():
         if name == "ratio" and value < 1 and stage != 3:
-            raise scenario.error(("zero", side, name), "partial offloading is only supported for ZeRO stage 3")
+            why = "partial offloading is only supported for ZeRO stage 3"
+            raise scenario.error(("zero", side, name), why, "1, or zero.stage: 3")
         if name != "device":
             given[f"{side}_{name}"] = value
 
@@ -289,11 +293,12 @@ def _fsdp(scenario: Scenario, common: dict[str, Any]) -> Fsdp1Plan | Fsdp2Plan:
 def _check_groups(scenario: Scenario, given: dict[str, Any], ranks: int) -> None:
     mesh = given.get("mesh")
     if mesh and mesh[0] * mesh[1] != ranks:
-        raise scenario.error(("fsdp", "mesh"), f"{mesh[0]} x {mesh[1]} is not the cluster's {ranks} ranks")
+        why = f"{mesh[0]} x {mesh[1]} is not the cluster's {ranks} ranks"
+        raise scenario.error(("fsdp", "mesh"), why, f"[replicate, shard] whose product is {ranks}")
     if mesh is None and "HYBRID" in given.get("sharding_strategy", ""):
         raise scenario.error(("fsdp", "mesh"), "is missing for hybrid sharding", accepted="[replicate, shard]")
     shard = mesh[1] if mesh else ranks
     group = given.get("reshard_after_forward")
     if group is not None and not isinstance(group, bool) and shard % group:
         message = f"{group} does not divide the {shard} ranks of a shard group"
-        raise scenario.error(("fsdp", "reshard_after_forward"), message)
+        raise scenario.error(("fsdp", "reshard_after_forward"), message, f"true, false, {divisors(shard)}")

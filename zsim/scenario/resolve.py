@@ -16,8 +16,8 @@ from zsim.model.spec import ModelSpec, Module, Workload, every_nth
 from zsim.plan.batch import triangle
 from zsim.plan.document import siblings
 from zsim.plan.spec import Allocator, AnyPlan
-from zsim.scenario.fields import FEW, MICRO_STEPS
-from zsim.scenario.plans import TORCH_DTYPE, build_plan
+from zsim.scenario.fields import FEW, MICRO_STEPS, TORCH_DTYPE
+from zsim.scenario.plans import build_plan
 from zsim.scenario.sequences import FIELD, check_shared, data_parallel_ranks, shared_notes
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from typing import cast
 from zsim.errors import InputError, NotModeled
 from zsim.model.architecture import Architecture
 from zsim.model.spec import ModelSpec, Workload
+from zsim.plan.batch import divisors
 from zsim.plan.spec import AnyPlan, DeepSpeedPlan
 
 FIELD = "sequence_parallel_size"
@@ -39,13 +40,13 @@ def check_shared(model: ModelSpec, workload: Workload, ranks: int, framework: st
         raise InputError(
             f"{size} does not divide the {arch.heads} attention heads of {model.name}",
             field=FIELD,
-            accepted=_divisors(arch.heads),
+            accepted=divisors(arch.heads),
         )
     if arch.kv_heads % size and size % arch.kv_heads:
         message = (
             f"{size} neither divides the {arch.kv_heads} key and value heads of {model.name} nor is divided by them"
         )
-        raise InputError(message, field=FIELD, accepted=_divisors(arch.kv_heads))
+        raise InputError(message, field=FIELD, accepted=divisors(arch.kv_heads))
     if workload.attention in _MASKED:
         raise InputError(
             f"{workload.attention} needs a mask, which Ulysses leaves away",
@@ -63,12 +64,8 @@ def check_shared(model: ModelSpec, workload: Workload, ranks: int, framework: st
 def data_parallel_ranks(ranks: int, size: int) -> int:
     """Of how many ranks each group of `size` counts as one. Raises InputError."""
     if ranks % size:
-        raise InputError(f"{size} does not divide the {ranks} ranks", field=FIELD, accepted=_divisors(ranks))
+        raise InputError(f"{size} does not divide the {ranks} ranks", field=FIELD, accepted=divisors(ranks))
     return ranks // size
-
-
-def _divisors(of: int) -> str:
-    return ", ".join(str(size) for size in range(1, of + 1) if of % size == 0)
 
 
 FIRST = (0, 17)  # DeepSpeed pull request 7268
