@@ -10,7 +10,7 @@ import pytest
 
 from zsim.errors import InputError, NotModeled
 from zsim.plan.deepspeed import read_document
-from zsim.plan.deepspeed_keys import ALIASES, LISTED, NONE, REFUSED, REMOVED, SECTIONS, USED, Key
+from zsim.plan.deepspeed_keys import ALIASES, LISTED, NONE, NULLABLE, REFUSED, REMOVED, SECTIONS, USED, Key
 from zsim.plan.document import Document
 from zsim.plan.key_table import markdown
 from zsim.plan.reading import Reading
@@ -162,6 +162,29 @@ def test_the_table_holds_every_pydantic_field(config: Any) -> None:
             if key.effect == USED and key.default is not None:
                 default = field.default.value if hasattr(field.default, "value") else field.default
                 assert key.default == default, f"{section}.{name}"
+            assert (f"{section}.{name}" in NULLABLE) == _takes_null(model, name), f"{section}.{name}"
+
+
+def _takes_null(model: Any, name: str) -> bool:
+    from pydantic import ValidationError
+
+    try:
+        model(**{name: None})
+    except ValidationError:
+        return False
+    return True
+
+
+def test_null_is_refused_where_pydantic_refuses_it() -> None:
+    zero = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3, "zero_quantized_gradients": None}}
+    with pytest.raises(InputError, match="null is not true or false") as refused:
+        read_document(Document("ds.json", zero))
+    assert refused.value.accepted == "true or false, or leave it out"
+    read_with("zero_optimization", "overlap_comm", None)
+    bf16 = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True, "immediate_grad_update": None}}
+    with pytest.raises(InputError, match="null is not true or false"):
+        read_document(Document("ds.json", bf16))
+    read_document(Document("ds.json", bf16), "0.16.9")  # a plain look-up then
 
 
 def test_values_are_refused_as_deepspeed_refuses_them(config: Any) -> None:

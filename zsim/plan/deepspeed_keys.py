@@ -384,6 +384,26 @@ STRICT = {
     "optimizer.params",  # an unexpected keyword argument of the optimizer
 }
 
+# Of the sections that are pydantic models, the keys that may be null; in all others pydantic refuses it.
+MODELS = STRICT - {"optimizer.params"}
+NULLABLE = {
+    "zero_optimization.overlap_comm",
+    "zero_optimization.cpu_offload",
+    "zero_optimization.cpu_offload_param",
+    "zero_optimization.cpu_offload_use_pin_memory",
+    "zero_optimization.offload_param",
+    "zero_optimization.offload_optimizer",
+    "zero_optimization.offload_param.nvme_path",
+    "zero_optimization.offload_optimizer.nvme_path",
+    "zero_optimization.zenflow",
+    "zero_optimization.leaf_module",
+    "compile.passes",
+    "tensor_parallel.vocab_parallel_lm_head",
+    "tensor_parallel.injection_policy_tuple",
+    "tensor_parallel.partition_config",
+    "tensor_parallel.preset_model",
+}
+
 # DeepSpeed raises on these from 0.19.8 on, on some from 0.19.7 on (they still worked in 0.19.6). What they were:
 REMOVED: dict[str, str] = {
     "nebula": "Nebula checkpointing",

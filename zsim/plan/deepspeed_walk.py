@@ -9,7 +9,9 @@ from zsim.plan.deepspeed_keys import (
     ALIASES,
     GONE_IN_0_19_7,
     LISTED,
+    MODELS,
     NONE,
+    NULLABLE,
     OLDER,
     REFUSED,
     REMOVED,
@@ -24,6 +26,7 @@ from zsim.plan.values import KINDS, coerce, refuse_unfilled, shown
 
 AUTO = "auto"
 OPTIMIZERS = {"adam": "adam", "adamw": "adamw", "lion": "lion", "sgd": "sgd", "muon": "muon"}
+_PLAIN_BEFORE_0_17 = ("bf16", "bfloat16", "fp16")  # no pydantic models yet
 _ONE_BIT = {"onebitadam", "onebitlamb", "zerooneadam"}
 
 
@@ -52,6 +55,9 @@ class Keys:
                 self.known(section, here, full, key, value)
 
     def known(self, section: str, path: Path_, full: str, key: Key, value: Any) -> None:
+        if value is None and section in MODELS and full not in NULLABLE and not self.lenient(section):
+            accepted = f"{KINDS[key.kind]}, or leave it out"
+            raise self.error(path, f"null is not {KINDS[key.kind]}, and DeepSpeed refuses it", accepted)
         if key.kind is dict:
             if value is None:
                 return None
@@ -111,14 +117,17 @@ class Keys:
     def unknown(self, section: str, path: Path_, name: str, keys: dict[str, Key]) -> None:
         close = nearest(name, [*keys, *(ALIASES if section == "zero_optimization" else ())])
         hint = f"; did you mean {close}?" if close else ""
-        old = section in ("bf16", "bfloat16", "fp16")
-        if section in STRICT and not (old and self.version < (0, 17)):
+        if section in STRICT and not self.lenient(section):
+            old = section in _PLAIN_BEFORE_0_17
             notes = ("DeepSpeed before 0.17 ignored it: framework: {name: deepspeed, version: 0.16.9}",) if old else ()
             raise self.error(
                 path, f"DeepSpeed does not know this key and refuses it{hint}", close or ", ".join(keys), notes
             )
         if not str(name).startswith("_"):
             self.reading.notes.append(f"DeepSpeed does not know {dotted(path)} and ignores it{hint}")
+
+    def lenient(self, section: str) -> bool:
+        return section in _PLAIN_BEFORE_0_17 and self.version < (0, 17)
 
     def error(
         self,
