@@ -9,6 +9,7 @@ import pytest
 
 from zsim.errors import InputError, NotModeled
 from zsim.plan.deepspeed import read_deepspeed, read_document
+from zsim.plan.deepspeed_keys import SECTIONS
 from zsim.plan.document import Document
 from zsim.plan.reading import Reading
 
@@ -227,3 +228,4 @@ def test_low_precision_master_weights_under_offload_say_what_is_accepted() -> No
     with pytest.raises(NotModeled, match="in host memory") as refused:
         read_document(Document("ds.json", data))
     assert refused.value.accepted == "false, or no offload_optimizer"
+    assert SECTIONS["bf16"]["bf16_master_weights_and_grads"].why.startswith("refused beside offload_optimizer")

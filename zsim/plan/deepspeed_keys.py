@@ -17,7 +17,7 @@ REFUSED = "not modeled"  # refused unless it has its harmless default
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """`why` says what the key does, where it is not used."""
+    """`why` says what the key does, where it is not used, and of a used one with what it is refused."""
 
     kind: type
     effect: str
@@ -25,8 +25,8 @@ class Key:
     why: str = ""
 
 
-def used(kind: type, default: Any = None) -> Key:
-    return Key(kind, USED, default)
+def used(kind: type, default: Any = None, why: str = "") -> Key:
+    return Key(kind, USED, default, why)
 
 
 def none(kind: type, why: str) -> Key:
@@ -150,7 +150,7 @@ BF16: dict[str, Key] = {
     "enabled": used(bool, False),
     "immediate_grad_update": used(bool, False),
     "check_grad_overflow": used(bool, True),
-    "bf16_master_weights_and_grads": used(bool, False),
+    "bf16_master_weights_and_grads": used(bool, False, "refused beside offload_optimizer: not modeled in host memory"),
     "bf16_optimizer_states": used(bool, False),
 }
 
