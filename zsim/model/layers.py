@@ -20,7 +20,7 @@ class Net:
 
     arch: Architecture
     tape: Tape = field(default_factory=Tape)
-    dtype: str = "bfloat16"
+    dtype: str = "bfloat16"  # of weights, and of what is made of nothing else
     attention: str = "flash"
     checkpointing: str = "none"
     checkpointed: tuple[int, ...] | None = None  # the blocks it applies to; None: all

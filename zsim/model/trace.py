@@ -56,11 +56,11 @@ def parameters(model: Layer) -> tuple[Parameter, ...]:
 class _Tracer:
     def __init__(self, spec: ModelSpec, workload: Workload) -> None:
         self.spec, self.workload = spec, workload
-        self.tape = Tape(cuda=workload.device == "cuda")
+        self.tape = Tape(workload.device == "cuda", workload.dtype if workload.weights else None)
         net = Net(
             cast(Architecture, spec.arch),
             self.tape,
-            workload.dtype,
+            workload.weights or workload.dtype,
             workload.attention,
             workload.checkpointing,
             workload.checkpointed,
@@ -230,7 +230,9 @@ def _compute(segment: Segment, workload: Workload) -> Compute:
     if workload.compile and not segment.logits:
         forward, backward, recompute = fused(forward), fused(backward), fused(recompute)
         saved = tuple(tensor for tensor in saved if not any(tensor is idle for idle in segment.idle))  # dead code
-        saved, resaved = (kept(segment.label, tensors, workload.dtype) for tensors in (saved, resaved))
+        saved, resaved = (
+            kept(segment.label, tensors, workload.weights or workload.dtype) for tensors in (saved, resaved)
+        )
     return Compute(
         segment.label,
         forward,

@@ -16,6 +16,7 @@ from zsim.model.spec import ModelSpec, Module, Workload, every_nth
 from zsim.plan.batch import triangle
 from zsim.plan.document import siblings
 from zsim.plan.spec import AnyPlan
+from zsim.program.lower import under
 from zsim.scenario.fields import FEW, MICRO_STEPS
 from zsim.scenario.plans import TORCH_DTYPE, build_plan
 from zsim.scenario.sequences import FIELD, check_shared, data_parallel_ranks, shared_notes
@@ -72,6 +73,7 @@ def resolve(scenario: Scenario) -> Setup:
         raise scenario.error((error.field or FIELD,), error.message, error.accepted, kind=type(error)) from None
     plan, plan_notes, not_modeled = build_plan(scenario, model, cluster.world_size, grad_accum, cluster.gpus_per_node)
     plan_notes += shared_notes(model, plan, workload)
+    workload = under(plan, workload)
     return Setup(
         name=fields.name or Path(scenario.document.file).stem,
         model=model,
