@@ -6,6 +6,7 @@ Bytes of whole runs, counted in real torch: validation/oracles/storage, `ddp_aut
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -76,3 +77,14 @@ def test_llama_over_16_bit_weights_is_as_without_autocast() -> None:
     of_llama, of_gpt2 = ((run(c, weights="bfloat16"), run(c, weights=None)) for c in (LLAMA, GPT2))
     assert saved(of_llama[0]) == saved(of_llama[1])
     assert saved(of_gpt2[0])[(B, S, 64), "float32"] > saved(of_gpt2[1])[(B, S, 64), "float32"] == 0
+
+
+def test_parameters_kept_in_16_bits_hand_on_16_bits() -> None:
+    """The frozen base of a LoRA run: its embedding makes the residual stream, whatever the adapters are in."""
+    spec = from_config(LLAMA, "x")
+    low = replace(spec, parameters=tuple(replace(p, dtype="bfloat16") for p in spec.parameters), _cache={})
+    kept = [
+        [work.saved for work in computes(trace(model, Workload(B, S, weights=weights)))]
+        for model, weights in ((low, "float32"), (spec, "bfloat16"), (spec, "float32"))
+    ]
+    assert kept[0] == kept[1] != kept[2]

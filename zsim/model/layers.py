@@ -44,6 +44,10 @@ class Weight(Tensor):
         self.param: Param = Param(-1, True)
         self.expert = expert
 
+    def keep_in(self, dtype: str) -> None:
+        """Another dtype than the rest has: under torch.autocast, which leaves it to operators to promote."""
+        self.storage, self.dtype = Storage(self.tape, self.shape, dtype, False), dtype
+
 
 class Module:
     """A torch module: attributes that are modules or weights are registered in order of assignment.
