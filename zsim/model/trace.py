@@ -83,8 +83,9 @@ class _Tracer:
                 if position is not None and weight.param.index < 0:  # a tied weight keeps its first name's place
                     weight.param.index = position
                     weight.param.trainable = spec.parameters[position].trainable
-                    if workload.weights and spec.parameters[position].dtype:
-                        weight.keep_in(spec.parameters[position].dtype)
+                    kept_in = spec.parameters[position].dtype
+                    if workload.weights and kept_in:
+                        weight.keep_in(kept_in)
                 if weight.param.index < 0:
                     raise InputError(
                         f"{workload.implementation} has a parameter {layer.path}.{name} that {spec.name} has not",

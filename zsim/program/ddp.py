@@ -315,7 +315,7 @@ def lower_ddp(model: ModelSpec, tree: Module, plan: DdpPlan, workload: Workload,
         rank.step(first=index == 0)
         built.append(rank.builder.finish())
     groups = {"world": (tuple(range(plan.world_size)),)}
-    not_modeled = (COMPILED,) if workload.compile else ()
+    not_modeled: tuple[str, ...] = (COMPILED,) if workload.compile else ()
     not_modeled += (COMPILED_AUTOCAST,) if workload.compile and workload.weights else ()
     all_steps = tuple(built + built[-1:] * (steps - len(built)))
     return Program(plan.world_size, groups, init, all_steps, not_modeled=not_modeled)
