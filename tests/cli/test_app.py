@@ -192,7 +192,7 @@ def test_from_writes_a_scenario_that_runs(capsys, tmp_path: Path) -> None:
     plan = setup.plan
     assert (plan.stage, plan.offload_optimizer, plan.overlap_comm, plan.dtype) == (3, "cpu", True, "float16")  # type: ignore[union-attr]
     assert (setup.workload.micro_batch, setup.workload.seq_len, setup.workload.checkpointing) == (1, 2048, "full")
-    code, printed, _ = run(capsys, *from_arguments("--seq-len", "2048"))
+    code, printed, _ = run(capsys, *from_arguments("--seq-len", "2k"))
     assert code == 0
     assert "framework:\n  name: deepspeed" in printed
 
@@ -212,6 +212,7 @@ def test_from_writes_a_scenario_that_runs(capsys, tmp_path: Path) -> None:
         ),
         (("from", str(ROOT / "scenarios/qwen7b_8xh100.yaml"), "--topology", TOPOLOGY), "is a scenario already"),
         (from_arguments("--seq-len", "0"), "seq_len: 0 is out of range"),
+        (from_arguments("--seq-len", "4q"), "such as 4096 or 4k (4096)"),
         (from_arguments("--seq-len", "8", "--set", "micro_batch=x"), "'x' is not a count"),
     ],
 )

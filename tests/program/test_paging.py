@@ -10,7 +10,7 @@ import pytest
 from zsim.api import load_scenario, simulate
 from zsim.errors import NotModeled
 from zsim.plan.document import Document
-from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Optimizer
+from zsim.plan.spec import Allocator, DdpPlan, DeepSpeedPlan, Optimizer
 from zsim.plan.trainer import read_trainer
 from zsim.program.builder import Builder
 from zsim.program.ops import Alloc, Copy, Launch
@@ -119,3 +119,16 @@ def test_the_trainers_names(optim: str, name: str) -> None:
     assert reading.fields["optimizer", "name"] == name
     assert reading.fields["optimizer", "paged"] is True
     assert not any("paging" in text for text in reading.not_modeled)
+
+
+def test_a_limit_of_the_allocators_own_leaves_the_rest_to_managed_memory(llama: Setup) -> None:
+    """Managed pages are not of torch's pool: what it may not reserve is room for them as ever."""
+    plain = simulate(with_optimizer(llama, "adamw8bit", True)).gpu
+    fraction = (plain.peak_reserved_bytes + GIB) / plain.capacity_bytes
+    setup = with_optimizer(llama, "adamw8bit", True)
+    setup = replace(setup, plan=replace(setup.plan, allocator=Allocator(per_process_memory_fraction=fraction)))
+    capped = simulate(setup)
+    assert capped.gpu.paged_bytes == plain.paged_bytes > 10 * GIB
+    assert capped.gpu.evicted_bytes == plain.evicted_bytes == 0
+    assert capped.gpu.headroom_bytes == pytest.approx(GIB, abs=1)
+    assert capped.fits

@@ -24,8 +24,16 @@ def test_runs_of_the_same_framework_come_first():
     assert own.step_time_error == 0.02
 
 
+def test_all_that_is_equally_near_counts_together():
+    other = Evidence("litgpt, H100-SXM, litgpt (FSDP1)", 12.0, -4.0, 5, 8, 16, "default")
+    both = said(FOUNDRY, other, TITAN, framework="fsdp1")
+    assert both.step_time_error == (2.0 * 20 + 12.0 * 5) / 25 / 100
+    assert both.evidence.endswith("Composer (PyTorch FSDP1) and 1 more, 25 runs on 8 to 64 GPUs")
+
+
 def test_borrowed_runs_are_called_so():
-    borrowed = said(TITAN, framework="deepspeed")
+    borrowed = said(FOUNDRY, TITAN, framework="deepspeed")
+    assert borrowed.step_time_error == 0.11  # the worse
     assert borrowed.evidence.startswith("no measurement with DeepSpeed on this kind of GPU; nearest is torchtitan")
 
 
@@ -40,7 +48,7 @@ def test_a_gpu_that_nobody_measured():
 
 
 def test_each_shipped_evidence_names_its_framework():
-    for device in ("H100-SXM", "A100-SXM-80GB", "RTX 4090"):
+    for device in ("H100-SXM", "A100-SXM-80GB", "RTX 4090", "RTX 3090", "V100-SXM2-32GB", "A40"):
         profile = load_profile(device)
         assert profile.evidence
         for evidence in profile.evidence:

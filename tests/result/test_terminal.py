@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from tests.result import made
+from zsim.api import load_scenario, simulate
 from zsim.result.compare import label
 from zsim.result.render import explanation, side_by_side, terminal
 from zsim.result.sensitivity import Change
@@ -55,6 +56,29 @@ def test_a_run_that_does_not_fit_says_what_is_missing():
     assert text.startswith("DOES NOT FIT: miniature: at least")
     assert "as if it fitted" in text
     assert result.time.step_s == pytest.approx(made.STEP_S)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "said"),
+    [
+        (0.2, "at least 6.4 GiB missing per GPU of the 15.8 GiB that torch may reserve"),
+        (0.3, "takes all the 23.7 GiB that torch may reserve"),
+        (0.5, "11.4 of the 39.6 GiB that torch may reserve"),
+    ],
+)
+def test_what_runs_short_under_a_memory_fraction_is_torchs_own_limit(fraction, said):
+    scenario = load_scenario(
+        "scenarios/qwen7b_8xh100.yaml", [f"allocator=per_process_memory_fraction:{fraction}"]
+    ).resolve()
+    result = simulate(scenario)
+    assert f"{said} (per_process_memory_fraction {fraction} of 79.1 GiB)" in terminal.verdict(result)
+    text = printed(terminal.render, result)
+    assert f"torch may reserve {fraction * 79.11:>11.2f} GiB" in text
+    assert "the latter decides" in text.replace("\n    ", " ")
+
+
+def test_without_a_memory_fraction_there_is_no_such_limit(result):
+    assert "torch may reserve" not in printed(terminal.render, result)
 
 
 def test_bars_are_as_long_as_their_share():

@@ -106,3 +106,25 @@ def test_fragments_in_the_way_are_said_to_be() -> None:
     assert not fragmented.fits
     assert gpu.peak_allocated_bytes + gpu.framework_bytes < gpu.capacity_bytes
     assert remedies(fragmented, 1)[0].name == "allocator.expandable_segments=true"
+
+
+@pytest.mark.parametrize("name", ["muon", "sgd", "adafactor"])
+def test_only_bitsandbytes_optimizers_are_paged(name: str) -> None:
+    with pytest.raises(InputError, match=f"no paged {name}") as caught:
+        zsim.load_scenario(LLAMA, [f"optimizer={{name: {name}, paged: true}}"]).resolve()
+    assert (caught.value.field, caught.value.accepted) == ("optimizer.paged", "adamw, adam, lion, adamw8bit")
+
+
+@pytest.mark.parametrize(
+    ("override", "field", "accepted"),
+    [
+        ("optimizer={name: adamw, paged: true}", "optimizer.paged", "false"),
+        ("allocator=expandable_segments:True", "allocator", "null"),
+    ],
+)
+def test_a_mac_has_neither_cudas_allocator_nor_its_managed_memory(override: str, field: str, accepted: str) -> None:
+    mac = SCENARIOS / "llama31_8b_mac_studio.yaml"
+    with pytest.raises(InputError, match="Apple M3 Ultra does not have") as caught:
+        zsim.load_scenario(mac, [override]).resolve()
+    assert (caught.value.field, caught.value.accepted) == (field, accepted)
+    zsim.load_scenario(mac, ["allocator=null", "optimizer={name: adamw, paged: false}"]).resolve()

@@ -306,6 +306,14 @@ def test_nothing_fits(tmp_path: Path) -> None:
     assert sum(answer["searched"].values()) == answer["candidates"]
 
 
+def test_what_all_setups_refuse_is_bad_input(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "zsim", "plan", str(base(tmp_path, HUGE, -1).file), "--workers", "1", "--json"]
+    options = ["--cluster", str(REPOSITORY / "topologies" / "rtx6000ada_4.yaml"), "--global-batch", "4"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "setups are refused: -1 is out of range" in done.stderr
+
+
 def test_cost_decides_between_machines(tmp_path: Path) -> None:
     """The same machine at two prices: equally fast, and the cheaper one is cheapest."""
     from dataclasses import replace

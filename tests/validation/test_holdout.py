@@ -56,6 +56,8 @@ def test_what_rows_state_is_what_is_simulated() -> None:
     ddp = setup_of(ROWS["at-gpt2-ddp-b8"])
     assert isinstance(ddp.plan, DdpPlan)
     assert (ddp.plan.autocast, ddp.plan.optimizer.impl, ddp.workload.attention) == ("float16", "loop", "eager")
+    some = setup_of(ROWS["why-a100x1"]).workload  # kernels as Liger's, the loss torch's
+    assert (some.kernels, some.loss) == ("liger", "hf")
     pure = setup_of(ROWS["lt-940-fsdp2-eager"]).plan
     assert isinstance(pure, Fsdp2Plan)
     assert (pure.storage_dtype, pure.reduce_dtype) == ("bfloat16", "bfloat16")

@@ -29,7 +29,9 @@ def convert(
     micro_batch: Annotated[
         int | None, typer.Option(help="Sequences per GPU and micro-step.", show_default=False)
     ] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens per sequence.", show_default=False)] = None,
+    seq_len: Annotated[
+        str | None, typer.Option(metavar="TOKENS", help="Per sequence; 4k is 4096.", show_default=False)
+    ] = None,
     set_: Annotated[list[str], typer.Option("--set", metavar="FIELD=VALUE", help="Any field of the scenario.")] = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it here.", show_default=False)] = None,
 ) -> None:

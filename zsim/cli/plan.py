@@ -24,7 +24,9 @@ def plan(
         Path | None, typer.Argument(help="A scenario: its model, lengths and machine are kept.", show_default=False)
     ] = None,
     model: Annotated[Path | None, typer.Option(help="Instead: a config.json.", show_default=False)] = None,
-    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens per sequence.", show_default=False)] = None,
+    seq_len: Annotated[
+        str | None, typer.Option(metavar="TOKENS", help="Per sequence; 4k is 4096.", show_default=False)
+    ] = None,
     global_batch: Annotated[
         int | None, typer.Option(min=1, help="Sequences per optimizer step, over all GPUs.", show_default=False)
     ] = None,
@@ -56,6 +58,8 @@ def plan(
     count = workers or executors.usable_cores()
     with executors.forked(count) as crew, working("searching setups"):
         found = planner.plan(base, usable, batch, crew.executor, count)
+    if max(found.refusals.values(), default=0) == found.candidates:  # of what all setups have in common
+        raise InputError(f"all {found.candidates} setups are refused: {next(iter(found.refusals))}")
     key = by_time if by == "time" else by_cost
     winner = found.winner(key)
     if json:
@@ -79,7 +83,7 @@ def plan(
 
 
 def _base(
-    scenario: Path | None, model: Path | None, seq_len: int | None, clusters: list[str], overrides: list[str]
+    scenario: Path | None, model: Path | None, seq_len: str | None, clusters: list[str], overrides: list[str]
 ) -> Document:
     """What the planner leaves alone, as a document whose paths are relative to its file."""
     from zsim.plan.document import Document, read_yaml
@@ -91,7 +95,8 @@ def _base(
         raise InputError("needs a scenario, or all of --model, --seq-len, --cluster and --global-batch")
     else:
         document = Document("plan", {})
-    given: dict[str, Any] = {"model": model and str(model.resolve()), "seq_len": seq_len}
+    tokens = int(seq_len) if seq_len and seq_len.isdecimal() else seq_len
+    given: dict[str, Any] = {"model": model and str(model.resolve()), "seq_len": tokens}
     for name, value in given.items():
         if value is not None:
             document.set((name,), value, (f"--{name.replace('_', '-')}", None))

@@ -36,6 +36,11 @@ class Device:
     pcie_lanes: int = 0
     c2c_bandwidth: float = 0.0  # bytes/s each way to a CPU on the same module, which then replaces PCIe
 
+    @property
+    def without_cuda(self) -> bool:
+        """Neither PYTORCH_ALLOC_CONF nor managed memory: torch's backends for Apple's GPUs and for CPUs."""
+        return self.unified and self.vendor.lower() not in ("nvidia", "amd")
+
 
 @dataclass(frozen=True, slots=True)
 class Link:

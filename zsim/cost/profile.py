@@ -8,7 +8,7 @@ published` writes, for what was fitted to published runs, and how far off it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -117,13 +117,37 @@ class Profile:
 
     def expected_error(self, gpus: int, framework: str) -> Evidence | None:
         """The nearest evidence for a run of `framework` on `gpus` GPUs: first the same stack, then the same framework,
-        then nearest in scale. None: none at all."""
+        then nearest in scale. All of the same framework that is equally near counts together; of others the worst, as
+        nothing says that this one is closer to the best. None: none at all."""
 
         def distance(evidence: Evidence) -> tuple[bool, bool, float]:
             outside = max(evidence.min_gpus / gpus, gpus / evidence.max_gpus, 1.0)
             return evidence.stack not in ("", self.stack), not evidence.is_of(framework), outside
 
-        return min(self.evidence, key=distance, default=None)
+        if not self.evidence:
+            return None
+        nearest = min(map(distance, self.evidence))
+        found = [evidence for evidence in self.evidence if distance(evidence) == nearest]
+        if found[0].is_of(framework):
+            return _together(found)
+        return max(found, key=lambda evidence: evidence.mape)
+
+
+def _together(found: Sequence[Evidence]) -> Evidence:
+    """One statement about all their rows, under the name of the one with most."""
+    largest = max(found, key=lambda evidence: evidence.rows)
+    if len(found) == 1:
+        return largest
+    rows = sum(evidence.rows for evidence in found)
+    return replace(
+        largest,
+        text=f"{largest.text} and {len(found) - 1} more",
+        mape=sum(evidence.mape * evidence.rows for evidence in found) / rows,
+        bias=sum(evidence.bias * evidence.rows for evidence in found) / rows,
+        rows=rows,
+        min_gpus=min(evidence.min_gpus for evidence in found),
+        max_gpus=max(evidence.max_gpus for evidence in found),
+    )
 
 
 def load_profile(device: str, stack: str | None = None) -> Profile:

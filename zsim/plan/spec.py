@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+# bitsandbytes' paged optimizers, and the bytes of a parameter's states
+PAGED = {"adamw": 8, "adam": 8, "lion": 4, "adamw8bit": 2}
+
+
 @dataclass(frozen=True, slots=True)
 class Optimizer:
     """`name`: adamw, adam, sgd, lion, adafactor, adamw8bit, muon. `impl`: fused | foreach | loop | cpu."""

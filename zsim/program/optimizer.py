@@ -8,7 +8,7 @@ from math import ceil, prod
 
 from zsim.errors import NotModeled
 from zsim.model.kernels import DTYPE_BYTES, Memory
-from zsim.plan.spec import Optimizer
+from zsim.plan.spec import PAGED, Optimizer
 from zsim.program import paging
 from zsim.program.builder import Builder
 from zsim.program.foreach import foreach
@@ -69,8 +69,6 @@ RULES = {
     "adamw8bit": Rule(0, Pass(2.5, 1.5), (), 0, 0, counters=False),
     "adafactor": Rule(0, None, _ADAFACTOR, 0, 2, counters=False),
 }
-# bitsandbytes' paged optimizers, and the bytes of a parameter's states
-PAGED = {"adamw": 8, "adam": 8, "lion": 4, "adamw8bit": 2}
 # bitsandbytes functional.py, optimizer.py: smaller tensors keep float32 states; a float32 maximum per block and state
 MIN_8BIT, BLOCK_8BIT = 4096, 256
 

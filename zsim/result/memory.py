@@ -97,18 +97,22 @@ def measure_gpu(views: Sequence[RankView], cluster: Cluster, program: Program, s
 
 
 def _gpu(view: RankView, cluster: Cluster, program: Program, settings: Allocator) -> GpuMemory:
-    """The allocator runs against what the device has left beside CUDA and NCCL."""
+    """The allocator runs against what the device has left beside CUDA and NCCL.
+
+    A limit of the allocator's own leaves what it may not have to managed memory.
+    """
     # A step after the steady one repeats it.
     events = [event for event in view.ledgers["gpu"] if event.step <= view.steady.step]
     device = cluster.devices[view.rank]
     outside = framework_bytes(device, program)
     allocator = CachingAllocator.on(device.usable_bytes, device.usable_bytes - outside, settings)
-    limit = allocator.limit
-    assert limit is not None
+    allowed = allocator.allowed
     top, run = peak(events), replay(events, allocator)
     failed, reserved = run.out_of_memory, wanted_bytes(run, events)
     paged = peak(view.ledgers["managed"]).total
-    beside = max(0, limit - reserved)
+    room = device.usable_bytes - outside - reserved
+    beside = max(0, room)
+    headroom = room - min(paged, beside)
     return GpuMemory(
         capacity_bytes=device.usable_bytes,
         peak_allocated_bytes=top.total,
@@ -117,12 +121,13 @@ def _gpu(view: RankView, cluster: Cluster, program: Program, settings: Allocator
         by_category=top.by_category | {"framework": outside},
         peak_at=describe(view, top.event),
         peak_rank=view.rank,
-        headroom_bytes=limit - reserved - min(paged, beside),
+        headroom_bytes=headroom if allowed is None else min(headroom, allowed - reserved),
         out_of_memory_at=describe(view, failed) if failed else None,
         allocator_retries=len(run.retried_in),
         allocator_retries_per_step=run.retried_in.count(view.steady.step),
         paged_bytes=paged,
         evicted_bytes=max(0, paged - beside),
+        allowed_bytes=allowed,
     )
 
 

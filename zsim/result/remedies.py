@@ -67,7 +67,7 @@ def _load_on_rank_0(setup: Setup) -> tuple[str, Setup] | None:
 
 def _expandable_segments(setup: Setup) -> tuple[str, Setup] | None:
     settings = setup.plan.allocator
-    if settings.expandable_segments:
+    if settings.expandable_segments or setup.cluster.devices[0].without_cuda:
         return None
     plan = dataclasses.replace(setup.plan, allocator=dataclasses.replace(settings, expandable_segments=True))
     return "allocator.expandable_segments=true", dataclasses.replace(setup, plan=plan)

@@ -35,6 +35,8 @@ class GpuMemory:
 
     `paged_bytes` of states lie in managed memory, outside the allocator too: on the GPU as far as there is room,
     `evicted_bytes` of them on the host. They never keep a run from fitting.
+
+    `allowed_bytes` is what per_process_memory_fraction lets the allocator reserve; None without one.
     """
 
     capacity_bytes: int
@@ -50,6 +52,12 @@ class GpuMemory:
     allocator_retries_per_step: int = 0
     paged_bytes: int = 0
     evicted_bytes: int = 0
+    allowed_bytes: int | None = None
+
+    @property
+    def short_of_allowed(self) -> bool:
+        """Whether the headroom is that of torch's own limit, and not of the device."""
+        return self.allowed_bytes is not None and self.headroom_bytes == self.allowed_bytes - self.peak_reserved_bytes
 
     @property
     def nvidia_smi_bytes(self) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from zsim.errors import InputError, NotModeled
 from zsim.model.spec import ModelSpec
-from zsim.plan.spec import Allocator, AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
+from zsim.plan.spec import PAGED, Allocator, AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 from zsim.scenario.sequences import FIELD, check_version
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ def _optimizer(scenario: Scenario) -> Optimizer:
         raise scenario.error(("optimizer", "momentum"), "is an option of sgd alone")
     if "ns_method" in given and (given.get("name") != "muon" or framework != "deepspeed"):
         raise scenario.error(("optimizer", "ns_method"), "is an option of DeepSpeed's muon alone")
+    if given.get("paged") and (name := given.get("name", "adamw")) not in PAGED:
+        raise scenario.error(("optimizer", "paged"), f"bitsandbytes has no paged {name}", ", ".join(PAGED))
     if given.get("decay_groups") and framework != "deepspeed":  # elsewhere groups share shards and collectives
         raise scenario.error(("optimizer", "decay_groups"), "has an effect with framework deepspeed alone")
     if given.get("impl") == "cpu" and framework == "deepspeed" and not _offloads(scenario):

@@ -15,7 +15,7 @@ from zsim.model.architecture import Architecture
 from zsim.model.spec import ModelSpec, Module, Workload, every_nth
 from zsim.plan.batch import triangle
 from zsim.plan.document import siblings
-from zsim.plan.spec import AnyPlan
+from zsim.plan.spec import Allocator, AnyPlan
 from zsim.program.lower import under
 from zsim.scenario.fields import FEW, MICRO_STEPS
 from zsim.scenario.plans import TORCH_DTYPE, build_plan
@@ -72,6 +72,7 @@ def resolve(scenario: Scenario) -> Setup:
     except InputError as error:
         raise scenario.error((error.field or FIELD,), error.message, error.accepted, kind=type(error)) from None
     plan, plan_notes, not_modeled = build_plan(scenario, model, cluster.world_size, grad_accum, cluster.gpus_per_node)
+    _check_memory(scenario, cluster, plan)
     plan_notes += shared_notes(model, plan, workload)
     workload = under(plan, workload)
     return Setup(
@@ -86,6 +87,19 @@ def resolve(scenario: Scenario) -> Setup:
         not_modeled=(*scenario.not_modeled, *not_modeled),
         sources=(*scenario.sources, topology, *config),
     )
+
+
+def _check_memory(scenario: Scenario, cluster: Cluster, plan: AnyPlan) -> None:
+    """Refuses what belongs to CUDA's allocator and its managed memory where there is no CUDA."""
+    device = cluster.devices[0]
+    if not device.without_cuda:
+        return
+    if plan.allocator != Allocator():
+        why = f"PYTORCH_ALLOC_CONF sets CUDA's caching allocator, which {device.name} does not have"
+        raise scenario.error(("allocator",), why, "null")
+    if plan.optimizer.paged:
+        why = f"paged states lie in CUDA's managed memory, which {device.name} does not have"
+        raise scenario.error(("optimizer", "paged"), why, "false")
 
 
 def _checkpointed(scenario: Scenario, model: ModelSpec) -> tuple[int, ...] | None:

@@ -35,7 +35,7 @@ def draw(store: Store, varied: Sequence[str], path: Path) -> None:
             if len(found) <= MANY:
                 found[str(row.get(name))] = row.get(name)
     if not gpus:
-        raise InputError("nothing to draw: no scenario of this sweep fits", path)
+        raise InputError("nothing to draw: this sweep has no scenario that fits and whose step was simulated", path)
     figure = Figure(figsize=(8, 5), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from zsim.cluster.classes import rank_classes
 from zsim.cost import profile as profiles
@@ -19,6 +19,7 @@ from zsim.cost.profile import Document, Profile
 from zsim.engine.simulator import run
 from zsim.errors import InputError
 from zsim.model.kernels import Kernel
+from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
 from zsim.program.lower import lower
 from zsim.program.ops import COMPUTE, Compute, Launch, Program
 from zsim.scenario import Setup
@@ -236,8 +237,11 @@ class Calibration:
         }
 
 
-def calibrate(rows: Sequence[Row]) -> Calibration:
-    """Fit on the rows marked `fit`, measure on the others, and on each family of devices with its rows left out."""
+def calibrate(rows: Sequence[Row], holdout: Sequence[Row] = ()) -> Calibration:
+    """Fit on the rows marked `fit`, measure on the others, and on each family of devices with its rows left out.
+
+    `holdout`: rows that count as evidence for what error to expect, and for nothing else.
+    """
     known = cases(rows)
     if not known:
         raise InputError("no row can be simulated and has a step time", rows[0].file if rows else None)
@@ -252,10 +256,15 @@ def calibrate(rows: Sequence[Row]) -> Calibration:
     evidence = {
         "generic": [_evidence("GPUs of which no run was fitted", [c for c in known if c.row.id in left_out], left_out)]
     }
-    for document, stack, source in sorted({(*_kind(case), case.row.source) for case in test}):
-        same = [case for case in test if (*_kind(case), case.row.source) == (document, stack, source)]
-        text = f"{source}, {same[0].device}, {same[0].row['framework']}"
-        evidence.setdefault(document, []).append(_evidence(text, same, test_errors))
+    unseen = cases(holdout)
+    found = test_errors | errors(unseen, read)
+    for group in sorted({_group(case) for case in (*test, *unseen)}):
+        if group.document == "generic":
+            continue  # one device's error says nothing of all others without a profile
+        same = [case for case in (*test, *unseen) if _group(case) == group]
+        text = f"{group.source}, {same[0].device}, {same[0].row['framework']}"
+        text += f" ({group.program})" if group.program not in text else ""
+        evidence.setdefault(group.document, []).append(_evidence(text, same, found))
     return Calibration(values, errors(train, read), test_errors, left_out, evidence, train, test)
 
 
@@ -295,6 +304,22 @@ def _chain(case: Case) -> list[str]:
 
 def _kind(case: Case) -> tuple[str, str]:
     return (_chain(case) or ["generic"])[0], case.setup.profile
+
+
+_PROGRAMS = {DdpPlan: "DDP", DeepSpeedPlan: "DeepSpeed", Fsdp1Plan: "FSDP1", Fsdp2Plan: "FSDP2"}
+
+
+class _Group(NamedTuple):
+    """Rows whose errors are stated together."""
+
+    document: str
+    stack: str
+    source: str
+    program: str
+
+
+def _group(case: Case) -> _Group:
+    return _Group(*_kind(case), case.row.source, _PROGRAMS[type(case.setup.plan)])
 
 
 def _evidence(text: str, rows: Sequence[Case], found: Mapping[str, float]) -> dict[str, Any]:

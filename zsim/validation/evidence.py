@@ -137,7 +137,8 @@ def _workload(row: Row, cluster: Cluster, assumed: list[str]) -> Workload:
     # The loss in float32 holds 10 bytes per logit (logits, log-softmax, half a gradient); this run did fit. Trainers of
     # transformers' models switch Liger on by one flag; llm-foundry and torchtitan do not have it.
     huge = not titan and not foundry and 10 * tokens * row.count("vocab") > cluster.devices[0].usable_bytes
-    liger = "liger" in row["framework"] or "liger" in row.get("attention_impl")
+    # All of Liger, its loss included; where single kernels are as its own, the row says which.
+    liger = "liger" in row["framework"] or "liger kernels" in row.get("attention_impl")
     if huge:
         assumed.append("Liger's loss, norms and activations: the logits alone would fill the GPU")
     return Workload(

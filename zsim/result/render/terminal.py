@@ -102,18 +102,16 @@ def verdict(result: Result) -> str:
     if result.fits:
         if gpu.allocator_retries:
             cached = (gpu.peak_reserved_bytes - gpu.peak_allocated_bytes) / GIB
-            taken = f"takes all {gpu.capacity_bytes / GIB:.1f} GiB per GPU, {cached:.1f} of them to cache and fragments"
+            taken = f"takes all {_most(result)} per GPU, {cached:.1f} of them to cache and fragments"
             return f"FITS, tight: {result.name}: {taken}; {speed}"
-        free = f"{gpu.headroom_bytes / GIB:.1f} of {gpu.capacity_bytes / GIB:.1f} GiB free per GPU"
+        free = f"{gpu.headroom_bytes / GIB:.1f} of {_most(result)} free per GPU"
         if gpu.evicted_bytes:
             free = f"{gpu.evicted_bytes / GIB:.1f} GiB of optimizer states per GPU wait in host memory"
             return f"FITS thanks to paging: {result.name}: {free}; {speed}"
         return f"FITS: {result.name}: {free}; {speed}"
     missing = []
     if not gpu.fits:
-        missing.append(
-            f"at least {-gpu.headroom_bytes / GIB:.1f} GiB missing per GPU of {gpu.capacity_bytes / GIB:.1f} GiB"
-        )
+        missing.append(f"at least {-gpu.headroom_bytes / GIB:.1f} GiB missing per GPU of {_most(result)}")
     if host.peak_bytes > host.capacity_bytes > 0:
         when = "at step 0" if host.peak_at == "initialization" else f"in {host.peak_at.split(',')[0]}"
         of = f"{host.peak_bytes / GIB:.0f} of {host.capacity_bytes / GIB:.0f} GiB per node"
@@ -121,6 +119,18 @@ def verdict(result: Result) -> str:
     if host.nvme_peak_bytes > host.nvme_capacity_bytes:
         missing.append(f"NVMe {host.nvme_peak_bytes / GIB:.0f} of {host.nvme_capacity_bytes / GIB:.0f} GiB per node")
     return f"DOES NOT FIT: {result.name}: {', '.join(missing)} (if it fitted: {speed})"
+
+
+def _most(result: Result) -> str:
+    """The memory that a GPU has, or that torch may reserve of it where that is what runs short."""
+    gpu = result.gpu
+    if gpu.allowed_bytes is None or not gpu.short_of_allowed:
+        return f"{gpu.capacity_bytes / GIB:.1f} GiB"
+    fraction = result.setup.plan.allocator.per_process_memory_fraction
+    return (
+        f"the {gpu.allowed_bytes / GIB:.1f} GiB that torch may reserve (per_process_memory_fraction {fraction:g} of "
+        f"{gpu.capacity_bytes / GIB:.1f} GiB)"
+    )
 
 
 def headline(of: Headline) -> str:
@@ -160,11 +170,13 @@ def _memory(result: Result, width: int, blocks: bool) -> Iterator[str]:
             yield row(CATEGORY_LABELS.get(category, category), nbytes)
     yield row("= allocated", gpu.peak_allocated_bytes)
     yield row("  reserved" + ("" if gpu.fits else ", at least"), gpu.peak_reserved_bytes)
+    if gpu.allowed_bytes is not None:
+        yield row("  torch may reserve", gpu.allowed_bytes)
     if gpu.framework_bytes:
         yield row("+ " + CATEGORY_LABELS["framework"], gpu.framework_bytes)
         yield row("= shown by nvidia-smi", gpu.nvidia_smi_bytes)
     yield row("  capacity", gpu.capacity_bytes)
-    decides = "what nvidia-smi shows" if gpu.framework_bytes else "the latter"
+    decides = "what nvidia-smi shows" if gpu.framework_bytes and not gpu.short_of_allowed else "the latter"
     yield (
         f"Allocated and reserved are torch's max_memory_allocated (at {gpu.peak_at}) and max_memory_reserved; "
         f"{decides} decides about out-of-memory."
