@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from zsim.errors import InputError, NotModeled
 from zsim.plan.batch import triangle
 from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
+from zsim.program.lower import under
 from zsim.scenario import Setup, load
 
 ROOT = Path(__file__).parents[2]
@@ -161,6 +162,18 @@ def test_ddp_is_autocast_over_float32(write) -> None:
     assert plan_of(write("precision: fp32\n", framework="ddp")) == DdpPlan(world_size=8)
     pure = plan_of(write("ddp: {dtype: bfloat16, bucket_cap_mb: 10}\n", framework="ddp"))
     assert pure == DdpPlan(world_size=8, dtype="bfloat16", bucket_cap_mb=10)
+
+
+@pytest.mark.parametrize(
+    ("framework", "text", "weights"),
+    [("ddp", "", "float32"), ("ddp", "precision: fp32\n", None), ("ddp", "ddp: {dtype: bfloat16}\n", None),
+     ("fsdp2", "", None), ("deepspeed", "", None)],
+)  # fmt: skip
+def test_the_model_runs_under_autocast_where_the_plan_has_it(write, framework: str, text: str, weights: str) -> None:
+    setup = resolve(write(text, framework=framework))
+    assert setup.workload.weights == weights
+    other = dataclasses.replace(setup.plan, autocast="float16") if framework == "ddp" else Fsdp2Plan(world_size=8)
+    assert under(other, setup.workload).weights == (setup.plan.dtype if framework == "ddp" else None)
 
 
 def test_fsdp_plans(write) -> None:

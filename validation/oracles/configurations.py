@@ -27,6 +27,11 @@ INDIVISIBLE = {
     "hidden_size": 252, "num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 643,
     "vocab_size": 1004,
 }  # fmt: skip
+# Where activations weigh as much as weights: 0.3 million parameters.
+WIDE = {
+    "hidden_size": 64, "intermediate_size": 176, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300,
+}  # fmt: skip
+WIDE_GPT2 = {"n_embd": 64, "n_head": 4, "vocab_size": 300}
 TIED = {"tie_word_embeddings": True}
 LORA = {"r": 8, "targets": ["q_proj", "v_proj", "down_proj"]}
 
@@ -57,6 +62,11 @@ def _ddp() -> list[Config]:
         _make("ddp", "cap1_sync", ga=2, ddp=cap),
         _make("ddp", "cap1_bf16", ddp=cap, dtype="bfloat16"),
         _make("ddp", "cap1_ckpt", ddp=cap, ckpt=True),
+        _make("ddp", "autocast", autocast="bfloat16", over=WIDE),
+        _make("ddp", "autocast", autocast="bfloat16", model="gpt2", over=WIDE_GPT2),
+        _make("ddp", "autocast", autocast="bfloat16", model="qwen2", over=WIDE),
+        _make("ddp", "autocast", autocast="bfloat16", model="mixtral", over={"hidden_size": 64, "vocab_size": 300}),
+        _make("ddp", "autocast_ckpt", autocast="bfloat16", ckpt=True, over=WIDE),
         _make("ddp", "cap1", model="gpt2", ddp=cap),
         _make("ddp", "cap1", model="qwen2", ddp=cap),
         _make("ddp", "cap1", model="mixtral", ddp=cap | {"find_unused_parameters": True}),

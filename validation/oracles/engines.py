@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from validation.oracles import aio, mics, models, quantizer, ulysses
+from validation.oracles import aio, autocast, mics, models, quantizer, ulysses
 from validation.oracles.recorder import Recorder
 from validation.oracles.storage import StorageTracker
 
@@ -85,7 +85,8 @@ def _train(
             tokens = _tokens(header, rank, (step - 1) * accumulation + micro)
             with sync(micro == accumulation - 1):
                 recorder.at("forward", step=step, micro=micro)
-                loss = model(input_ids=tokens, labels=tokens).loss / accumulation
+                with autocast.as_on_cuda(config.get("autocast")):
+                    loss = model(input_ids=tokens, labels=tokens).loss / accumulation
                 recorder.at("backward")
                 loss.backward()
         recorder.at("step")

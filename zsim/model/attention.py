@@ -148,7 +148,7 @@ def _attend(
             weights = F.scale(F.activation_by_result(F.scale(weights)))
         if mask is not None:
             weights = F.add(weights, mask)
-        weights = F.to(P.softmax(F.to(weights, "float32")), dtype) if upcast else P.softmax(weights)
+        weights = F.to(P.softmax(F.to(weights, "float32")), dtype) if upcast else F.to(P.softmax(weights), v.dtype)
         weights = F.dropout(weights, dropout)
         out = P.matmul(weights, v)
         net.tape.label = outer

@@ -7,9 +7,11 @@ of one node are computed in alphabetical order of its arguments' names, as the g
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from zsim.model import views
 from zsim.model.graph import Tensor
 from zsim.model.views import (
-    cat,
     clone,
     contiguous,
     narrow,
@@ -26,9 +28,9 @@ from zsim.model.views import (
 
 __all__ = [
     "activation", "activation_by_result", "add", "cat", "contiguous", "divide", "dropout", "expand", "layout",
-    "masked_fill", "mean_last", "mul", "narrow", "neg", "permute", "pick", "pointwise", "power", "repeat_heads",
+    "low", "masked_fill", "mean_last", "mul", "narrow", "neg", "permute", "pick", "pointwise", "power", "repeat_heads",
     "reshape", "rsqrt", "scale", "select", "shift", "split", "sum_last", "sum_middle", "to", "touch",
-    "transpose", "unsqueeze",
+    "transpose", "unsqueeze", "wide",
 ]  # fmt: skip
 
 
@@ -91,16 +93,35 @@ def to(x: Tensor, dtype: str) -> Tensor:
     return out
 
 
+def low(x: Tensor) -> Tensor:
+    """What torch.autocast hands to matrix products and attention (AT_FORALL_LOWER_PRECISION_FP)."""
+    return to(x, x.tape.autocast) if x.tape.autocast else x
+
+
+def wide(x: Tensor) -> Tensor:
+    """What torch.autocast hands to operators that it runs in float32 (AT_FORALL_FP32)."""
+    return to(x, "float32") if x.tape.autocast else x
+
+
+def cat(parts: Sequence[Tensor], dim: int = -1) -> Tensor:
+    """A copy of all parts, in the widest of their dtypes (torch casts on the way; here before)."""
+    widest = max((part.dtype for part in parts), key=_RANK.__getitem__)
+    return views.cat([to(part, widest) for part in parts], dim)
+
+
 def add(a: Tensor, b: Tensor, in_place: bool = False) -> Tensor:
-    """`a + b`, or `a += b`."""
+    """`a + b`, or `a += b`. The engine casts a gradient to the dtype of what it is of (validate_outputs)."""
     a_grad, b_grad = a.needs_grad, b.needs_grad
+    a_dtype, b_dtype = a.dtype, b.dtype
     if in_place:
         out = view_of(a, a.shape, a.strides)
         a.tape.memory(a.nbytes + b.nbytes, a.nbytes)
     else:
         out = _binary(a, b)
     if a_grad or b_grad:
-        a.tape.link((a, b), lambda g: (g if a_grad else None, g if b_grad else None), out)
+        a.tape.link(
+            (a, b), lambda g: (_cast(g, a_dtype) if a_grad else None, _cast(g, b_dtype) if b_grad else None), out
+        )
     return out
 
 
@@ -165,6 +186,7 @@ def shift(x: Tensor) -> Tensor:
 
 def power(x: Tensor) -> Tensor:
     """`x.pow(n)`. grad * (n * self.pow(n - 1))."""
+    x = wide(x)
     if not x.needs_grad:
         return pointwise(x)
     saved = x.tape.save(x)
@@ -182,6 +204,7 @@ def power(x: Tensor) -> Tensor:
 
 def rsqrt(x: Tensor) -> Tensor:
     """-0.5 * grad * result.pow(3)."""
+    x = wide(x)
     out = pointwise(x)
     if x.needs_grad:
         saved = x.tape.save(out)
@@ -258,21 +281,26 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 def sum_last(x: Tensor) -> Tensor:
     """`x.sum(-1, keepdim=True)`; backward is a view."""
-    out = pointwise(x, shape=(*x.shape[:-1], 1))
+    out = pointwise(x, shape=(*x.shape[:-1], 1), dtype=_sum_dtype(x))
     if x.needs_grad:
-        shape = x.shape
-        x.tape.link((x,), lambda g: (_expanded(g, shape),), out)
+        shape, dtype = x.shape, x.dtype
+        x.tape.link((x,), lambda g: (_cast(_expanded(g, shape), dtype),), out)
     return out
 
 
 def sum_middle(x: Tensor) -> Tensor:
     """`x.sum(1)` of [a, b, c]; backward is a view."""
     a, _, c = x.shape
-    out = pointwise(x, shape=(a, c))
+    out = pointwise(x, shape=(a, c), dtype=_sum_dtype(x))
     if x.needs_grad:
-        shape = x.shape
-        x.tape.link((x,), lambda g: (_expanded(view_of(g, (a, 1, c), (c, c, 1)), shape),), out)
+        shape, dtype = x.shape, x.dtype
+        x.tape.link((x,), lambda g: (_cast(_expanded(view_of(g, (a, 1, c), (c, c, 1)), shape), dtype),), out)
     return out
+
+
+def _sum_dtype(x: Tensor) -> str:
+    """torch.autocast lets a sum return float32, without a cast of what it reads (AT_FORALL_FP32_SET_OPT_DTYPE)."""
+    return "float32" if x.tape.autocast else x.dtype
 
 
 def expand(x: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -20,7 +20,7 @@ class Net:
 
     arch: Architecture
     tape: Tape = field(default_factory=Tape)
-    dtype: str = "bfloat16"
+    dtype: str = "bfloat16"  # of weights, and of what is made of nothing else
     attention: str = "flash"
     checkpointing: str = "none"
     checkpointed: tuple[int, ...] | None = None  # the blocks it applies to; None: all
@@ -43,6 +43,10 @@ class Weight(Tensor):
         super().__init__(Storage(net.tape, shape, net.dtype, False), shape, row_major(shape), net.dtype)
         self.param: Param = Param(-1, True)
         self.expert = expert
+
+    def keep_in(self, dtype: str) -> None:
+        """Another dtype than the rest has: under torch.autocast, which leaves it to operators to promote."""
+        self.storage, self.dtype = Storage(self.tape, self.shape, dtype, False), dtype
 
 
 class Module:

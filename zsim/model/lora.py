@@ -163,6 +163,7 @@ class Linear4bit(Linear):
         self.double_quant = double_quant
 
     def forward(self, x: Tensor) -> Tensor:
+        came, x = x.dtype, F.low(x)
         tape, dtype = x.tape, x.dtype
         n, k = self.weight.shape
         flat = x if len(x.shape) == 2 else F.reshape(x, -1, k)
@@ -195,4 +196,5 @@ class Linear4bit(Linear):
             tape.link((flat,), backward, out)
         if self.bias is not None:
             out = F.add(out, cast(Tensor, self.bias))
+        out = F.to(out, came)
         return out if len(x.shape) == 2 else F.reshape(out, *x.shape[:-1], n)

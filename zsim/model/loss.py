@@ -86,6 +86,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor) -> Tens
     kept gradients out (a gradient of 1 multiplies nothing).
     """
     tape, dtype = hidden.tape, hidden.dtype
+    product = tape.autocast or dtype
     tokens, width = hidden.shape
     vocab = weight.shape[0]
     share = -(-tokens // -(-vocab // width))
@@ -97,13 +98,13 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor) -> Tens
     tape.memory(0, grad_hidden.nbytes + losses.nbytes + (grad_weight.nbytes if grad_weight else 0))
     for start in range(0, tokens, chunk):
         rows = min(chunk, tokens - start)
-        logits = tape.empty((rows, vocab), dtype)
-        tape.gemm(rows, vocab, width, dtype)
+        logits = tape.empty((rows, vocab), product)
+        tape.gemm(rows, vocab, width, product)
         tape.memory(2 * logits.nbytes + rows * ITEM["int64"], logits.nbytes + rows * ITEM["float32"])
         if x_grad:
-            tape.gemm(rows, width, vocab, dtype)
+            tape.gemm(rows, width, vocab, product)
         if w_grad:
-            tape.gemm(vocab, width, rows, dtype)
+            tape.gemm(vocab, width, rows, product)
         del logits
     loss = tape.empty((), "float32")
     tape.memory(losses.nbytes, loss.nbytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zsim.errors import NotModeled
-from zsim.model.functional import layout, pointwise, reshape
+from zsim.model.functional import layout, low, pointwise, reshape, to, wide
 from zsim.model.graph import Tensor
 from zsim.model.kernels import Attention
 from zsim.model.tape import Tape
@@ -13,15 +13,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, conv1d: bool =
     """`x @ weight.T (+ bias)`: aten `mm`, or `addmm` with a bias. `conv1d`: weight is [in, out], as GPT-2 stores it.
 
     Shapes: x [..., k], weight [n, k], result [..., n]. Gradients: of the weight first under `mm`, of the input first
-    under `addmm`; the bias' gradient is the column sum.
+    under `addmm`; the bias' gradient is the column sum. Under torch.autocast they are of its dtype: a parameter's last
+    one is left to the strategy, which widens it.
     """
-    tape = x.tape
+    tape, x = x.tape, low(x)
     k = x.shape[-1]
     n = weight.shape[1] if conv1d else weight.shape[0]
     flat = x if len(x.shape) == 2 else reshape(x, -1, k)
     m, dtype = flat.shape[0], x.dtype
     x_grad, w_grad = flat.needs_grad, weight.needs_grad
     b_grad = bias is not None and bias.needs_grad
+    bias_bytes = bias.nbytes if bias is not None and tape.autocast else 0
     saved = tape.save(*([flat] if w_grad else []), *([weight] if x_grad else [])) if x_grad or w_grad else None
 
     def product() -> tuple[Tensor]:
@@ -29,6 +31,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, conv1d: bool =
         tape.gemm(m, n, k, dtype)
         return (out,)
 
+    if bias_bytes:  # its cast
+        tape.memory(bias_bytes, bias_bytes // 2)
     if bias is None and tape.frame is not None:
         (out,) = tape.frame.cached("mm", tape.open(), product)
     else:
@@ -51,13 +55,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, conv1d: bool =
     def mm_backward(g: Tensor) -> tuple[Tensor | None, ...]:
         kept = saved() if saved else ()  # noqa: F841  alive until both gradients are computed
         grad_w = weight_grad()
-        return input_grad(), grad_w
+        grad_x = input_grad()
+        return grad_x, _widened(weight, grad_w)
 
     def addmm_backward(g: Tensor) -> tuple[Tensor | None, ...]:
         kept = saved() if saved else ()  # noqa: F841
         grad_x = input_grad()
         grad_w = weight_grad()
-        return g if b_grad else None, grad_x, grad_w
+        if bias_bytes and b_grad:
+            tape.memory(bias_bytes // 2, bias_bytes)
+        return g if b_grad else None, grad_x, _widened(weight, grad_w)
 
     if x_grad or w_grad or b_grad:
         if bias is None:
@@ -67,9 +74,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, conv1d: bool =
     return out if len(x.shape) == 2 else reshape(out, *x.shape[:-1], n)
 
 
+def _widened(weight: Tensor, grad: Tensor | None) -> Tensor | None:
+    """Under torch.autocast, a gradient that others are added to, in the weight's dtype."""
+    if grad is None or not weight.tape.autocast or weight.param is None or weight.param.pending == 1:
+        return grad
+    return pointwise(grad, dtype=weight.dtype)
+
+
 def matmul(a: Tensor, b: Tensor, label: str = "attention") -> Tensor:
     """Batched product of [b, h, m, k] and [b, h, k, n] (`bmm` on flattened heads)."""
-    tape = a.tape
+    tape, a, b = a.tape, low(a), low(b)
     *lead, m, k = a.shape
     n = b.shape[-1]
     left, right = reshape(a, -1, m, k), reshape(b, -1, k, n)
@@ -97,7 +111,7 @@ def matmul(a: Tensor, b: Tensor, label: str = "attention") -> Tensor:
 
 def baddbmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """`bias.baddbmm(a, b, alpha=...)` of [n, m, k] and [n, k, j]: gradients are scaled by kernels of their own."""
-    tape = a.tape
+    tape, a, b = a.tape, low(a), low(b)
     n, m, k = a.shape
     j, dtype = b.shape[-1], a.dtype
     saved = tape.save(a, b)
@@ -118,6 +132,7 @@ def baddbmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def softmax(x: Tensor) -> Tensor:
+    x = wide(x)
     out = x.tape.empty(x.shape, x.dtype)
     x.tape.memory(x.nbytes, out.nbytes, "softmax")
     if x.needs_grad:
@@ -150,7 +165,8 @@ def flash_attention(
     """
     if impl == "efficient" and mask is None:
         raise NotModeled("the memory-efficient kernel in this model", field="attention", accepted="flash, sdpa")
-    tape = q.tape
+    tape, q, k, v = q.tape, low(q), low(k), low(v)
+    mask = None if mask is None else low(mask)
     b, h, s, d = q.shape
     kv_heads, kv_len = k.shape[1], k.shape[2]
     common = (b, h, kv_heads, s, kv_len, d, causal and mask is None, impl, q.dtype)
@@ -209,7 +225,7 @@ def _up(size: int, to: int) -> int:
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """`native_layer_norm`: saves its input, mean and 1/std (float32 on CUDA, the input's dtype on CPU)."""
-    tape = x.tape
+    tape, x = x.tape, wide(x)
     params = tuple(p for p in (weight, bias) if p is not None)
     grad = x.needs_grad or any(p.needs_grad for p in params)
     saved = tape.save(x, *params) if grad else None
@@ -258,9 +274,10 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
 def grouped_linear(x: Tensor, weight: Tensor, offsets: Tensor, transposed: bool = False) -> Tensor:
     """`_grouped_mm`: rows of x [r, k], sorted by expert, times their expert's weight [e, n, k]. Rows taken as even.
 
-    `transposed`: the weight is [e, k, n].
+    `transposed`: the weight is [e, k, n]. torch.autocast does not know it, and transformers 5.24 casts the rows to the
+    weight's dtype (integrations/moe.py `_grouped_mm`).
     """
-    tape = x.tape
+    tape, x = x.tape, to(x, weight.dtype)
     rows, k = x.shape
     experts, n, _ = (weight.shape[0], weight.shape[2], k) if transposed else weight.shape
     dtype = x.dtype

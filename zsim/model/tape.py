@@ -30,10 +30,16 @@ if TYPE_CHECKING:
 
 
 class Tape:
-    """Records one forward and backward. `cuda` false: as torch's recordings with fake tensors on a CPU show it."""
+    """Records one forward and backward. `cuda` false: as torch's recordings with fake tensors on a CPU show it.
 
-    def __init__(self, cuda: bool = True) -> None:
+    `autocast`: the dtype of torch.autocast, None where it is off. Which operators it casts for is torch 2.13's list for
+    CUDA (ATen/autocast_mode.h): `functional.low` and `functional.wide` stand where an operator is on it. The copies of
+    weights that it makes and keeps are the strategy's (`zsim.program.ddp`), as the weights themselves are.
+    """
+
+    def __init__(self, cuda: bool = True, autocast: str | None = None) -> None:
         self.cuda = cuda
+        self.autocast = autocast
         self.live = self.peak = 0
         self.disturbed = False  # a storage has died elsewhere than in the code of zsim.model
         self.base = 0  # bytes that segments hold as saved: what is alive besides is temporary

@@ -56,11 +56,11 @@ def parameters(model: Layer) -> tuple[Parameter, ...]:
 class _Tracer:
     def __init__(self, spec: ModelSpec, workload: Workload) -> None:
         self.spec, self.workload = spec, workload
-        self.tape = Tape(cuda=workload.device == "cuda")
+        self.tape = Tape(workload.device == "cuda", workload.dtype if workload.weights else None)
         net = Net(
             cast(Architecture, spec.arch),
             self.tape,
-            workload.dtype,
+            workload.weights or workload.dtype,
             workload.attention,
             workload.checkpointing,
             workload.checkpointed,
@@ -83,6 +83,9 @@ class _Tracer:
                 if position is not None and weight.param.index < 0:  # a tied weight keeps its first name's place
                     weight.param.index = position
                     weight.param.trainable = spec.parameters[position].trainable
+                    kept_in = spec.parameters[position].dtype
+                    if workload.weights and kept_in:
+                        weight.keep_in(kept_in)
                 if weight.param.index < 0:
                     raise InputError(
                         f"{workload.implementation} has a parameter {layer.path}.{name} that {spec.name} has not",
@@ -230,7 +233,9 @@ def _compute(segment: Segment, workload: Workload) -> Compute:
     if workload.compile and not segment.logits:
         forward, backward, recompute = fused(forward), fused(backward), fused(recompute)
         saved = tuple(tensor for tensor in saved if not any(tensor is idle for idle in segment.idle))  # dead code
-        saved, resaved = (kept(segment.label, tensors, workload.dtype) for tensors in (saved, resaved))
+        saved, resaved = (
+            kept(segment.label, tensors, workload.weights or workload.dtype) for tensors in (saved, resaved)
+        )
     return Compute(
         segment.label,
         forward,

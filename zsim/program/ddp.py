@@ -24,6 +24,9 @@ DEFAULT_CAP_MB, FIRST_BUCKET_BYTES = 25, MIB  # distributed.py: bucket_cap_mb No
 BROADCAST_BYTES = 250 * MIB  # broadcast_bucket_size
 # Recorded with torch 2.13: a compiled region hands over all its gradients at its end, in an order of its own. FSDP2's
 # collectives under compiled blocks are those of eager mode.
+COMPILED_AUTOCAST = (
+    "torch.compile under torch.autocast: the share of traffic that fusion leaves is that of 16-bit activations"
+)
 COMPILED = "DDP's buckets under torch.compile: filled in eager mode's gradient order"
 
 
@@ -160,7 +163,12 @@ class Ddp(Hooks[DdpPlan]):
 
     def _casts(self, param: int) -> bool:
         parameter = self.model.parameters[param]
-        return len(parameter.shape) > 1 and parameter.module_class != "Embedding"
+        return self._in_products(param) and parameter.module_class != "Embedding"
+
+    def _in_products(self, param: int) -> bool:
+        """Of matrix products that autocast casts for: that of grouped experts is none (pytorch/pytorch#174763)."""
+        parameter = self.model.parameters[param]
+        return len(parameter.shape) > 1 and not parameter.expert
 
     def _low_bytes(self, param: int) -> int:
         return self.numels[param] * int(DTYPE_BYTES[self.plan.autocast or self.plan.dtype])
@@ -170,7 +178,7 @@ class Ddp(Hooks[DdpPlan]):
             return
         for param in module.params:
             wide = self.dtypes[param] != self.plan.autocast  # what is kept in 16 bits needs no cast
-            if wide and len(self.model.parameters[param].shape) > 1 and param not in self.cast:
+            if wide and self._in_products(param) and param not in self.cast:
                 self.builder.alloc(f"cast:{param}", "activations", self._low_bytes(param))
                 self._kernel("cast weight", self.sizes[param], self._low_bytes(param), phase=phase)
                 self.cast.add(param)
@@ -307,6 +315,7 @@ def lower_ddp(model: ModelSpec, tree: Module, plan: DdpPlan, workload: Workload,
         rank.step(first=index == 0)
         built.append(rank.builder.finish())
     groups = {"world": (tuple(range(plan.world_size)),)}
-    not_modeled = (COMPILED,) if workload.compile else ()
+    not_modeled: tuple[str, ...] = (COMPILED,) if workload.compile else ()
+    not_modeled += (COMPILED_AUTOCAST,) if workload.compile and workload.weights else ()
     all_steps = tuple(built + built[-1:] * (steps - len(built)))
     return Program(plan.world_size, groups, init, all_steps, not_modeled=not_modeled)

@@ -29,6 +29,12 @@ def lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, ste
     return replace(program, not_modeled=(*program.not_modeled, GRAD_SCALER)) if _scales(plan) else program
 
 
+def under(plan: AnyPlan, workload: Workload) -> Workload:
+    """The workload as the plan runs it: under torch.autocast over weights of the plan's dtype, where it has that."""
+    weights = plan.dtype if isinstance(plan, DdpPlan) and plan.autocast else None
+    return workload if workload.weights == weights else replace(workload, weights=weights)
+
+
 def _differing(plan: AnyPlan) -> int:
     """Steps until each repeats the last: DDP rebuilds its buckets in the second, of a static graph in the third."""
     return 4 if isinstance(plan, DdpPlan) and plan.static_graph else 3

@@ -121,7 +121,7 @@ def _headline(setup: Setup) -> Headline:
         framework=_framework(plan),
         stage=plan.stage if isinstance(plan, DeepSpeedPlan) else None,
         tokens_per_step=workload.tokens * plan.grad_accum * plan.world_size,
-        workload=asdict(workload),
+        workload={name: value for name, value in asdict(workload).items() if name != "weights"},  # the plan says it
         plan=asdict(plan),
     )
 

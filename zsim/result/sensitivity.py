@@ -14,7 +14,7 @@ from zsim.model.spec import Workload, every_nth
 from zsim.model.trace import trace
 from zsim.plan.spec import AnyPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 from zsim.program.deepspeed import overlaps
-from zsim.program.lower import lower
+from zsim.program.lower import lower, under
 from zsim.program.ops import CPU, WORKER
 from zsim.result.measure import timed
 from zsim.result.names import setting
@@ -61,7 +61,7 @@ def change(result: Result, variant: Variant, *, if_it_fits: bool = False) -> Cha
 
     `if_it_fits`: also None, and no clock runs, where its allocations alone are more than there is.
     """
-    setup = variant.setup
+    setup = replace(variant.setup, workload=under(variant.setup.plan, variant.setup.workload))
     try:
         if setup.workload != result.setup.workload:
             setup = replace(setup, tree=trace(setup.model, setup.workload))

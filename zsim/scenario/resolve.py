@@ -16,6 +16,7 @@ from zsim.model.spec import ModelSpec, Module, Workload, every_nth
 from zsim.plan.batch import triangle
 from zsim.plan.document import siblings
 from zsim.plan.spec import Allocator, AnyPlan
+from zsim.program.lower import under
 from zsim.scenario.fields import FEW, MICRO_STEPS, TORCH_DTYPE
 from zsim.scenario.plans import build_plan
 from zsim.scenario.sequences import FIELD, check_shared, data_parallel_ranks, shared_notes
@@ -73,6 +74,7 @@ def resolve(scenario: Scenario) -> Setup:
     plan, plan_notes, not_modeled = build_plan(scenario, model, cluster.world_size, grad_accum, cluster.gpus_per_node)
     _check_memory(scenario, cluster, plan)
     plan_notes += shared_notes(model, plan, workload)
+    workload = under(plan, workload)
     return Setup(
         name=fields.name or Path(scenario.document.file).stem,
         model=model,

@@ -26,6 +26,7 @@ from zsim.model.spec import Compute, ModelSpec, Module, Workload
 from zsim.model.trace import parameters
 from zsim.plan.deepspeed import VERSION, parse_version
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
+from zsim.program.lower import under
 from zsim.scenario import Setup
 from zsim.validation import stated, titan_history
 from zsim.validation.rows import Row, gpu_name
@@ -53,6 +54,7 @@ def _setup(row: Row) -> Setup:
     workload = _workload(row, cluster, assumed)
     model = _model(row)
     plan = _plan(row, cluster)
+    workload = under(plan, workload)
     if isinstance(plan, DeepSpeedPlan) and plan.zero_init:
         assumed.append("built under zero.Init, or peaks of memory read after the start")
     if "bf16_master_weights_and_grads" in row["precision"] and isinstance(plan, DeepSpeedPlan):

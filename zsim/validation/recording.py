@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from zsim.errors import InputError, NotModeled
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
+from zsim.program.lower import under
 
 STEPS = 3  # recorded after initialization, which is step 0
 
@@ -156,6 +157,7 @@ def _ddp(config: Mapping[str, Any], world: int) -> DdpPlan:
     return DdpPlan(
         **_shared(config, world),
         dtype=config.get("dtype", "float32"),
+        autocast=config.get("autocast"),
         no_sync=bool(config.get("no_sync")),
         **_take(config.get("ddp", {}), _DDP, "ddp"),
     )
@@ -309,14 +311,16 @@ def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
         parameters = zip(model.parameters, trained, strict=True)
         model = replace(model, parameters=tuple(replace(p, trainable=flag) for p, flag in parameters), _cache={})
     plan = plan_of(header)
+    dtype = plan.dtype if isinstance(plan, DdpPlan | DeepSpeedPlan) else plan.param_dtype
     workload = Workload(
         header.get("micro_batch", 1),
         header.get("seq", 32),
-        dtype=plan.dtype if isinstance(plan, DdpPlan | DeepSpeedPlan) else plan.param_dtype,
+        dtype=header["config"].get("autocast", dtype),
         attention=header["config"].get("attention", "sdpa"),
         checkpointing="full" if header["config"].get("ckpt") else "none",
         sequence_parallel_size=header["config"].get("sequence_parallel", 1),
     )
+    workload = under(plan, workload)
     return model, trace(model, workload), workload
 
 
