@@ -86,3 +86,91 @@ def test_how_many_gpus_a_launcher_is_told(tmp_path: Path, launcher: str, ranks: 
 def test_odd_scripts_are_read_or_refused(tmp_path: Path, text: str):
     with pytest.raises(InputError):
         script(tmp_path, text)
+
+
+ONE = "train.py --per_device_train_batch_size 1"
+TRAIN = f"torchrun --nproc_per_node 2 {ONE}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'ARGS="--bf16"\nARGS="$ARGS --gradient_checkpointing"\n{train} $ARGS\n',
+        'ARGS="--bf16"\nARGS+=" --gradient_checkpointing"\n{train} $ARGS\n',
+        'ARGS=(--bf16)\nARGS+=(--gradient_checkpointing)\n{train} "${{ARGS[@]}}"\n',
+        'ARGS="--fp16"\nARGS="--bf16 --gradient_checkpointing"\n{train} ${{ARGS}} "$@"\n',
+        "if [ $1 ]; then\n  A=--bf16\nelse\n  A=--bf16\nfi\n{train} $A --gradient_checkpointing\n",
+    ],
+)
+def test_a_variable_that_is_set_again_keeps_its_order(tmp_path: Path, text: str):
+    fields = said(script(tmp_path, text.format(train=TRAIN)))
+    assert (fields["precision"], fields["checkpointing"]) == ("bf16", "full")
+
+
+@pytest.mark.parametrize(
+    ("text", "says", "line", "field"),
+    [
+        ("{train} $ARGS --bf16", r"\$ARGS is not known here: the script does not set it", 1, None),
+        ("{train} \\\n  ${{ARGS[@]}}", r"\$\{ARGS\[@\]\} is not known here", 2, None),
+        ('ARGS="$ARGS --bf16"\n{train} $ARGS', r"\$ARGS is not known here", 2, None),
+        ("if [ $1 ]; then A=--bf16; fi\n{train} $A", r"\$A is not known here: it is set by what is not", 2, None),
+        ('A=--bf16\n[ $1 ] && A="$A --tf32"\n{train} $A', r"\$A is not known here: it is set by what", 3, None),
+        ("A=--bf16\nfor i in 1 2; do\n A=--fp16\ndone\n{train} $A", r"\$A is not known", 5, None),
+        ("{train} --gradient_accumulation_steps $N", "does not set it", 1, "gradient_accumulation_steps"),
+        (
+            "for N in 1 2; do\n{train} --gradient_accumulation_steps $N\ndone",
+            r"\$N is not known here: it is set by what is not simulated",
+            2,
+            "gradient_accumulation_steps",
+        ),
+    ],
+)
+def test_a_variable_that_is_not_known_is_named(tmp_path: Path, text: str, says: str, line: int, field: str | None):
+    with pytest.raises(InputError, match=says) as caught:
+        script(tmp_path, text.format(train=TRAIN) + "\n")
+    assert (caught.value.file, caught.value.line, caught.value.field) == (tmp_path / "train.sh", line, field)
+
+
+CONF = "expandable_segments:True,max_split_size_mb:512"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (f"# of 8\nexport OMP_NUM_THREADS=12\nexport PYTORCH_CUDA_ALLOC_CONF={CONF}\n{TRAIN}\n", 3),
+        (f"OMP_NUM_THREADS=12 PYTORCH_ALLOC_CONF={CONF} {TRAIN}\n", 1),
+        (f"N=12\nOMP_NUM_THREADS=$N\nexport OMP_NUM_THREADS\nenv PYTORCH_ALLOC_CONF='{CONF}' {TRAIN}\n", 4),
+        (f"export PYTORCH_ALLOC_CONF={CONF}\naccelerate launch --num_cpu_threads_per_process 12 {ONE}\n", 1),
+    ],
+)  # fmt: skip
+def test_what_is_set_in_the_environment(tmp_path: Path, text: str, line: int):
+    reading = script(tmp_path, text)
+    fields = said(reading)
+    assert (fields["omp_num_threads"], fields["allocator.conf"]) == (12, CONF)
+    assert reading.places[("allocator", "conf")] == (tmp_path / "train.sh", line)
+
+
+def test_what_is_not_exported_is_not_in_the_environment(tmp_path: Path):
+    assert "omp_num_threads" not in said(script(tmp_path, f"OMP_NUM_THREADS=12\n{TRAIN}\n"))
+
+
+def test_threads_that_are_exported_reach_accelerates_processes(tmp_path: Path):
+    launch = f"accelerate launch --use_deepspeed --zero_stage 3 --offload_optimizer_device cpu {ONE}\n"
+    assert said(script(tmp_path, f"export OMP_NUM_THREADS=12\n{launch}"))["omp_num_threads"] == 12
+    assert said(script(tmp_path, launch))["omp_num_threads"] == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "field"),
+    [
+        ("OMP_NUM_THREADS=0", "OMP_NUM_THREADS"),
+        ("OMP_NUM_THREADS=many", "OMP_NUM_THREADS"),
+        ("PYTORCH_CUDA_ALLOC_CONF=expandable:True", "PYTORCH_CUDA_ALLOC_CONF"),
+        ("PYTORCH_ALLOC_CONF=backend:cudaMallocAsync", "PYTORCH_ALLOC_CONF"),
+        ("PYTORCH_ALLOC_CONF=roundup_power2_divisions:3", "PYTORCH_ALLOC_CONF"),
+    ],
+)
+def test_bad_values_in_the_environment(tmp_path: Path, setting: str, field: str):
+    with pytest.raises(InputError) as caught:
+        script(tmp_path, f"#!/bin/bash\nexport {setting}\n{TRAIN}\n")
+    assert (caught.value.file, caught.value.line, caught.value.field) == (tmp_path / "train.sh", 2, field)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from zsim.errors import InputError
 from zsim.plan.document import Document, dotted, parse_yaml, read_text
+from zsim.plan.environment import read_environment
 from zsim.plan.reading import Reading
 
 READERS = (
@@ -127,6 +128,8 @@ def read(document: Document, kind: str, ranks: int | None = None) -> Reading:
     if document.repeated and kind == "llama_factory":
         raise document.error(document.repeated[0], "stands here twice, which LLaMA-Factory's OmegaConf refuses")
     reading = _readers()[kind](document, document.ranks or ranks)
+    reading.notes += document.notes
+    read_environment(reading)
     reading.notes += [f"{dotted(path)} stands here twice: the last one counts" for path in document.repeated]
     return reading
 

@@ -25,6 +25,9 @@ class Document:
     repeated: list[Path_] = field(default_factory=list)  # fields that stand here more than once: the last one counts
     ranks: int | None = None  # processes that a launcher in the file starts
     launch: Document | None = None  # options of `accelerate launch`, before those of the script that it starts
+    environment: dict[str, tuple[str, int | None]] = field(default_factory=dict)  # that it sets, with lines
+    unknown: dict[str, str] = field(default_factory=dict)  # options whose value is not known, and why
+    notes: list[str] = field(default_factory=list)
 
     def error(
         self,

@@ -47,6 +47,7 @@ def read_launch(recipe: Recipe, launch: Document) -> None:
     if missing:
         _leave_open(reading, f"(accelerate's configuration {missing} is not there)")
     document = _with_options(given, launch)
+    document.environment = recipe.document.environment
     _with_trainers(document, recipe)
     launched = read_accelerate(document, reading.ranks)
     reading.ranks = launched.ranks
@@ -69,6 +70,8 @@ def read_launch(recipe: Recipe, launch: Document) -> None:
 def _file(launch: Document) -> tuple[Document, str | None]:
     """The configuration that the launcher names, empty where it names none, and its name if it is not there."""
     name = launch.data.get("config_file")
+    if "config_file" in launch.unknown:
+        raise launch.error(("config_file",), launch.unknown["config_file"], "its value")
     if name is None:
         return Document(launch.file, {}), None
     path = beside(launch.file, str(name))
@@ -99,10 +102,13 @@ def _with_options(document: Document, launch: Document) -> Document:
         path = _path(document, launch, name)
         if path is None:
             continue
-        if len(path) == 2 and not isinstance(document.data.get(path[0]), dict):
-            document.set(path[:1], {}, launch.place((name,)))
-        if len(path) == 2:  # the file writes FSDP's options with and without their prefix
-            document.data[path[0]].pop(str(path[1]).removeprefix("fsdp_"), None)
+        if name in launch.unknown:
+            raise launch.error((name,), launch.unknown[name], "its value")
+        if len(path) == 2:
+            section, option = map(str, path)
+            if not isinstance(document.data.get(section), dict):
+                document.set((section,), {}, launch.place((name,)))
+            document.data[section].pop(option.removeprefix("fsdp_"), None)  # the file has it with and without it
         document.set(path, value, launch.place((name,)))
     return document
 

@@ -30,6 +30,8 @@ OPTIMIZERS: dict[str, tuple[str, str | None]] = {
 
 # What is simulated in place of other ways to cut sequences.
 ULYSSES = "1, or Ulysses with DeepSpeed: sequence_parallel_size of a scenario"
+# Values that are only named.
+_NAMES = ("model_name_or_path", "vision_tower", "deepspeed")
 
 
 class Recipe:
@@ -43,6 +45,8 @@ class Recipe:
         """The value of a top-level key; null counts as absent."""
         self._read.add(name)
         value = self.document.data.get(name)
+        if name in self.document.unknown and name not in _NAMES:
+            raise self.error((name,), self.document.unknown[name], "its value")
         return default if value is None else value
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -68,6 +72,8 @@ class Recipe:
     def threads(self, launcher: str) -> None:
         """accelerate (commands/launch.py) and torchrun (torch/distributed/run.py) set OMP_NUM_THREADS=1 where it is not
         set, which slows what runs on the CPU."""
+        if "OMP_NUM_THREADS" in self.document.environment:
+            return
         fields = self.reading.fields
         offload = fields.get(("zero", "offload_optimizer", "device"), fields.get(("zero", "offload_optimizer")))
         if offload not in (None, "none") or fields.get(("fsdp", "cpu_offload")):

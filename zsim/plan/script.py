@@ -7,20 +7,17 @@ processes says for how many GPUs it is.
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
 from zsim.plan.document import Document, read_text
+from zsim.plan.shell import Command, commands
 
 # What a command must have to be one that trains.
 _MARKS = ("per_device_train_batch_size", "deepspeed", "fsdp", "model_name_or_path")
-_ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_ARRAY = re.compile(r"\s*(?:export\s+|local\s+|declare\s+-a\s+)?([A-Za-z_]\w*)=\((.*)\)\s*", re.DOTALL)
-_VARIABLE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\}|\$(\w+)")
+_NAMED = re.compile(r"\$\{?([A-Za-z_]\w*)(?:\[[@*]\])?\}?")
 _PER_NODE = ("nproc_per_node", "num_gpus")
 _NODES = ("nnodes", "num_nodes", "num_machines")
 
@@ -28,24 +25,33 @@ _NODES = ("nnodes", "num_nodes", "num_machines")
 def parse_script(path: Path) -> Document:
     """The options of the one command in a script that trains, by name, with their lines. Raises InputError."""
     lines = read_text(path, "script").splitlines()
-    commands = [(number, words) for number, words in _commands(lines) if _trains(words)]
-    if not commands:
+    training = [command for command in commands(lines) if _trains(command.words)]
+    if not training:
         raise InputError(
             "no command in it that trains with Hugging Face's Trainer", path,
             accepted="a command with --per_device_train_batch_size, --deepspeed or --fsdp",
         )  # fmt: skip
-    if len(commands) > 1:
+    if len(training) > 1:
         raise InputError(
-            f"{len(commands)} commands that train, at lines {', '.join(str(number) for number, _ in commands)}", path,
+            f"{len(training)} commands that train, at lines {', '.join(str(each.line) for each in training)}", path,
             accepted="a script with one",
         )  # fmt: skip
-    first, words = commands[0]
-    launcher, words = _launched(words)
-    document = Document(path, _options(words))
+    (command,) = training
+    first = command.line
+    _refuse_unknown(command, path, lines)
+    launcher, words = _launched(command.words)
+    document = Document(path, _options(words), environment=dict(command.environment))
     _locate(document, lines, first)
     if launcher is not None:
         document.launch = Document(path, _options(launcher))
         _locate(document.launch, lines, first)
+        if (threads := document.launch.data.get("num_cpu_threads_per_process")) is not None:
+            line = document.launch.place(("num_cpu_threads_per_process",))[1]
+            document.environment["OMP_NUM_THREADS"] = str(threads), line
+    for options in (document, document.launch or document):
+        for name, value in options.data.items():
+            if isinstance(value, str) and (named := _NAMED.match(value)):
+                options.unknown[name] = _why(value, named.group(1), command)
     document.ranks = _ranks(document)
     return document
 
@@ -57,6 +63,23 @@ def _locate(document: Document, lines: list[str], first: int) -> None:
         said = [n for n, text in enumerate(lines, 1) if spelling.search(text) and not text.lstrip().startswith("#")]
         line = next((n for n in said if n >= first), said[-1] if said else first)  # a variable may stand before
         document.places[(name,)] = document.file, line
+
+
+def _refuse_unknown(command: Command, path: Path, lines: list[str]) -> None:
+    """Raises InputError for a variable that is not known where it could hold options."""
+    for before, word in pairwise(["", *command.words]):
+        named = _NAMED.fullmatch(word)
+        if named and not (before.startswith("-") and "=" not in before):
+            spelling = re.compile(rf"\$\{{?{named.group(1)}\b")
+            at = [n for n, text in enumerate(lines, 1) if spelling.search(text) and not text.lstrip().startswith("#")]
+            line = next((n for n in at if n >= command.line), at[-1] if at else command.line)
+            raise InputError(_why(word, named.group(1), command), path, line, accepted="a variable that is set")
+
+
+def _why(text: str, name: str, command: Command) -> str:
+    if name in command.unknown:
+        return f"{text} is not known here: it is set by what is not simulated (an if, a loop or another command)"
+    return f"{text} is not known here: the script does not set it"
 
 
 def _launched(words: list[str]) -> tuple[list[str] | None, list[str]]:
@@ -73,76 +96,6 @@ def _launched(words: list[str]) -> tuple[list[str] | None, list[str]]:
         name, equals, _ = words[end].lstrip("-").replace("-", "_").partition("=")
         end += 1 if equals or name in (*SWITCHES, "m", "q") else 2
     return words[at + 2 : end], words[end:]
-
-
-def _commands(lines: list[str]) -> list[tuple[int, list[str]]]:
-    """(line, words) of every command, continued lines joined and variables filled in."""
-    variables: dict[str, str | None] = {}  # None: it has had several values
-    found: list[tuple[int, list[str]]] = []
-    for start, command in _joined(lines):
-        if array := _ARRAY.fullmatch(command):
-            _assign(variables, array.group(1), _filled(" ".join(array.group(2).split()), variables))
-            continue
-        words = shlex.split(_filled(command, variables))
-        own = [word for word in words if word not in ("export", "local")]
-        if own and all(_ASSIGNED.fullmatch(word) for word in own):
-            for word in own:
-                name, value = _ASSIGNED.fullmatch(word).groups()  # type: ignore[union-attr]
-                _assign(variables, name, value)
-        elif "=$((" in command:  # a calculation, which has spaces
-            _assign(variables, command.strip().removeprefix("export ").partition("=")[0], None)
-        elif words:
-            found.append((start, _flat(words)))
-    return found
-
-
-def _joined(lines: list[str]) -> Iterator[tuple[int, str]]:
-    """(first line, text) of commands: what a backslash, an open quotation or an open parenthesis continues."""
-    command, start = "", 0
-    for number, line in enumerate(lines, start=1):
-        quoted = bool(command) and not command.endswith(" ")
-        text = line if quoted else re.sub(r"(^|\s)#.*$", "", line).rstrip()
-        if command and not quoted and not text.strip():
-            continue  # a comment between continued lines
-        start = start or number
-        command += text.removesuffix("\\") + " " if text.endswith("\\") and not quoted else text
-        if text.endswith("\\") and not quoted:
-            continue
-        try:
-            shlex.split(command)
-        except ValueError:
-            command += "\n"
-            continue
-        if re.match(r"\s*(?:export\s+)?\w+=\(", command) and command.count("(") > command.count(")"):
-            command += " "
-            continue
-        yield start, command.replace("\\\n", " ")
-        command, start = "", 0
-
-
-def _assign(variables: dict[str, str | None], name: str, value: str | None) -> None:
-    variables[name] = value if variables.get(name, value) == value else None
-
-
-def _filled(text: str, variables: dict[str, str | None]) -> str:
-    def value(match: re.Match[str]) -> str:
-        name, default = match.group(1) or match.group(3), match.group(2)
-        found = variables.get(name, default)
-        return match.group() if found is None else found
-
-    return _VARIABLE.sub(value, text)
-
-
-def _flat(words: list[str]) -> list[str]:
-    """A quoted word that holds options, as a variable does, is several."""
-    flat: list[str] = []
-    for word in words:
-        several = re.search(r"(^|\s)--[A-Za-z]", word) and re.search(r"\s", word)
-        try:
-            flat += shlex.split(word) if several else [word]
-        except ValueError:
-            flat.append(word)
-    return flat
 
 
 def _trains(words: list[str]) -> bool:
