@@ -78,6 +78,17 @@ def test_step_annotations_are_the_hosts(events):
     assert all(steps[0]["ts"] <= e["ts"] < steps[0]["ts"] + steps[0]["dur"] for e in launched)
 
 
+def test_a_steady_step_that_nothing_repeats_is_followed_by_a_stub(result):
+    view = RankView(result.program, result.timeline, 0)
+    records = [record for record in view.records if record.step == view.steady.step]
+    steady, stub = chrome_trace._steps(records, view)
+    assert (steady["name"], stub["name"]) == ("ProfilerStep#2", "ProfilerStep#3")
+    assert stub["dur"] == pytest.approx(5)
+    assert stub["ts"] == pytest.approx(steady["ts"] + steady["dur"])
+    last = max(record.issued_s for record in records)
+    assert stub["ts"] >= 1e6 * last  # nothing is launched in it
+
+
 def test_hta_agrees(result, tmp_path, monkeypatch):
     monkeypatch.setenv("HTA_DISABLE_NS_ROUNDING", "1")  # it would cut every kernel to whole microseconds
     hta = pytest.importorskip("hta.trace_analysis")

@@ -111,6 +111,14 @@ def test_what_compares_with_nothing_is_refused(capsys, scenario, arguments):
     assert "accepted" in output.err
 
 
+def test_stages_need_a_deepspeed_scenario(capsys):
+    fsdp = ROOT / "scenarios" / "llama31_8b_512xh100_fsdp2.yaml"
+    code, output = run(capsys, "compare", fsdp, "--stages", "0,1,2,3")
+    assert code == 2
+    assert "--stages: are ZeRO's stages, and this scenario's framework is fsdp2" in output.err
+    assert "accepted: a scenario with framework: deepspeed, or --vary" in output.err
+
+
 def test_explain_says_what_would_help(capsys, scenario, tmp_path):
     code, output = run(capsys, "explain", scenario, "--json", "--out", tmp_path / "out")
     assert code == 0

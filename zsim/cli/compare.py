@@ -68,6 +68,8 @@ def _runs(scenarios: list[Path], overrides: list[str], vary: str | None, stages:
         field, values = "zero.stage", _values(stages)
         if not values or not set(values) <= {"0", "1", "2", "3"}:
             raise InputError(f"{stages!r} is not a list of ZeRO stages", field="--stages", accepted="such as 0,1,2,3")
+        for path in scenarios:
+            _check_framework(path, overrides)
     elif vary is not None:
         field, _, text = vary.partition("=")
         values = _values(text)
@@ -84,6 +86,16 @@ def _runs(scenarios: list[Path], overrides: list[str], vary: str | None, stages:
         prefix = f"{path.stem} " if len(scenarios) > 1 else ""
         runs += [(path, [*overrides, f"{field}={value}", f'name="{prefix}{_title(field, value)}"']) for value in values]
     return runs
+
+
+def _check_framework(path: Path, overrides: list[str]) -> None:
+    """Raises InputError for a scenario that has no ZeRO stage."""
+    from zsim.scenario import load
+
+    framework = load(path, overrides).fields.framework.name
+    if framework != "deepspeed":
+        why = f"are ZeRO's stages, and this scenario's framework is {framework}"
+        raise InputError(why, path, field="--stages", accepted="a scenario with framework: deepspeed, or --vary")
 
 
 def _title(field: str, value: str) -> str:

@@ -3,7 +3,8 @@
 Perfetto, chrome://tracing and HolisticTraceAnalysis (HTA) read it like a profile of a real rank: a process for the
 CPU with its launching thread, a process for the GPU with a thread per CUDA stream, launches tied to kernels by
 correlation ids, NCCL's kernel names, `ProfilerStep#` annotations on the host's clock. As in a profile that skipped its
-warm-up, step 1 is left out; HTA drops the last ProfilerStep, so the step after the steady one (which repeats it) is in.
+warm-up, step 1 is left out; HTA drops the last ProfilerStep, so the step after the steady one (which repeats it) is in,
+or where none was simulated a stub without kernels.
 """
 
 from __future__ import annotations
