@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.plan.test_recipes import said
+from tests.plan.test_recipes import read_file, said
 from tests.plan.test_script import script
 from zsim.errors import InputError, NotModeled
 from zsim.plan.reading import NOT_SHARDED, Reading
@@ -123,3 +123,14 @@ def test_what_is_refused(tmp_path: Path, options: str, error: type, says: str, f
     with pytest.raises(error, match=says) as caught:
         launched(tmp_path, options)
     assert (caught.value.file, caught.value.line, caught.value.field) == (tmp_path / "train.sh", 1, field)
+
+
+def test_a_note_on_ddp_goes_where_another_file_shards(tmp_path: Path):
+    (tmp_path / "other.yaml").write_text(ZERO3)
+    for first, second in (("train.sh", "other.yaml"), ("other.yaml", "train.sh")):
+        own = script(tmp_path, f"torchrun --nproc_per_node 8 {TRAIN} --bf16\n")
+        assert NOT_SHARDED in own.notes
+        both = read_file(tmp_path / first)[1]
+        both.include(read_file(tmp_path / second)[1])
+        assert said(both)["framework.name"] == "deepspeed"
+        assert NOT_SHARDED not in both.notes

@@ -174,3 +174,33 @@ def test_bad_values_in_the_environment(tmp_path: Path, setting: str, field: str)
     with pytest.raises(InputError) as caught:
         script(tmp_path, f"#!/bin/bash\nexport {setting}\n{TRAIN}\n")
     assert (caught.value.file, caught.value.line, caught.value.field) == (tmp_path / "train.sh", 2, field)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "says"),
+    [
+        ("deepspeed --num_gpus=-1", "num_gpus -1: for as many GPUs as there are"),
+        ("torchrun --nproc_per_node gpu", "nproc_per_node gpu: for as many GPUs as there are"),
+        ("torchrun --nnodes 1:4 --nproc_per_node 8", "nnodes 1:4: for as many GPUs as there are"),
+        ("torchrun --nproc_per_node=$NPROC", "nproc_per_node: $NPROC is not known here: the script does not set it"),
+        ("accelerate launch --num_processes $N", "num_processes: $N is not known here: the script does not set it"),
+    ],
+)
+def test_a_number_of_gpus_that_is_not_known_is_named(tmp_path: Path, launcher: str, says: str):
+    reading = script(tmp_path, f"{launcher} {ONE}\n")
+    assert reading.ranks is None
+    assert [text for text in reading.notes if text.startswith(says)]
+
+
+@pytest.mark.parametrize("option", ["--num_gpus 0", "--num_gpus -2", "--nproc_per_node many", "--num_nodes 1.5"])
+def test_what_is_no_number_of_gpus(tmp_path: Path, option: str):
+    with pytest.raises(InputError, match="is not a number of processes") as caught:
+        script(tmp_path, f"\ndeepspeed {option} {ONE}\n")
+    assert (caught.value.line, caught.value.field) == (2, option.split()[0][2:])
+
+
+def test_sequences_that_a_scripts_own_code_shares_are_refused(tmp_path: Path):
+    text = "swift sft --per_device_train_batch_size 1 --sequence_parallel_size {}\n"
+    with pytest.raises(NotModeled, match="sequence_parallel_size"):
+        script(tmp_path, text.format(4))
+    assert not script(tmp_path, text.format(1)).not_modeled

@@ -128,7 +128,7 @@ def read(document: Document, kind: str, ranks: int | None = None) -> Reading:
     if document.repeated and kind == "llama_factory":
         raise document.error(document.repeated[0], "stands here twice, which LLaMA-Factory's OmegaConf refuses")
     reading = _readers()[kind](document, document.ranks or ranks)
-    reading.notes += document.notes
+    reading.notes += document.notes + (document.launch.notes if document.launch else [])
     read_environment(reading)
     reading.notes += [f"{dotted(path)} stands here twice: the last one counts" for path in document.repeated]
     return reading

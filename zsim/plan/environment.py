@@ -35,4 +35,4 @@ def read_environment(reading: Reading) -> None:
         except InputError as error:
             raise type(error)(error.message, file, line, name, error.accepted) from None
         reading.fields[("allocator", "conf")] = text
-        reading.places[("allocator", "conf")] = file, line
+        reading.places[("allocator",)] = reading.places[("allocator", "conf")] = file, line

@@ -102,6 +102,9 @@ def _with_options(document: Document, launch: Document) -> Document:
         path = _path(document, launch, name)
         if path is None:
             continue
+        if name in launch.unknown and name != "mixed_precision" and path == (name,):
+            document.data.pop(name, None)  # a count, of which a note says so
+            continue
         if name in launch.unknown:
             raise launch.error((name,), launch.unknown[name], "its value")
         if len(path) == 2:

@@ -19,6 +19,10 @@ from zsim.plan.shell import Command, commands
 _MARKS = ("per_device_train_batch_size", "deepspeed", "fsdp", "model_name_or_path")
 _NAMED = re.compile(r"\$\{?([A-Za-z_]\w*)(?:\[[@*]\])?\}?")
 _PER_NODE = ("nproc_per_node", "num_gpus")
+# torch/distributed/run.py, determine_local_world_size; deepspeed/launcher/runner.py: -1 is all
+_OWN_COUNT: dict[str, tuple[Any, ...]] = {
+    "nproc_per_node": ("gpu", "auto"), "num_gpus": (-1,), "num_nodes": (-1,),
+}  # fmt: skip
 _NODES = ("nnodes", "num_nodes", "num_machines")
 
 
@@ -107,6 +111,8 @@ def _options(words: list[str]) -> dict[str, Any]:
     import yaml
 
     def plain(value: str) -> Any:
+        if re.fullmatch(r"\d+(:\d+)+", value):
+            return value  # not YAML's number of base 60
         try:
             return yaml.safe_load(value)
         except yaml.YAMLError:
@@ -134,15 +140,34 @@ def _options(words: list[str]) -> dict[str, Any]:
 
 def _ranks(document: Document) -> int | None:
     """Number of processes that the launcher is told, whose options are no arguments of the training script."""
-    data = dict(document.launch.data) if document.launch else document.data
-    per_node = [data.pop(name) for name in _PER_NODE if name in data]
-    nodes = [data.pop(name) for name in _NODES if name in data]
-    whole = data.pop("num_processes", None)
-    included = data.pop("include", None)
-    if isinstance(whole, int):
+    launcher = document.launch or document
+    data = dict(launcher.data)
+    counts = {name: _processes(launcher, name) for name in (*_PER_NODE, *_NODES, "num_processes") if name in data}
+    if launcher is document:
+        for name in (*counts, "include"):
+            document.data.pop(name, None)
+    whole = counts.get("num_processes")
+    included = data.get("include")
+    if whole is not None:
         return whole
     if isinstance(included, str) and (listed := re.fullmatch(r"[\w.]+:([\d,]+)", included)):
         return len(listed.group(1).split(","))
-    if per_node and isinstance(per_node[0], int) and (not nodes or isinstance(nodes[0], int)):
-        return int(per_node[0] * (nodes[0] if nodes else 1))
+    per_node, nodes = ([counts[name] for name in names if name in counts] for names in (_PER_NODE, _NODES))
+    if per_node and per_node[0] and (not nodes or nodes[0]):
+        return per_node[0] * (nodes[0] or 1 if nodes else 1)
     return None
+
+
+def _processes(launcher: Document, name: str) -> int | None:
+    """A count that a launcher is told; None where it counts itself, or where the count is not known. InputError."""
+    value = launcher.data[name]
+    if name in launcher.unknown:
+        launcher.notes.append(f"{name}: {launcher.unknown[name]}, nor for how many GPUs it is")
+        return None
+    own = _OWN_COUNT.get(name, ())
+    if value in own or (name == "nnodes" and re.fullmatch(r"\d+:\d+", str(value))):
+        launcher.notes.append(f"{name} {value}: for as many GPUs as there are")
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise launcher.error((name,), f"{value!r} is not a number of processes or nodes", "a whole number from 1")
+    return value
