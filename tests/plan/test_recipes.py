@@ -435,6 +435,23 @@ def test_offload_that_is_refused(data: dict[str, Any], why: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("checkpointing", "offloading", "field", "line", "accepted"),
+    [
+        ("true", "disk", "activation_offloading", 3, "true, false, legacy"),
+        ("true", "some", "activation_offloading", 3, "true, false, legacy"),
+        ("offload_disk", "false", "gradient_checkpointing", 2, "true, false, offload, unsloth"),
+    ],
+)
+def test_offload_that_is_refused_is_named_at_its_own_key(
+    checkpointing: str, offloading: str, field: str, line: int, accepted: str
+) -> None:
+    text = f"base_model: m\ngradient_checkpointing: {checkpointing}\nactivation_offloading: {offloading}\n"
+    with pytest.raises(InputError) as caught:
+        detect.read(parse_yaml(text, "recipe.yaml"), "axolotl")
+    assert (caught.value.field, caught.value.line, caught.value.accepted) == (field, line, accepted)
+
+
+@pytest.mark.parametrize(
     ("section", "compiled", "loss"),
     [
         ("enable = true", True, "compiled"),

@@ -9,7 +9,7 @@ from zsim.plan.document import Document, read_text
 from zsim.plan.fsdp_args import read_fsdp
 from zsim.plan.hjson import parse_hjson
 from zsim.plan.reading import NOT_SHARDED, Reading
-from zsim.plan.recipe import Recipe, as_flag, beside
+from zsim.plan.recipe import ULYSSES, Recipe, as_flag, beside
 
 _STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
 ATTENTION = {
@@ -59,6 +59,8 @@ def read_trainer(document: Document, ranks: int | None = None, kind: str = "Hugg
         _peft(recipe)
     else:
         recipe.refuse("load_in_4bit", (False,), "4-bit weights without adapters")
+    for name in ("sequence_parallel_size", "context_parallel_size", "tensor_parallel_size", "pipeline_parallel_size"):
+        recipe.refuse(name, (1,), f"{name}, as the script's own code has it", ULYSSES)
     recipe.refuse("parallelism_config", (), "an object of Python, which no file holds", "an accelerate configuration")
     training(recipe)
     recipe.get("model_name_or_path")
@@ -180,10 +182,16 @@ def checkpointing(recipe: Recipe, default: bool) -> None:
     name = "gradient_checkpointing" if "gradient_checkpointing" in recipe.document.data else "activation_checkpointing"
     # axolotl (utils/schemas/config.py): `offload` stands for activation_offloading: true, `unsloth` for its `legacy`
     offload = recipe.get("activation_offloading", {"offload": True, "unsloth": "legacy"}.get(str(value).lower(), False))
-    if "disk" in str(value).lower() or "disk" in str(offload).lower():
-        raise recipe.document.error((name,), "activations offloaded to disk", "true", kind=NotModeled)
+    for said, its, accepted in (
+        ("activation_offloading", offload, "true, false, legacy"),
+        (name, value, "true, false, offload, unsloth"),
+    ):
+        if "disk" in str(its).lower():
+            raise recipe.document.error((said,), "activations offloaded to disk", accepted, kind=NotModeled)
     legacy = str(offload).lower() == "legacy"
-    offloads = legacy or as_flag(offload, lambda text: recipe.error(("activation_offloading",), text, "true or false"))
+    offloads = legacy or as_flag(
+        offload, lambda text: recipe.error(("activation_offloading",), text, "true, false, legacy")
+    )
     on = str(value).lower() in ("offload", "unsloth") or as_flag(
         value, lambda text: recipe.error((name,), text, "true or false")
     )
