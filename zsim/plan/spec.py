@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
 # bitsandbytes' paged optimizers, and the bytes of a parameter's states
 PAGED = {"adamw": 8, "adam": 8, "lion": 4, "adamw8bit": 2}
 

@@ -75,7 +75,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class CpuWork:
-    """Optimizer arithmetic on the host: `numel` parameters touched, `nbytes` of DRAM traffic, on a share of the cores."""
+    """Optimizer arithmetic on the host: `numel` parameters, `nbytes` of DRAM traffic, on a share of the cores."""
 
     label: str
     numel: int
