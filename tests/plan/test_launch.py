@@ -43,6 +43,7 @@ def test_its_file_with_deepspeed_is_followed(tmp_path: Path):
     assert (fields["framework.name"], fields["zero.stage"], fields["zero.zero_init"]) == ("deepspeed", 3, True)
     assert (fields["zero.offload_optimizer.device"], fields["sequence_parallel_size"]) == ("cpu", 4)
     assert (fields["micro_batch"], fields["grad_accum"], fields["precision"]) == (2, 2, "bf16")
+    assert fields["optimizer.decay_groups"] is True  # as with --deepspeed
     assert reading.ranks == 8
     assert reading.places[("zero", "stage")] == (tmp_path / "acc.yaml", 5)
     assert NOT_SHARDED not in reading.notes

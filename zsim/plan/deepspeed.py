@@ -62,7 +62,7 @@ def with_trainers_groups(reading: Reading) -> Reading:
     """What the Trainer adds to a configuration without an optimizer: transformers 5.24 trainer.py, create_optimizer,
     makes two parameter groups, weight decay or not. Where the file names one, it hands over all parameters as one group
     (integrations/deepspeed.py, deepspeed_optim_sched)."""
-    if not reading.document.data.get("optimizer"):
+    if ("optimizer", "name") not in reading.fields:
         reading.fields["optimizer", "decay_groups"] = True
         reading.notes.append(
             "optimizer.decay_groups: true, as the Trainer makes two parameter groups where the file names no optimizer"

@@ -10,6 +10,7 @@ from typing import Any
 
 from zsim.errors import NotModeled
 from zsim.plan.accelerate import FP32_ASSUMED, read_accelerate
+from zsim.plan.deepspeed import with_trainers_groups
 from zsim.plan.document import Document, Path_, nearest, parse_yaml, read_text
 from zsim.plan.reading import NOT_SHARDED, Reading
 from zsim.plan.recipe import Recipe, beside
@@ -64,6 +65,8 @@ def read_launch(recipe: Recipe, launch: Document) -> None:
         del launched.fields[("precision",)]
     if ("precision",) in launched.fields and not _flag(recipe):
         reading.defaults.add(("precision",))
+    if launched.fields.get(framework) == "deepspeed" and not recipe.document.data.get("deepspeed"):
+        with_trainers_groups(launched)
     reading.include(launched)
 
 
