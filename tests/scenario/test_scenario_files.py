@@ -89,6 +89,13 @@ BAD = [
     ("optimizer: adamW2\n", 6, "optimizer", "'adamW2' is not known", "adamw"),
     ("fsdp: {mesh: [2, 4]}\n", 6, "fsdp", "belongs to framework fsdp2 or fsdp1", "zero"),
     ("compile: 2024-01-01\n", 6, "compile", "is not true or false", "true or false"),
+    (
+        "checkpointing: {offload: disk}\n",
+        6,
+        "checkpointing.offload",
+        "'disk' is not true, false, stream",
+        "true, false, stream",
+    ),
     ("profile: [a]\n", 6, "profile", "is not text", None),
     ("seq_len: 5\n", 6, "seq_len", "stands here twice", None),
     ("name: [unclosed\n", 7, None, "not YAML", None),

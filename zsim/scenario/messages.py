@@ -31,10 +31,18 @@ def first_error(document: Document, invalid: ValidationError) -> InputError:
         _, line = document.place(_path_in_document(document, detail["loc"]))
         return line or math.inf, detail["type"] in ("literal_error", "bool_type", "bool_parsing", "missing")
 
-    return _translate(document, min(invalid.errors(include_url=False), key=order))
+    errors = invalid.errors(include_url=False)
+    first = min(errors, key=order)
+    place = _path_in_document(document, first["loc"])
+    words = [  # of a field that takes a few words besides
+        detail["ctx"]["expected"].replace("'", "")
+        for detail in errors
+        if detail["type"] == "literal_error" and _path_in_document(document, detail["loc"]) == place
+    ]
+    return _translate(document, first, words if first["type"] in ("bool_type", "bool_parsing") else [])
 
 
-def _translate(document: Document, detail: Any) -> InputError:
+def _translate(document: Document, detail: Any, words: list[str]) -> InputError:
     path = _path_in_document(document, detail["loc"])
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "extra_forbidden":
@@ -57,6 +65,8 @@ def _translate(document: Document, detail: Any) -> InputError:
         return document.error(path, f"{value!r} is not a section", f"fields such as {', '.join(names_at(path)[:5])}")
     if kind in _SHOULD_BE:
         wanted, accepted = _SHOULD_BE[kind]
+        if words:
+            wanted = accepted = ", ".join([*wanted.split(" or "), *words])
         return document.error(path, f"{value!r} is not {wanted}", accepted)
     return document.error(path, f"{value!r}: {detail['msg']}")
 
