@@ -116,6 +116,7 @@ def test_a_variable_that_is_set_again_keeps_its_order(tmp_path: Path, text: str)
         ("if [ $1 ]; then A=--bf16; fi\n{train} $A", r"\$A is not known here: it is set by what is not", 2, None),
         ('A=--bf16\n[ $1 ] && A="$A --tf32"\n{train} $A', r"\$A is not known here: it is set by what", 3, None),
         ("A=--bf16\nfor i in 1 2; do\n A=--fp16\ndone\n{train} $A", r"\$A is not known", 5, None),
+        ("A=--bf16\ncase $1 in\n x) A=--fp16;;\nesac\n{train} $A", r"\$A is not known here: it is set by", 5, None),
         ("{train} --gradient_accumulation_steps $N", "does not set it", 1, "gradient_accumulation_steps"),
         (
             "for N in 1 2; do\n{train} --gradient_accumulation_steps $N\ndone",

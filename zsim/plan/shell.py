@@ -89,6 +89,8 @@ class _Shell:
                 self.close()
             elif word in _BRANCHES:
                 self.branch(word)
+        if self.blocks and words and words[0].endswith(")") and "(" not in words[0].lstrip("("):
+            words = words[1:]  # a pattern of `case`
         own = [word for word in words if word not in _BUILTINS]
         if words and words[0] in _BUILTINS:
             for word in own:
