@@ -52,10 +52,10 @@ def cache(block: Block) -> None:
     block.used = False
     pool, before, behind = block.pool, block.before, block.behind
     if before is not None and not before.used:
-        del pool[bisect_left(pool, (before.size, before.address))]
+        uncache(before)
         absorb(block, before)
     if behind is not None and not behind.used:
-        del pool[bisect_left(pool, (behind.size, behind.address))]
+        uncache(behind)
         absorb(block, behind)
     insort(pool, (block.size, block.address, block))
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, NotModeled
+from zsim.errors import NotModeled
 from zsim.plan.deepspeed_keys import ALIASES, SECTIONS, USED
 from zsim.plan.deepspeed_walk import AUTO, OPTIMIZERS, Keys
 from zsim.plan.document import Document, Path_, dotted, read_text
 from zsim.plan.hjson import parse_hjson
 from zsim.plan.reading import Reading
+from zsim.plan.spec import TORCH_DTYPE
 from zsim.plan.values import leaves
-
-VERSION = "0.19.8"
+from zsim.plan.version import VERSION, parse_version
 
 # transformers 5.24 integrations/deepspeed.py, HfTrainerDeepSpeedConfig.trainer_config_finalize.
 AUTO_FROM_HIDDEN_SIZE = {
@@ -26,7 +25,6 @@ _TRAINER_ARGUMENT = {
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
 }
-_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def read_deepspeed(path: Path, version: str = VERSION, zero_init: bool | None = None) -> Reading:
@@ -48,14 +46,6 @@ def read_document(document: Document, version: str = VERSION, zero_init: bool | 
         if zero_init is not None:
             reading.fields["zero", "zero_init"] = zero_init
     return reading
-
-
-def parse_version(version: str) -> tuple[int, ...]:
-    """ "0.19.8" -> (0, 19, 8). Raises InputError."""
-    parts = re.match(r"(\d+(?:\.\d+)*)", version)
-    if parts is None:
-        raise InputError(f"{version!r} is not a version", field="framework.version", accepted=f"such as {VERSION}")
-    return tuple(int(part) for part in parts.group(1).split("."))
 
 
 def with_trainers_groups(reading: Reading) -> Reading:
@@ -105,7 +95,9 @@ class _Reader(Keys):
         stage = self.values.get(f"{prefix}stage")
         stage = 0 if stage in (None, AUTO) else stage
         if stage not in (0, 1, 2, 3):
-            raise self.error(("zero_optimization", "stage"), f"{stage} is not a stage", accepted="0, 1, 2 or 3")
+            raise self.document.error(
+                ("zero_optimization", "stage"), f"{stage} is not a stage", accepted="0, 1, 2 or 3"
+            )
         self.reading.fields[("zero", "stage")] = stage
         self.reading.places[("zero", "stage")] = self.document.place(("zero_optimization", "stage"))
         for full, value in self.values.items():
@@ -125,7 +117,7 @@ class _Reader(Keys):
                 value = max(value, 0)  # below 0 it is as off as at 0
             least = 1 if name in ("reduce_bucket_size", "zero_hpz_partition_size") else 0
             if not isinstance(value, bool) and value < least:
-                raise self.error(self.place_of(full), f"{value} is too small", accepted=f"{least} or more")
+                raise self.document.error(self.place_of(full), f"{value} is too small", accepted=f"{least} or more")
             self.set(("zero", name), value, full)
         for side in ("offload_optimizer", "offload_param"):
             self.offload(side, stage)
@@ -149,7 +141,9 @@ class _Reader(Keys):
         old = {"offload_optimizer": "cpu_offload", "offload_param": "cpu_offload_param"}[side]
         if self.values.get(f"zero_optimization.{old}") not in (None, False, AUTO):
             if full in self.values:
-                raise self.error(("zero_optimization", old), f"cannot stand together with {side}, which replaces it")
+                raise self.document.error(
+                    ("zero_optimization", old), f"cannot stand together with {side}, which replaces it"
+                )
             self.reading.notes.append(f"{old} is the old way to write {side}: {{device: cpu}}")
             self.set(("zero", side, "device"), "cpu", f"zero_optimization.{old}")
             return self.check_offload_stage(side, stage, ("zero_optimization", old))
@@ -158,7 +152,7 @@ class _Reader(Keys):
             return None
         path = ("zero_optimization", side, "device")
         if device not in ("cpu", "nvme"):
-            raise self.error(path, f"{device!r} is not a device", accepted="none, cpu or nvme")
+            raise self.document.error(path, f"{device!r} is not a device", accepted="none, cpu or nvme")
         self.set(("zero", side, "device"), device, f"{full}.device")
         for name, key in SECTIONS[full].items():
             value = self.values.get(f"{full}.{name}")
@@ -166,12 +160,12 @@ class _Reader(Keys):
                 share = name in ("ratio", "cpuadam_cores_perc")
                 if value < 0 or (share and value > 1):
                     accepted = "0 to 1" if share else "0 or more"
-                    raise self.error((*path[:2], name), f"{value} is out of range", accepted=accepted)
+                    raise self.document.error((*path[:2], name), f"{value} is out of range", accepted=accepted)
                 self.set(("zero", side, name), value, f"{full}.{name}")
         ratio = self.values.get(f"{full}.ratio", 1.0)
         if ratio not in (None, AUTO) and ratio < 1.0 and stage != 3:
             why = "partial offloading is only supported for ZeRO stage 3"
-            raise self.error((*path[:2], "ratio"), why, "1, or stage 3")
+            raise self.document.error((*path[:2], "ratio"), why, "1, or stage 3")
         return self.check_offload_stage(side, stage, path[:2])
 
     def aio(self) -> None:
@@ -185,7 +179,7 @@ class _Reader(Keys):
                 self.without_effect.setdefault("nothing is offloaded to NVMe", []).append(f"aio.{name}")
                 continue
             if not isinstance(value, bool) and value < 1:
-                raise self.error(("aio", name), f"{value} is too small", accepted="1 or more")
+                raise self.document.error(("aio", name), f"{value} is too small", accepted="1 or more")
             self.set(("zero", "aio", name), value, f"aio.{name}")
 
     def check_offload_stage(self, side: str, stage: int, path: Path_) -> None:
@@ -203,7 +197,7 @@ class _Reader(Keys):
         section = "bf16" if "bf16" in self.values else "bfloat16"
         fp16 = self.values.get("fp16.enabled")
         if bf16 is True and fp16 is True:
-            raise self.error(("fp16", "enabled"), "bf16 and fp16 cannot both be enabled")
+            raise self.document.error(("fp16", "enabled"), "bf16 and fp16 cannot both be enabled")
         if bf16 is True:
             self.set(("precision",), "bf16", f"{section}.enabled")
         elif fp16 is True:
@@ -222,7 +216,7 @@ class _Reader(Keys):
         if bf16 is True and low is True and ("zero", "offload_optimizer", "device") in self.reading.fields:
             path = (section, "bf16_master_weights_and_grads")
             why, accepted = "master weights and gradients in bf16, in host memory", "false, or no offload_optimizer"
-            raise self.error(path, why, accepted, kind=NotModeled)
+            raise self.document.error(path, why, accepted, kind=NotModeled)
         if self.values.get(f"{section}.immediate_grad_update") is True:
             self.immediate_grad_update(section)
         if self.values.get("torch_autocast.enabled") is True:
@@ -231,9 +225,9 @@ class _Reader(Keys):
     def immediate_grad_update(self, section: str) -> None:
         """bf16_optimizer.py, which the engine takes for stage 1 with float32 accumulation alone."""
         accumulation = self.values.get("data_types.grad_accum_dtype")
-        if self.values.get("zero_optimization.stage") == 1 and _DTYPES.get(str(accumulation).lower()) == "float32":
+        if self.values.get("zero_optimization.stage") == 1 and TORCH_DTYPE.get(str(accumulation).lower()) == "float32":
             why = "gradients added to float32 ones by hooks, one parameter at a time"
-            raise self.error((section, "immediate_grad_update"), why, kind=NotModeled)
+            raise self.document.error((section, "immediate_grad_update"), why, kind=NotModeled)
         self.reading.without_effect.append(
             f"{section}.immediate_grad_update (only of stage 1 with data_types.grad_accum_dtype: fp32)"
         )
@@ -250,7 +244,9 @@ class _Reader(Keys):
                 f"torch.autocast in {dtype if stated else 'a type of its own'} over a model in {precision}: parameters"
             )
             why += " travel in two types, and a GradScaler steps in fp16"
-            raise self.error(("torch_autocast", "enabled"), why, "bf16.enabled: true, dtype: bfloat16", kind=NotModeled)
+            raise self.document.error(
+                ("torch_autocast", "enabled"), why, "bf16.enabled: true, dtype: bfloat16", kind=NotModeled
+            )
         self.reading.not_modeled.append(
             f"torch_autocast.enabled, in its dtype {dtype}: operators that torch.autocast runs in float32"
         )
@@ -278,7 +274,7 @@ class _Reader(Keys):
         size = self.values.get("sequence_parallel_size")
         if size not in (None, AUTO):
             if size < 1:
-                raise self.error(("sequence_parallel_size",), f"{size} is too small", accepted="1 or more")
+                raise self.document.error(("sequence_parallel_size",), f"{size} is too small", accepted="1 or more")
             self.set(("sequence_parallel_size",), size, "sequence_parallel_size")
 
     def batch(self) -> None:
@@ -293,7 +289,7 @@ class _Reader(Keys):
                     self.reading.lacks(field, f"(auto: the Trainer's {_TRAINER_ARGUMENT[key]})")
             elif value is not None:
                 if value <= 0:
-                    raise self.error((key,), f"{value} has to be greater than 0")
+                    raise self.document.error((key,), f"{value} has to be greater than 0")
                 self.set((field,), value, key)
 
     def training(self) -> None:
@@ -314,9 +310,11 @@ class _Reader(Keys):
             value = self.values.get(key)
             if value in (None, AUTO):
                 continue
-            if value.lower() not in _DTYPES:
-                raise self.error(tuple(key.split(".")), f"{value!r} is not a type", accepted=", ".join(_DTYPES))
-            self.set(("zero", field), _DTYPES[value.lower()], key)
+            if value.lower() not in TORCH_DTYPE:
+                raise self.document.error(
+                    tuple(key.split(".")), f"{value!r} is not a type", accepted="fp32, fp16, bf16"
+                )
+            self.set(("zero", field), TORCH_DTYPE[value.lower()], key)
         if self.values.get("prescale_gradients") is True:
             self.set(("zero", "prescale_gradients"), True, "prescale_gradients")
         offloads = ("zero", "offload_optimizer", "device") in self.reading.fields

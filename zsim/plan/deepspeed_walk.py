@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zsim.errors import InputError, NotModeled
+from zsim.errors import NotModeled
 from zsim.plan.deepspeed_keys import (
     ALIASES,
     GONE_IN_0_19_7,
@@ -51,20 +51,20 @@ class Keys:
                 self.unknown(section, here, name, keys)
             else:
                 if canonical != name and canonical in data:
-                    raise self.error(here, f"stands here twice, as {name} and as {canonical}")
+                    raise self.document.error(here, f"stands here twice, as {name} and as {canonical}")
                 self.known(section, here, full, key, value)
 
     def known(self, section: str, path: Path_, full: str, key: Key, value: Any) -> None:
         if value is None and section in MODELS and full not in NULLABLE and not self.lenient(section):
             accepted = f"{KINDS[key.kind]}, or leave it out"
-            raise self.error(path, f"null is not {KINDS[key.kind]}, and DeepSpeed refuses it", accepted)
+            raise self.document.error(path, f"null is not {KINDS[key.kind]}, and DeepSpeed refuses it", accepted)
         if key.kind is dict:
             if value is None:
                 return None
             if full == "zero_optimization" and isinstance(value, bool):
                 return self.old_zero(path, value)
             if not isinstance(value, dict):
-                raise self.error(path, f"{shown(value)} is not a section", accepted="{ ... }")
+                raise self.document.error(path, f"{shown(value)} is not a section", accepted="{ ... }")
             if full == "optimizer":
                 self.refuse_optimizer(value)
             if full in SECTIONS:
@@ -81,7 +81,9 @@ class Keys:
         elif key.effect == LISTED:
             self.reading.not_modeled.append(f"{full}: {key.why}")
         elif key.effect == REFUSED and not (full == "tensor_parallel.autotp_size" and value == 1):
-            raise self.error(path, key.why, None if key.default in (None, {}) else shown(key.default), kind=NotModeled)
+            raise self.document.error(
+                path, key.why, None if key.default in (None, {}) else shown(key.default), kind=NotModeled
+            )
         return None
 
     def checked(self, path: Path_, full: str, key: Key, value: Any) -> Any:
@@ -93,15 +95,19 @@ class Keys:
             if full.startswith("zero_optimization.leaf_module."):  # one name may stand without brackets
                 value = [value]
         if isinstance(value, list) and key.kind is not list:
-            raise self.error(path, f"{value} is a list of values to tune; one is needed", accepted=KINDS[key.kind])
+            raise self.document.error(
+                path, f"{value} is a list of values to tune; one is needed", accepted=KINDS[key.kind]
+            )
         try:
             return coerce(value, key.kind)
         except ValueError:
-            raise self.error(path, f"{shown(value)} is not {KINDS[key.kind]}", accepted=KINDS[key.kind]) from None
+            raise self.document.error(
+                path, f"{shown(value)} is not {KINDS[key.kind]}", accepted=KINDS[key.kind]
+            ) from None
 
     def removed(self, path: Path_, full: str, value: Any) -> None:
         if self.version >= ((0, 19, 7) if full in GONE_IN_0_19_7 else (0, 19, 8)):
-            raise self.error(
+            raise self.document.error(
                 path,
                 f"DeepSpeed has removed {REMOVED[full]} and refuses this key",
                 notes=("with an older DeepSpeed: framework: {name: deepspeed, version: 0.18.9}",),
@@ -111,7 +117,7 @@ class Keys:
             return
         off = not value or (isinstance(value, dict) and value.get("enabled") is False) or value == -1
         if not off:
-            raise self.error(path, REMOVED[full], kind=NotModeled)
+            raise self.document.error(path, REMOVED[full], kind=NotModeled)
         self.without_effect.setdefault("switched off", []).append(full)
 
     def unknown(self, section: str, path: Path_, name: str, keys: dict[str, Key]) -> None:
@@ -120,7 +126,7 @@ class Keys:
         if section in STRICT and not self.lenient(section):
             old = section in _PLAIN_BEFORE_0_17
             notes = ("DeepSpeed before 0.17 ignored it: framework: {name: deepspeed, version: 0.16.9}",) if old else ()
-            raise self.error(
+            raise self.document.error(
                 path, f"DeepSpeed does not know this key and refuses it{hint}", close or ", ".join(keys), notes
             )
         if not str(name).startswith("_"):
@@ -128,16 +134,6 @@ class Keys:
 
     def lenient(self, section: str) -> bool:
         return section in _PLAIN_BEFORE_0_17 and self.version < (0, 17)
-
-    def error(
-        self,
-        path: Path_,
-        message: str,
-        accepted: str | None = None,
-        notes: tuple[str, ...] = (),
-        kind: type[InputError] = InputError,
-    ) -> InputError:
-        return self.document.error(path, message, accepted, notes, kind)
 
     def old_zero(self, path: Path_, value: bool) -> None:
         """`"zero_optimization": true`, which DeepSpeed still takes for stage 1."""
@@ -150,9 +146,11 @@ class Keys:
         known = "Adam, AdamW, Lion, Muon, SGD"
         if isinstance(name, str) and name.lower() in _ONE_BIT:
             why = f"{name} averages compressed gradients itself, which ZeRO does not support"
-            raise self.error(("optimizer", "type"), why, known, kind=NotModeled)
+            raise self.document.error(("optimizer", "type"), why, known, kind=NotModeled)
         if isinstance(name, str) and name.lower() not in OPTIMIZERS:
-            raise self.error(("optimizer", "type"), f"optimizer {name}", known, kind=NotModeled)
+            raise self.document.error(("optimizer", "type"), f"optimizer {name}", known, kind=NotModeled)
         if isinstance(params, dict) and "max_grad_norm" in params:
             path = ("optimizer", "params", "max_grad_norm")
-            raise self.error(path, "DeepSpeed refuses it here", accepted="gradient_clipping at the top of the file")
+            raise self.document.error(
+                path, "DeepSpeed refuses it here", accepted="gradient_clipping at the top of the file"
+            )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# What configurations call element types, and torch.
+TORCH_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
 # bitsandbytes' paged optimizers, and the bytes of a parameter's states
 PAGED = {"adamw": 8, "adam": 8, "lion": 4, "adamw8bit": 2}
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from zsim.plan.spec import DeepSpeedPlan
+from zsim.plan.version import parse_version
 
 
 def before(plan: DeepSpeedPlan, *release: int) -> bool:
     """Whether the plan's DeepSpeed is older than `release`. Raises InputError where it is not a version."""
-    from zsim.plan.deepspeed import parse_version
-
     return parse_version(plan.version) < release

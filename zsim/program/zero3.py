@@ -293,9 +293,7 @@ def _torch_linear(plan: DeepSpeedPlan) -> bool:
     """Whether linear layers are torch's own, of which autograd saves `weight.t()`, a view: after a release the gathered
     bytes stay until backward. DeepSpeed's saves the parameter itself. zero.Init puts that one in place,
     the engine only from 0.19.4 on (github.com/deepspeedai/DeepSpeed pull request 8189)."""
-    from zsim.plan.deepspeed import parse_version
-
-    return not (plan.memory_efficient_linear and (plan.zero_init or parse_version(plan.version) >= (0, 19, 4)))
+    return not plan.memory_efficient_linear or (before(plan, 0, 19, 4) and not plan.zero_init)
 
 
 def _prefetch_bucket(plan: DeepSpeedPlan) -> int:

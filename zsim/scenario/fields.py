@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from zsim import units
 from zsim.errors import InputError
+from zsim.plan.spec import TORCH_DTYPE
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,6 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 Auto = Literal["auto"]  # of the model's hidden size, as the Hugging Face Trainer does
 Precision = Literal["bf16", "fp16", "fp32"]
-TORCH_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def _in_full(value: object) -> object:

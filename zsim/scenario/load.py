@@ -183,7 +183,8 @@ def _expand_allocator(document: Document) -> list[str]:
 
 
 def _read_deepspeed(document: Document, path: Path) -> Reading:
-    from zsim.plan.deepspeed import VERSION, read_deepspeed
+    from zsim.plan.deepspeed import read_deepspeed
+    from zsim.plan.version import VERSION
 
     framework = document.data.get("framework")
     version = framework.get("version") if isinstance(framework, dict) else None

@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Any
 from zsim.errors import InputError, NotModeled
 from zsim.model.spec import ModelSpec
 from zsim.plan.batch import divisors
-from zsim.plan.spec import PAGED, Allocator, AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
-from zsim.scenario.fields import TORCH_DTYPE
+from zsim.plan.spec import (
+    PAGED,
+    TORCH_DTYPE,
+    Allocator,
+    AnyPlan,
+    DdpPlan,
+    DeepSpeedPlan,
+    Fsdp1Plan,
+    Fsdp2Plan,
+    Optimizer,
+)
+from zsim.plan.version import parse_version
 from zsim.scenario.sequences import FIELD, check_version
 
 if TYPE_CHECKING:
@@ -43,8 +53,6 @@ def build_plan(
     plan_class = _PLANS[name]
     not_modeled = []
     if version:
-        from zsim.plan.deepspeed import parse_version
-
         parse_version(version)
         common["version"] = version
         recorded = plan_class.__dataclass_fields__["version"].default
@@ -58,8 +66,6 @@ def build_plan(
 
 def _own(name: str, version: str) -> str:
     """What of an old release is simulated as it was (zero12.py, zero3_early.py)."""
-    from zsim.plan.deepspeed import parse_version
-
     if name != "deepspeed" or parse_version(version) >= (0, 12, 4):
         return ""
     gathers = " and the gathers of stage 3" if parse_version(version) < (0, 6) else ""
@@ -137,8 +143,6 @@ def _ddp(scenario: Scenario, common: dict[str, Any]) -> DdpPlan:
 def _deepspeed(
     scenario: Scenario, model: ModelSpec, common: dict[str, Any], gpus_per_node: int
 ) -> tuple[DeepSpeedPlan, list[str]]:
-    from zsim.plan.deepspeed import parse_version
-
     zero = scenario.fields.zero
     given = zero.given() if zero else {}
     given["sequence_parallel_size"] = size = scenario.fields.sequence_parallel_size

@@ -15,9 +15,9 @@ from zsim.model.architecture import Architecture
 from zsim.model.spec import ModelSpec, Module, Workload, every_nth
 from zsim.plan.batch import triangle
 from zsim.plan.document import siblings
-from zsim.plan.spec import Allocator, AnyPlan
+from zsim.plan.spec import TORCH_DTYPE, Allocator, AnyPlan
 from zsim.program.lower import under
-from zsim.scenario.fields import FEW, MICRO_STEPS, TORCH_DTYPE
+from zsim.scenario.fields import FEW, MICRO_STEPS
 from zsim.scenario.plans import build_plan
 from zsim.scenario.sequences import FIELD, check_shared, data_parallel_ranks, shared_notes
 

@@ -24,8 +24,8 @@ from zsim.model.layers import Net
 from zsim.model.lora import tune
 from zsim.model.spec import Compute, ModelSpec, Module, Workload
 from zsim.model.trace import parameters
-from zsim.plan.deepspeed import VERSION, parse_version
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
+from zsim.plan.version import VERSION, parse_version
 from zsim.program.lower import under
 from zsim.scenario import Setup
 from zsim.validation import stated, titan_history
