@@ -83,7 +83,7 @@ def memory_events(rank: Rank) -> Iterator[list[MemoryEvent]]:
                 key, category, nbytes, device, lane, tensors = item
             else:
                 key, category, nbytes, device, lane = TEMPORARY, item.temp_category, item.temp_peak, "gpu", COMPUTE
-                tensors = (item.temp_largest,) if item.temp_largest else ()
+                tensors = item.temp_tensors
             # The allocator polls when asked for memory: an Alloc, or an op with temporaries.
             while nbytes > 0 and waiting[device] and waiting[device][0][0] <= time:
                 _, freed, size = heappop(waiting[device])

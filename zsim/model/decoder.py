@@ -9,7 +9,7 @@ from zsim.model import functional as F
 from zsim.model.checkpoint import checkpoint
 from zsim.model.graph import Tensor
 from zsim.model.layers import Embedding, Linear, Module, Net
-from zsim.model.loss import cross_entropy, cross_entropy_in_place, linear_cross_entropy
+from zsim.model.loss import cross_entropy, cross_entropy_of_logits, linear_cross_entropy
 
 
 def run_block(net: Net, block: Module, *tensors: Tensor | None) -> Any:
@@ -48,8 +48,8 @@ class CausalLM(Module):
         """Head and loss of transformers 5.24 (`ForCausalLMLoss`: logits in float32), or Liger's fused one."""
         if self.net.loss == "fused":
             return head(hidden, labels)
-        if self.net.kernels == "unsloth":
-            return unsloth_loss(F.to(self.logits_of(hidden, head), "float32"), labels)
+        if self.net.kernels not in ("torch", "liger"):
+            return shortened_loss(self.net, F.to(self.logits_of(hidden, head), "float32"), labels)
         logits = self.logits_of(hidden, head)
         return causal_loss(self.net, logits, labels)
 
@@ -74,12 +74,12 @@ def causal_loss(net: Net, logits: Tensor, labels: Tensor) -> Tensor:
     return cross_entropy(logits, target)
 
 
-def unsloth_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """fms-acceleration's `FastCrossEntropyLoss` in transformers 4.45, whose models cast their logits to float32 before
-    they copy all tokens but the last."""
+def shortened_loss(net: Net, logits: Tensor, labels: Tensor) -> Tensor:
+    """fms-acceleration's `FastCrossEntropyLoss` or that of flash-attn in transformers 4.35 to 4.45, whose models cast
+    their logits to float32 before they copy all tokens but the last."""
     short = F.contiguous(F.narrow(logits, 1, logits.shape[1] - 1))
     target = F.reshape(F.contiguous(F.narrow(labels, 1, labels.shape[1] - 1)), -1)
-    return cross_entropy_in_place(F.reshape(short, -1, short.shape[-1]), target)
+    return cross_entropy_of_logits(F.reshape(short, -1, short.shape[-1]), target, in_place=net.kernels == "unsloth")
 
 
 def shifted(net: Net, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -196,6 +196,10 @@ class RMSNorm(Module):
         self.weight = Weight(net, width)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.net.kernels.startswith("flash-attn"):
+            from zsim.model import flash_attn
+
+            return flash_attn.rms_norm(x, self.weight)
         if self.net.kernels != "torch":
             return liger.rms_norm(x, self.weight)
         dtype = x.dtype

@@ -59,8 +59,12 @@ def cross_entropy_compiled(logits: Tensor, target: Tensor) -> Tensor:
     return loss
 
 
-def cross_entropy_in_place(logits: Tensor, target: Tensor) -> Tensor:
-    """Unsloth's `Fast_CrossEntropyLoss`: saves the logits; backward writes their gradient over them."""
+def cross_entropy_of_logits(logits: Tensor, target: Tensor, in_place: bool) -> Tensor:
+    """A kernel each way: saves the logits and their log-sum-exp.
+
+    Unsloth's `Fast_CrossEntropyLoss` writes the gradient over the logits, that of flash-attn 2.3 (ops/triton/
+    cross_entropy.py, `inplace_backward` as its default is) beside them.
+    """
     tape, needs_grad = logits.tape, logits.needs_grad
     losses, sums = (tape.empty(logits.shape[:-1], "float32") for _ in range(2))
     tape.memory(logits.nbytes + target.nbytes, losses.nbytes + sums.nbytes)
@@ -71,8 +75,9 @@ def cross_entropy_in_place(logits: Tensor, target: Tensor) -> Tensor:
 
         def backward(g: Tensor) -> tuple[Tensor]:
             logits, sums, target = saved()
-            tape.memory(logits.nbytes + sums.nbytes + target.nbytes, logits.nbytes)
-            return (logits,)
+            grad = logits if in_place else tape.empty(logits.shape, logits.dtype)
+            tape.memory(logits.nbytes + sums.nbytes + target.nbytes, grad.nbytes)
+            return (grad,)
 
         tape.link((logits,), backward, loss)
     return loss

@@ -132,7 +132,8 @@ class Workload:
     # hf: fp32 logits | held: which the training loop holds through the backward | compiled: by torch.compile
     # (torchtitan) | fused: in chunks, so that all logits never exist
     loss: str = "hf"
-    # liger: its RMSNorm and SwiGLU | unsloth: its RMSNorm and cross-entropy, as fms-acceleration's fast kernels
+    # liger: its RMSNorm and SwiGLU | unsloth: its RMSNorm and cross-entropy, as fms-acceleration's fast kernels |
+    # flash-attn, flash-attn packed: see model.flash_attn
     kernels: str = "torch"
     compile: bool = False
     device: str = "cuda"  # whose kernels; "cpu" is what torch records with fake tensors (the oracles)

@@ -64,7 +64,7 @@ class Builder:
         temp_peak: int = 0,
         temp_live: int | None = None,
         temp_category: str = "activations",
-        temp_largest: int = 0,
+        temp_tensors: tuple[int, ...] = (),
     ) -> int:
         """Issue an op; returns its id, which is also its event.
 
@@ -92,7 +92,7 @@ class Builder:
             self._live = (temp_live, temp_category)
         op = Op(
             op_id, lane, label, phase, work, waits, module, layer, micro,
-            temp_peak, temp_live, temp_category, temp_largest,
+            temp_peak, temp_live, temp_category, temp_tensors,
         )  # fmt: skip
         self.instructions.append(Launch(op))
         if lane != HOST:

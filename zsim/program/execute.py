@@ -163,7 +163,7 @@ class Execution:
                 temp_peak=peak,
                 temp_live=live if number == len(parts) else peak,
                 temp_category=compute.category,
-                temp_largest=compute.largest,
+                temp_tensors=(compute.largest,) if compute.largest else (),
             )
 
     def _backward_compute(self, module: spec.Module, compute: spec.Compute) -> None:

@@ -30,9 +30,21 @@ def lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, ste
 
 
 def under(plan: AnyPlan, workload: Workload) -> Workload:
-    """The workload as the plan runs it: under torch.autocast over weights of the plan's dtype, where it has that."""
+    """The workload as the plan runs it: under torch.autocast over weights of the plan's dtype, where it has that.
+
+    Of xformers' SwiGLU (0.0.22 to 0.0.25, ops/swiglu_op.py `SwiGLUOpDispatch`), in bfloat16, only the kernel for packed
+    weights is taken; without it torch's own ones run. The weights of gate and up are packed where they lie in one
+    storage, as in the flat groups of ZeRO's stages 1 and 2. Raises NotModeled where shards are gathered.
+    """
     weights = plan.dtype if isinstance(plan, DdpPlan) and plan.autocast else None
-    return workload if workload.weights == weights else replace(workload, weights=weights)
+    if weights != workload.weights:
+        workload = replace(workload, weights=weights)
+    if workload.kernels == "flash-attn" and not isinstance(plan, DdpPlan):
+        if not isinstance(plan, DeepSpeedPlan) or plan.stage not in (1, 2):
+            why = "xformers' SwiGLU over gathered shards"
+            raise NotModeled(why, field="kernels", accepted="torch, liger; flash-attn under DDP and ZeRO-1 and 2")
+        workload = replace(workload, kernels="flash-attn packed")
+    return workload
 
 
 def _differing(plan: AnyPlan) -> int:

@@ -103,14 +103,14 @@ def update_whole(builder: Builder, shapes: Sequence[tuple[int, ...]], dtype: str
     if any(len(shape) != 2 for shape in shapes):
         raise NotModeled("torch.optim.Muon takes matrices only, and this model has stacks of them", field="optimizer")
     if first and shapes:
-        largest = size * max(map(prod, shapes))
-        builder.alloc("momentum", "optimizer_states", size * sum(map(prod, shapes)), tensors=(largest,))
+        sizes = tuple(size * prod(shape) for shape in shapes)
+        builder.alloc("momentum", "optimizer_states", sum(sizes), tensors=sizes)
     for shape in shapes:
         elements = prod(shape)
         kernels = (*momentum(elements, size), *newton_schulz(shape, "standard"), *applied(elements, size))
         builder.launch(
             COMPUTE, "muon", "optimizer", Compute(kernels), temp_peak=workspace(shape, size),
-            temp_category="workspace", temp_largest=size * elements,
+            temp_category="workspace", temp_tensors=(size * elements,),
         )  # fmt: skip
 
 

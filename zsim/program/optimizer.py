@@ -86,12 +86,20 @@ def state_bytes(
     optimizer: Optimizer, numels: Sequence[int], size: int, shapes: Sequence[tuple[int, ...]] | None = None
 ) -> int:
     """Bytes of the states, without step counters. `shapes`: of the tensors, where they are not flat pieces."""
+    return sum(_state_tensors(optimizer, numels, size, shapes))
+
+
+def _state_tensors(
+    optimizer: Optimizer, numels: Sequence[int], size: int, shapes: Sequence[tuple[int, ...]] | None
+) -> list[int]:
+    """Bytes of each, in the order in which the first step makes them: parameter by parameter."""
     if optimizer.name == "adamw8bit":
-        return sum(2 * (n + 4 * ceil(n / BLOCK_8BIT)) if n >= MIN_8BIT else 8 * n for n in numels)
+        pairs = [(n, 4 * ceil(n / BLOCK_8BIT)) if n >= MIN_8BIT else (4 * n,) for n in numels]
+        return [nbytes for pair in pairs for nbytes in pair * 2]
     if optimizer.name == "adafactor":  # factored into rows and columns from two dimensions on
         pieces = shapes or [(n,) for n in numels]
-        return sum(4 * (prod(s) // s[-1] + prod(s) // s[-2] if len(s) > 1 else prod(s)) for s in pieces)
-    return rule_of(optimizer).states * size * sum(numels)
+        return [4 * n for s in pieces for n in ((prod(s) // s[-1], prod(s) // s[-2]) if len(s) > 1 else s)]
+    return [size * n for n in numels for _ in range(rule_of(optimizer).states)]
 
 
 def _paged_bytes(optimizer: Optimizer, numels: Sequence[int], device: str) -> int:
@@ -120,9 +128,11 @@ def update(
     rule, size = rule_of(optimizer), int(DTYPE_BYTES[dtype])
     impl = "cpu" if device == "host" else optimizer.impl
     paged = _paged_bytes(optimizer, numels, device)
-    states = state_bytes(optimizer, numels, 4 if optimizer.paged else size, shapes) - paged
+    tensors = _state_tensors(optimizer, numels, 4 if optimizer.paged else size, shapes)
+    states = sum(tensors) - paged
     if first and states:
-        builder.alloc(f"{key}_states", "optimizer_states", states, device, tensors=(size * max(numels),))
+        tensors = [] if paged else tensors
+        builder.alloc(f"{key}_states", "optimizer_states", states, device, tensors=tuple(tensors))
     if first and rule.counters and numels and optimizer.impl != "cpu":
         # adam.py _init_group: on the device if fused or capturable, else on the CPU; DeepSpeedCPUAdam's are Python's
         builder.alloc(f"{key}_steps", "optimizer_states", 4 * len(numels), "gpu" if impl == "fused" else "host")
@@ -155,17 +165,18 @@ def update(
         wider = rule.states * (4 - size) if optimizer.paged else 0  # bitsandbytes' states are float32
         reads, writes = rule.fused.reads * size + wider, rule.fused.writes * size + wider
         fused = foreach("optimizer", numels, reads, writes, ceil(rule.fused.reads))
-        kernels, temporary = (fused,), 0
+        kernels, temporary, each = (fused,), 0, []
     elif impl == "foreach" and optimizer.name != "adafactor":
         kernels = tuple(
             foreach("optimizer", numels, p.reads * size, p.writes * size, ceil(p.reads)) for p in rule.passes
         )
-        temporary = rule.temporaries * size * total
+        each = [size * n for n in numels] * rule.temporaries
+        temporary = sum(each)
     else:
         kernels = tuple(
             Memory("optimizer", p.reads * size * total, p.writes * size * total, len(numels)) for p in rule.passes
         )
-        temporary = _loop_temporaries(rule, numels, size)
+        temporary, each = _loop_temporaries(rule, numels, size), [size * max(numels)]
     builder.launch(
         COMPUTE,
         optimizer.name,
@@ -173,7 +184,7 @@ def update(
         Compute(kernels),
         temp_peak=temporary,
         temp_category="workspace",
-        temp_largest=size * max(numels),
+        temp_tensors=tuple(each),
     )
 
 

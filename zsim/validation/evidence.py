@@ -150,7 +150,7 @@ def _workload(row: Row, cluster: Cluster, assumed: list[str]) -> Workload:
         checkpointed=chosen,
         implementation="torchtitan" if titan else "llm-foundry" if foundry else "hf",
         loss="fused" if huge or liger else titan_history.loss(row) if titan else _loss(row),
-        kernels="unsloth" if fused else "liger" if huge or "liger" in row.get("attention_impl") else "torch",
+        kernels="unsloth" if fused else stated.kernels(row, "liger" if huge else "torch"),
         compile=row.get("compile") == "yes",
     )
 

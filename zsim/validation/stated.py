@@ -21,6 +21,12 @@ def optimizer(row: Row, default: str) -> str:
     return "foreach" if "AdamW of torch" in notes else "fused" if "fused AdamW" in notes else default
 
 
+def kernels(row: Row, default: str) -> str:
+    """Whose norms and activations the row names, as `Workload.kernels`."""
+    named = row.get("attention_impl")
+    return "flash-attn" if "xformers' SwiGLU" in named else "liger" if "liger" in named else default
+
+
 def adapters(row: Row) -> Tuning | None:
     """LoRA whose rank and targets the precision names: "LoRA r=64 on q_proj, v_proj"."""
     found = re.search(r"LoRA r=(\d+) on (\w+(?:, \w+)*)", row["precision"])

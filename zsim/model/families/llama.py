@@ -52,6 +52,10 @@ class Attention(Module):
         return self.o_proj(out)
 
     def rotated(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        if self.net.kernels.startswith("flash-attn"):
+            from zsim.model import flash_attn
+
+            return flash_attn.rotary(q, cos, sin), flash_attn.rotary(k, cos, sin)
         return rotate(q, cos, sin), rotate(k, cos, sin)
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,6 +86,12 @@ class MLP(Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.net.kernels == "liger":  # LigerSwiGLUMLP
             return self.down_proj(liger.silu_mul(self.gate_proj(x), self.up_proj(x)))
+        if self.net.kernels == "flash-attn packed":
+            from zsim.model import flash_attn
+
+            flat = F.reshape(x, -1, x.shape[-1])
+            out = flash_attn.swiglu(flat, self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
+            return F.reshape(out, *x.shape)
         return self.down_proj(F.mul(self.act_fn(self.gate_proj(x)), self.up_proj(x)))
 
 
