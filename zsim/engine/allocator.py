@@ -253,10 +253,9 @@ def replay(events: Iterable[MemoryEvent], allocator: CachingAllocator | None = N
                 if nbytes < 0:
                     allocator.free_delayed(key)
             elif key == TEMPORARY:
-                behind = events[position + 1] if position + 1 < len(events) else None
-                temporaries.change(event, behind)
+                temporaries.change(event)
             elif nbytes > 0:
-                blocks[key] = [allocator.malloc(size, event.lane) for size in pieces(nbytes, event.tensors)]
+                blocks[key] = [allocator.malloc(size, event.lane) for size in pieces(nbytes, event.tensors or ())]
             elif nbytes < 0:
                 behind = events[position + 1] if position + 1 < len(events) else None
                 if behind and behind.category == DELAYED_FREES and behind.key == key and behind.nbytes > 0:
@@ -286,31 +285,28 @@ def pieces(nbytes: int, tensors: tuple[int, ...]) -> list[int]:
 
 @dataclass(slots=True)
 class _Temporaries:
-    """The unsaved tensors of the ops, oldest first: blocks for their sum, as far as that is positive.
+    """The unsaved tensors of the ops, oldest first.
 
-    The sum is negative where a recomputation has dropped what the ledger still counts as saved.
+    Their sum is negative where a recomputation has dropped what the ledger still counts as saved; then there are none.
     """
 
     allocator: CachingAllocator
     level: int = 0
-    held: deque[tuple[int, Block]] = field(default_factory=deque)
+    held: list[tuple[int, Block]] = field(default_factory=list)
 
-    def change(self, event: MemoryEvent, behind: MemoryEvent | None) -> None:
-        """An op allocates what it returns beside what it was given, and then frees the latter: oldest first."""
-        left = max(0, self.level)
-        level = self.level = self.level + event.nbytes
-        left -= max(0, level)
-        if left < 0:
-            leaves = level  # by the end of the op
-            if behind and behind.key == TEMPORARY and behind.nbytes < 0 and behind.op == event.op:
-                leaves += behind.nbytes
-            stay = max(0, min(-left, leaves))
-            for total in (-left - stay, stay):
-                for nbytes in pieces(total, event.tensors) if total else ():
-                    self.held.append((nbytes, self.allocator.malloc(nbytes, COMPUTE)))
-        while left > 0:
-            nbytes, block = self.held.popleft()
-            self.allocator.free(block)
-            if nbytes > left:  # only part of it: a smaller tensor took its place
-                self.held.appendleft((nbytes - left, self.allocator.malloc(nbytes - left, COMPUTE)))
-            left -= min(left, nbytes)
+    def change(self, event: MemoryEvent) -> None:
+        """From what was alive to what is: what is not of a size that is wanted dies before others are made."""
+        self.level += event.nbytes
+        if event.tensors is None:
+            return
+        wanted = list(event.tensors) if event.tensors else [self.level] if self.level > 0 else []
+        stay = []
+        for entry in self.held:
+            if entry[0] in wanted:
+                wanted.remove(entry[0])
+                stay.append(entry)
+            else:
+                self.allocator.free(entry[1])
+        self.held = stay
+        for nbytes in wanted:
+            stay.append((nbytes, self.allocator.malloc(nbytes, COMPUTE)))

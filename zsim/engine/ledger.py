@@ -55,6 +55,7 @@ def memory_events(rank: Rank) -> Iterator[list[MemoryEvent]]:
     live: dict[str, Alloc] = {}
     waiting: dict[str, list[tuple[float, str, int]]] = {device: [] for device in DEVICES}  # heaps: until, key, bytes
     level, level_category = 0, ""  # temporaries that the last op left
+    left: tuple[int, ...] = ()  # their sizes
     number, start, end = rank.number, rank.start, rank.end
     queues = LaunchQueues()
     for step, code in enumerate(rank.codes):
@@ -95,13 +96,14 @@ def memory_events(rank: Rank) -> Iterator[list[MemoryEvent]]:
                 append((step, number, time, device, category, nbytes, key, op, lane, tensors))
                 continue
             if level and category != level_category:
-                append((step, number, time, device, level_category, -level, key, op, lane, ()))
+                append((step, number, time, device, level_category, -level, key, op, lane, None))
                 level = 0
-            if nbytes != level:
+            if nbytes != level or tensors != left:
                 append((step, number, time, device, category, nbytes - level, key, op, lane, tensors))
             # More after the op than within it: a saved tensor lives on as a gradient. Its Free follows this op, so its
             # bytes count as temporary from the next one on.
             level, level_category = min(item.temp_live, nbytes), category
-            if level != nbytes:
-                append((step, number, time, device, category, level - nbytes, key, op, lane, ()))
+            left = item.temp_left if item.temp_live <= nbytes else tensors
+            if level != nbytes or left != tensors:
+                append((step, number, time, device, category, level - nbytes, key, op, lane, left))
         yield list(map(MemoryEvent._make, rows))

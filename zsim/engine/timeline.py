@@ -49,7 +49,8 @@ class MemoryEvent(NamedTuple):
     key: str
     op: int | None  # last op issued before
     lane: str = COMPUTE  # as `Alloc.lane`
-    tensors: tuple[int, ...] = ()  # as `Alloc.tensors`
+    # As `Alloc.tensors`; of temporaries those that are alive now (None: the same as before, in another category).
+    tensors: tuple[int, ...] | None = ()
 
 
 @dataclass(slots=True)

@@ -64,6 +64,7 @@ class Frame:
         tape.frame = None
         for segment in self.segments[self._next :]:
             segment.recompute_peak = segment.recompute_live = tape.live - tape.base
+            segment.recompute_alive = (tape.unsaved(segment.recompute_live),) * 2
         for kept in self._cache:
             kept.segment.idle += kept.saved
         self._holders, self._arguments, self._cache = [], [], []

@@ -31,20 +31,24 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 class Storage:
     """Bytes of device memory. Uncounted ones are parameters, their gradients and the model's inputs."""
 
-    __slots__ = ("counted", "dtype", "kept", "nbytes", "shape", "tape")
+    __slots__ = ("counted", "dtype", "kept", "nbytes", "number", "shape", "tape")
 
     def __init__(self, tape: Tape, shape: tuple[int, ...], dtype: str, counted: bool) -> None:
         self.tape, self.shape, self.dtype, self.counted = tape, shape, dtype, counted
         self.kept = not counted  # some segment has it among its saved tensors
         self.nbytes = prod(shape) * ITEM[dtype]
         if counted:
+            self.number = tape.born = tape.born + 1
+            tape.alive[self.number] = self.nbytes
             tape.live += self.nbytes
             if tape.live > tape.peak:
-                tape.peak = tape.live
+                tape.peak, tape.peak_born = tape.live, tape.born
+                tape.died.clear()
 
     def __del__(self) -> None:
         if self.counted:
             self.tape.live -= self.nbytes
+            self.tape.died[self.number] = self.tape.alive.pop(self.number)
             releasing = _getframe().f_back  # None: a thread that ends
             if releasing is None or not releasing.f_globals["__name__"].startswith("zsim.model."):
                 self.tape.disturbed = True
@@ -122,13 +126,16 @@ class Node:
         self.grads: list[Tensor | None] = [None] * outputs
 
 
+NOTHING: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+
+
 class Segment:
     """Work of one module between two calls of its children: what becomes a `spec.Compute`."""
 
     __slots__ = (
-        "backward", "backward_live", "backward_peak", "forward", "forward_live", "forward_peak", "frame", "grads",
-        "handed", "held", "idle", "label", "largest", "logits", "order", "recompute", "recompute_live",
-        "recompute_peak", "resaved", "saved", "saved_bytes",
+        "backward", "backward_alive", "backward_live", "backward_peak", "forward", "forward_alive", "forward_live",
+        "forward_peak", "frame", "grads", "handed", "held", "idle", "kept", "label", "logits", "order", "recompute",
+        "recompute_alive", "recompute_live", "recompute_peak", "resaved", "saved", "saved_bytes",
     )  # fmt: skip
 
     def __init__(self, order: int, label: str, logits: bool, frame: Frame | None) -> None:
@@ -144,7 +151,10 @@ class Segment:
         self.held: list[Tensor] = []  # tensors that all blocks share
         self.grads: list[int] = []
         self.forward_peak = self.forward_live = self.backward_peak = self.backward_live = 0
-        self.recompute_peak = self.recompute_live = self.largest = 0
+        self.recompute_peak = self.recompute_live = 0
+        self.kept: list[int] = []  # numbers of what is saved
+        # Sizes of the tensors behind peak and live.
+        self.forward_alive = self.backward_alive = self.recompute_alive = NOTHING
 
 
 class Call:

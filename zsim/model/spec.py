@@ -49,6 +49,9 @@ class Saved:
         return round(prod(self.shape) * DTYPE_BYTES[self.dtype])
 
 
+Alive = tuple[tuple[int, ...], tuple[int, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class Compute:
     """Work that a module does itself, between the calls of its children.
@@ -63,7 +66,7 @@ class Compute:
       output is alive then).
     - Any of them may be negative: where selective recomputation has dropped what still counts as saved, and where a
       saved tensor becomes a parameter's gradient as it is (fused loss), which counts twice for a moment.
-    - `largest`: of the tensors behind these sums, the largest one.
+    - `forward_alive` and the like: sizes of the tensors behind the peak, and behind what is alive, oldest first.
     `grads` are the indices of parameters whose gradient this backward produces, in autograd's order.
     """
 
@@ -81,7 +84,9 @@ class Compute:
     recompute_peak: int = 0
     recompute_live: int = 0
     category: str = "activations"  # or "logits": where reports count `saved` and temporaries
-    largest: int = 0
+    forward_alive: Alive = ((), ())
+    backward_alive: Alive = ((), ())
+    recompute_alive: Alive = ((), ())
 
     @property
     def saved_bytes(self) -> int:

@@ -29,6 +29,23 @@ if TYPE_CHECKING:
     from zsim.model.checkpoint import Frame
 
 
+def fitted(sizes: list[int], total: int) -> tuple[int, ...]:
+    """`sizes`, oldest first, so that their sum is `total`.
+
+    They are too many where a tensor was yet to be saved, which counts as saved all along: one of its size stands for it.
+    """
+    more = sum(sizes) - max(0, total)
+    if more in sizes:
+        sizes.remove(more)
+        return tuple(sizes)
+    while more > 0:
+        last = sizes.pop()
+        if last > more:
+            sizes.append(last - more)
+        more = max(0, more - last)
+    return (*sizes, -more) if more else tuple(sizes)
+
+
 class Tape:
     """Records one forward and backward. `cuda` false: as torch's recordings with fake tensors on a CPU show it.
 
@@ -41,6 +58,10 @@ class Tape:
         self.cuda = cuda
         self.autocast = autocast
         self.live = self.peak = 0
+        self.born = self.peak_born = 0  # storages there have been, in all and at the peak
+        self.alive: dict[int, int] = {}  # bytes of each by number, oldest first
+        self.died: dict[int, int] = {}  # since the peak
+        self.saved: set[int] = set()  # those that segments hold as saved
         self.disturbed = False  # a storage has died elsewhere than in the code of zsim.model
         self.base = 0  # bytes that segments hold as saved: what is alive besides is temporary
         self.phase = "forward"
@@ -100,8 +121,12 @@ class Tape:
 
     def _switch(self, segment: Segment | None, sink: list[Work]) -> None:
         self._measure()
-        self.peak = self.live
+        self._start()
         self._current, self._sink = segment, sink
+
+    def _start(self) -> None:
+        self.peak, self.peak_born = self.live, self.born
+        self.died.clear()
 
     def _measure(self) -> None:
         """Close the open segment: its peak, and what is alive now that it is over."""
@@ -111,15 +136,27 @@ class Tape:
         peak, live = self.peak - self.base, self.live - self.base
         if self.phase == "forward":
             segment.forward_peak, segment.forward_live = peak, live
+            segment.forward_alive = self._at_peak(peak), self.unsaved(live)
         elif self.phase == "recompute":
             segment.recompute_peak, segment.recompute_live = peak, live
+            segment.recompute_alive = self._at_peak(peak), self.unsaved(live)
         else:
             segment.backward_peak = peak - segment.handed  # which the strategy counts as gradients
+            alive = self._at_peak(segment.backward_peak)
             self._release(segment)
             segment.backward_live = self.live - self.base
+            segment.backward_alive = alive, self.unsaved(segment.backward_live)
+
+    def _at_peak(self, total: int) -> tuple[int, ...]:
+        before = (self.alive | self.died).items()
+        return fitted([n for key, n in sorted(before) if key <= self.peak_born and key not in self.saved], total)
+
+    def unsaved(self, total: int) -> tuple[int, ...]:
+        return fitted([n for key, n in self.alive.items() if key not in self.saved], total)
 
     def _release(self, segment: Segment) -> None:
         segment.held.clear()
+        self.saved.difference_update(segment.kept)
         self.base -= segment.saved_bytes
         self._released -= 1
 
@@ -128,11 +165,9 @@ class Tape:
     def empty(
         self, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None, counted: bool = True
     ) -> Tensor:
-        segment = self.open() if counted else None
-        storage = Storage(self, shape, dtype, counted)
-        if segment is not None and storage.nbytes > segment.largest:
-            segment.largest = storage.nbytes
-        return Tensor(storage, shape, strides or row_major(shape), dtype)
+        if counted:
+            self.open()
+        return Tensor(Storage(self, shape, dtype, counted), shape, strides or row_major(shape), dtype)
 
     def kernel(self, kernel: Work) -> None:
         self.open()
@@ -181,6 +216,8 @@ class Tape:
             storage = tensor.storage
             if not storage.kept:
                 storage.kept = True
+                segment.kept.append(storage.number)
+                self.saved.add(storage.number)
                 into.append(Saved(segment.label, storage.shape, storage.dtype))
                 segment.saved_bytes += storage.nbytes
                 self.base += storage.nbytes
@@ -243,7 +280,7 @@ class Tape:
         self._skip_to(segment.order + 1)
         if segment.frame is not None and not segment.frame.recomputed:
             segment.frame.recompute(self)
-        self.peak = self.live
+        self._start()
         self._current, self._sink = segment, segment.backward
 
     def _skip_to(self, end: int) -> None:
@@ -251,8 +288,10 @@ class Tape:
         while self._released > end:
             segment = self.segments[self._released - 1]
             segment.backward_peak = self.live - self.base
+            alive = self.unsaved(segment.backward_peak)
             self._release(segment)
             segment.backward_live = self.live - self.base
+            segment.backward_alive = alive, self.unsaved(segment.backward_live)
 
     def rerun(self, run: Callable[[], object], stop: type[Exception]) -> None:
         """Run a checkpointed region again (from `Frame.recompute`)."""

@@ -251,7 +251,9 @@ def _compute(segment: Segment, workload: Workload) -> Compute:
         segment.recompute_peak,
         segment.recompute_live,
         "logits" if segment.logits else "activations",
-        segment.largest,
+        segment.forward_alive,
+        segment.backward_alive,
+        segment.recompute_alive,
     )
 
 
@@ -260,7 +262,8 @@ def _shifted(c: Compute, shift: int) -> Compute:
     grads = tuple([index + shift for index in c.grads])
     return Compute(
         c.label, c.forward, c.backward, c.recompute, c.saved, c.resaved, grads, c.forward_peak, c.forward_live,
-        c.backward_peak, c.backward_live, c.recompute_peak, c.recompute_live, c.category, c.largest,
+        c.backward_peak, c.backward_live, c.recompute_peak, c.recompute_live, c.category, c.forward_alive,
+        c.backward_alive, c.recompute_alive,
     )  # fmt: skip
 
 

@@ -32,7 +32,8 @@ class Builder:
         self._pending: dict[str, list[int]] = {}
         self._communicators: dict[str, int] = {}
         self._next_id = next_id
-        self._live = (0, "activations")  # unsaved tensors alive after the last compute op, and where they count
+        # unsaved tensors alive after the last compute op, where they count, and their sizes
+        self._live: tuple[int, str, tuple[int, ...]] = (0, "activations", ())
 
     def finish(self, *, counting_on: bool = False) -> tuple[Instruction, ...]:
         """Ends the step, or with `counting_on` a part of it that the rest does not refer to; returns it."""
@@ -65,6 +66,7 @@ class Builder:
         temp_live: int | None = None,
         temp_category: str = "activations",
         temp_tensors: tuple[int, ...] = (),
+        temp_left: tuple[int, ...] = (),
     ) -> int:
         """Issue an op; returns its id, which is also its event.
 
@@ -86,13 +88,17 @@ class Builder:
         if temp_live is None:
             temp_live = 0
             if self._live[0]:
-                temp_live, temp_category = self._live
+                temp_live, temp_category, temp_left = self._live
+                if temp_peak:
+                    temp_tensors = (*temp_left, *(temp_tensors or (temp_peak,)))
+                else:
+                    temp_tensors = temp_left
                 temp_peak += temp_live
         elif lane == COMPUTE:
-            self._live = (temp_live, temp_category)
+            self._live = (temp_live, temp_category, temp_left)
         op = Op(
             op_id, lane, label, phase, work, waits, module, layer, micro,
-            temp_peak, temp_live, temp_category, temp_tensors,
+            temp_peak, temp_live, temp_category, temp_tensors, temp_left,
         )  # fmt: skip
         self.instructions.append(Launch(op))
         if lane != HOST:

@@ -133,14 +133,23 @@ class Execution:
             key = self._key(module, compute, again)
             self.builder.alloc(key, compute.category, sum(tensors), tensors=tensors)
         if again:
-            self._launch(module, compute, phase, compute.recompute, compute.recompute_peak, compute.recompute_live)
+            peak, live, alive = compute.recompute_peak, compute.recompute_live, compute.recompute_alive
+            self._launch(module, compute, phase, compute.recompute, peak, live, alive)
         else:
-            self._launch(module, compute, phase, compute.forward, compute.forward_peak, compute.forward_live)
+            peak, live, alive = compute.forward_peak, compute.forward_live, compute.forward_alive
+            self._launch(module, compute, phase, compute.forward, peak, live, alive)
             if self._streamed and tensors and module.role != "head":
                 self._streamed.pack(key, compute.category, tensors)
 
     def _launch(
-        self, module: spec.Module, compute: spec.Compute, phase: str, work: tuple[Work, ...], peak: int, live: int
+        self,
+        module: spec.Module,
+        compute: spec.Compute,
+        phase: str,
+        work: tuple[Work, ...],
+        peak: int,
+        live: int,
+        alive: spec.Alive,
     ) -> None:
         """Kernels as one op, or between collectives as one each; their temporaries count until the last."""
         parts = self._known_parts.get(id(work))
@@ -163,7 +172,8 @@ class Execution:
                 temp_peak=peak,
                 temp_live=live if number == len(parts) else peak,
                 temp_category=compute.category,
-                temp_tensors=(compute.largest,) if compute.largest else (),
+                temp_tensors=alive[0],
+                temp_left=alive[1] if number == len(parts) else alive[0],
             )
 
     def _backward_compute(self, module: spec.Module, compute: spec.Compute) -> None:
@@ -173,7 +183,8 @@ class Execution:
             self._streamed.unpack(self._key(module, compute, False))
         if compute.grads:
             self.hooks.alloc_grads(compute.grads)
-        self._launch(module, compute, "backward", compute.backward, compute.backward_peak, compute.backward_live)
+        peak, live, alive = compute.backward_peak, compute.backward_live, compute.backward_alive
+        self._launch(module, compute, "backward", compute.backward, peak, live, alive)
         for again, saved in ((True, compute.resaved), (False, compute.saved)):
             if self._sizes(saved):
                 self.builder.free(self._key(module, compute, again))

@@ -100,7 +100,8 @@ class Op(NamedTuple):
     `waits` are ids of earlier ops of the same step on other lanes, or `-1 - LANES.index(lane)`: the last op
     that an *earlier step* issued on that lane. Order on its own lane is implied. `temp_peak` and `temp_live`
     are bytes of unsaved tensors (activation gradients, temporaries, the residual stream) alive inside this
-    op and after it, until the next compute op says otherwise; `temp_tensors` are their sizes, as in `Alloc`.
+    op and after it, until the next compute op says otherwise; `temp_tensors` and `temp_left` are their sizes, oldest
+    first (none: it is one).
     """
 
     id: int
@@ -116,6 +117,7 @@ class Op(NamedTuple):
     temp_live: int = 0
     temp_category: str = "activations"
     temp_tensors: tuple[int, ...] = ()
+    temp_left: tuple[int, ...] = ()
 
 
 class Launch(NamedTuple):
