@@ -7,7 +7,7 @@ from typing import Any
 from zsim.errors import NotModeled
 from zsim.model import functional as F
 from zsim.model.checkpoint import checkpoint
-from zsim.model.graph import Tensor
+from zsim.model.graph import ITEM, Tensor
 from zsim.model.layers import Embedding, Linear, Module, Net
 from zsim.model.loss import cross_entropy, cross_entropy_of_logits, linear_cross_entropy
 
@@ -48,13 +48,26 @@ class CausalLM(Module):
         """Head and loss of transformers 5.24 (`ForCausalLMLoss`: logits in float32), or Liger's fused one."""
         if self.net.loss == "fused":
             return head(hidden, labels)
-        if self.net.kernels not in ("torch", "liger"):
-            return shortened_loss(self.net, F.to(self.logits_of(hidden, head), "float32"), labels)
         logits = self.logits_of(hidden, head)
-        return causal_loss(self.net, logits, labels)
+        if self.net.kernels not in ("torch", "liger"):
+            logits = F.to(logits, "float32")
+            loss = shortened_loss(self.net, logits, labels)
+        else:
+            loss = causal_loss(self.net, logits, labels)
+        cache = wide_cache(self.net, labels) if self.net.wide_cache else ()  # noqa: F841  handed back beside the logits
+        return loss
 
     def logits_of(self, hidden: Tensor, head: Linear) -> Tensor:
         return head(hidden)
+
+
+def wide_cache(net: Net, labels: Tensor) -> list[Tensor]:
+    """Keys and values of all layers, cast to float32."""
+    shape = (labels.shape[0], net.arch.kv_heads, labels.shape[1], net.arch.head_dim)
+    cache = [net.tape.empty(shape, "float32") for _ in range(2 * len(net.arch.kinds))]
+    for tensor in cache:
+        net.tape.memory(tensor.numel * ITEM[net.dtype], tensor.nbytes, "copy")
+    return cache
 
 
 def head(net: Net, embedding: Embedding, bias: bool = False) -> Head:

@@ -27,6 +27,7 @@ class Net:
     loss: str = "hf"
     implementation: str = "hf"
     kernels: str = "torch"
+    wide_cache: bool = False
     sequence_parallel_size: int = 1  # ranks that share the sequences (Ulysses)
     layer_keys: tuple[Hashable, ...] = ()  # per layer: blocks are traced once per key (which parameters are frozen)
 

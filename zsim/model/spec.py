@@ -140,6 +140,9 @@ class Workload:
     # liger: its RMSNorm and SwiGLU | unsloth: its RMSNorm and cross-entropy, as fms-acceleration's fast kernels |
     # flash-attn, flash-attn packed: see model.flash_attn
     kernels: str = "torch"
+    # Keys and values that the model hands back with the loss, cast to float32: of transformers up to 4.47, whose caches
+    # are tuples, in training without checkpointing, by accelerate's autocast (utils/operations.py convert_to_fp32)
+    wide_cache: bool = False
     compile: bool = False
     device: str = "cuda"  # whose kernels; "cpu" is what torch records with fake tensors (the oracles)
     sequence_parallel_size: int = 1

@@ -67,6 +67,7 @@ class _Tracer:
             workload.loss,
             workload.implementation,
             workload.kernels,
+            workload.wide_cache,
             workload.sequence_parallel_size,
             _layer_keys(spec, reached=workload.checkpointing != "none" and workload.implementation == "hf"),
         )

@@ -57,7 +57,7 @@ class DdpPlan(Plan):
 
     version: str = "2.13.0"
     dtype: str = "float32"
-    autocast: str | None = None  # compute dtype under torch.autocast, if parameters are kept in float32
+    autocast: str | None = None  # compute dtype under torch.autocast, whatever type the parameters have
     bucket_cap_mb: float | None = None  # None: torch's default of 25 MiB with a first bucket of 1 MiB
     find_unused_parameters: bool = False
     static_graph: bool = False

@@ -162,8 +162,8 @@ class Ddp(Hooks[DdpPlan]):
     # torch.autocast: matrix products run on a cast of their weights, kept until autocast ends and while saved.
 
     def _casts(self, param: int) -> bool:
-        parameter = self.model.parameters[param]
-        return self._in_products(param) and parameter.module_class != "Embedding"
+        parameter, wide = self.model.parameters[param], self.dtypes[param] != self.plan.autocast
+        return wide and self._in_products(param) and parameter.module_class != "Embedding"
 
     def _in_products(self, param: int) -> bool:
         """Of matrix products that autocast casts for: that of grouped experts is none (pytorch/pytorch#174763)."""

@@ -6,6 +6,11 @@ from zsim.plan.spec import DeepSpeedPlan
 from zsim.plan.version import parse_version
 
 
+def steps_at_start(plan: DeepSpeedPlan) -> bool:
+    """initialize_optimizer_states: until 0.13.2 (pull request 5104) an update with gradients of zero made the states."""
+    return before(plan, 0, 13, 2)
+
+
 def before(plan: DeepSpeedPlan, *release: int) -> bool:
     """Whether the plan's DeepSpeed is older than `release`. Raises InputError where it is not a version."""
     return parse_version(plan.version) < release

@@ -12,6 +12,7 @@ from zsim.program.deepspeed import MIXED, accum_dtype, collective, dtype_bytes, 
 from zsim.program.muon import applied, auxiliary, orthogonalize
 from zsim.program.ops import COMPUTE, Compute
 from zsim.program.optimizer import update
+from zsim.program.versions import steps_at_start
 
 if TYPE_CHECKING:
     from zsim.program.zero12 import Zero12
@@ -36,6 +37,14 @@ class Zero12OnGpu:
     def allocate(self) -> None:
         for index, group in enumerate(self.partitions.groups):
             self.builder.alloc(f"master weights {index}", "master_weights", self.master_size * group.size)
+        if not steps_at_start(self.plan):
+            return
+        for index, group in enumerate(self.partitions.groups):
+            self.builder.alloc(f"gradients of zero {index}", "gradients", self.master_size * group.size)
+        for index, group in enumerate(self.partitions.groups):
+            self._adam(index, group.size, first=True)
+        for index in range(len(self.partitions.groups)):
+            self.builder.free(f"gradients of zero {index}")
 
     def add_reduced(self, kept: Mapping[int, int]) -> None:
         """_add_to_grad_partition_buffer: parameter -> elements, cast to float32 (a temporary) and added."""
@@ -146,10 +155,13 @@ class Zero12OnGpu:
         if updates:
             builder.launch(COMPUTE, "muon", "optimizer", Compute(applied(numel, 4)))
         else:
-            aux, dtype = auxiliary(plan.optimizer), master_dtype(plan)
-            update(builder, aux, [numel], dtype, first=first, key=f"optimizer:{index}")
+            self._adam(index, numel, first and not steps_at_start(plan))
         builder.free(gradients)
         elementwise(builder, COMPUTE, "cast", "optimizer", self.master_size * numel, dtype_bytes(plan.dtype) * numel)
+
+    def _adam(self, index: int, numel: int, first: bool) -> None:
+        aux, dtype = auxiliary(self.plan.optimizer), master_dtype(self.plan)
+        update(self.builder, aux, [numel], dtype, first=first, key=f"optimizer:{index}")
 
     def _flat_gradients(self, kept: str, numel: int) -> str:
         """Flattened in the accumulation's dtype (a copy), cast to the master weights' (another), then the kept go."""

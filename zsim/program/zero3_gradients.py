@@ -26,6 +26,7 @@ from zsim.program.offload import Zero3OnCpu
 from zsim.program.ops import COMPUTE, REDUCE_SCATTER, Compute
 from zsim.program.optimizer import update
 from zsim.program.superoffload import Zero3SuperOffload
+from zsim.program.versions import steps_at_start
 from zsim.program.zero3_mics import reduce_replicas
 from zsim.program.zero3_muon import Zero3Muon
 from zsim.program.zero3_parameters import Parameters
@@ -192,6 +193,13 @@ class Zero3OnGpu:
         self.builder.alloc("master weights", "master_weights", self.master_size * owned)
         self.builder.alloc("gradient shards", "gradients", owned * self.accum_size)
         self.muon.allocate(self.sub_groups)
+        if not steps_at_start(self.plan):
+            return
+        numels = [sum(self.shard[param] for param in group) for group in self.sub_groups]
+        self.builder.alloc("gradients of zero", "gradients", self.master_size * max(numels))
+        for index, numel in enumerate(numels):
+            self._adam(index, numel, first=True)
+        self.builder.free("gradients of zero")
 
     def keep(self, params: list[int]) -> None:
         """partition_grads: into the flat gradient buffer, added from the second micro-step on."""
@@ -253,11 +261,13 @@ class Zero3OnGpu:
         if self.muon.hidden.issuperset(self.sub_groups[index]):
             builder.launch(COMPUTE, "muon", "optimizer", Compute(applied(numel, 4)))
         else:
-            update(
-                builder, auxiliary(plan.optimizer), [numel], master_dtype(plan), first=first, key=f"optimizer:{index}"
-            )
+            self._adam(index, numel, first and not steps_at_start(plan))
         elementwise(builder, COMPUTE, "cast", "optimizer", size * numel, dtype_bytes(plan.dtype) * numel)
         builder.free(key)
+
+    def _adam(self, index: int, numel: int, first: bool) -> None:
+        aux, dtype = auxiliary(self.plan.optimizer), master_dtype(self.plan)
+        update(self.builder, aux, [numel], dtype, first=first, key=f"optimizer:{index}")
 
 
 OWNERS: dict[str | None, type[Zero3OnGpu] | type[Zero3OnCpu]] = {

@@ -151,6 +151,7 @@ def _workload(row: Row, cluster: Cluster, assumed: list[str]) -> Workload:
         implementation="torchtitan" if titan else "llm-foundry" if foundry else "hf",
         loss="fused" if huge or liger else titan_history.loss(row) if titan else _loss(row),
         kernels="unsloth" if fused else stated.kernels(row, "liger" if huge else "torch"),
+        wide_cache="--bf16" in row["precision"] and checkpointing == "none" and "transformers 4.35" in row.get("notes"),
         compile=row.get("compile") == "yes",
     )
 
@@ -317,7 +318,7 @@ def _plan(row: Row, cluster: Cluster) -> AnyPlan:
         return DdpPlan(
             **common,
             dtype="bfloat16" if pure else "float32",
-            autocast=None if pure else stated.half(row),
+            autocast=None if pure and "--bf16" not in precision else stated.half(row),
             optimizer=Optimizer(impl=stated.optimizer(row, "foreach" if "HF Trainer" in framework else "fused")),
         )
     if strategy not in ("fsdp-full", "fsdp-grad-op", "hsdp"):
