@@ -301,6 +301,26 @@ def test_tensors_of_one_key_need_not_lie_together():
     assert replay([*events, apart._replace(tensors=())]).peak_bytes == 80 * MIB
 
 
+def test_temporaries_are_the_tensors_that_the_op_had():
+    """Those of the same size stay where they are; the others die first, so that new ones may lie in their place."""
+
+    def temporary(nbytes, op, *tensors):
+        return event("temporary", nbytes * MIB, op=op)._replace(tensors=tuple(size * MIB for size in tensors))
+
+    events = [
+        temporary(60, 1, 40, 20),
+        temporary(-20, 1, 40),
+        temporary(20, 2, 40, 20),  # the 20 again
+        temporary(-40, 2, 20),
+        temporary(20, 3, 20, 20),  # beside it, in the 40
+    ]
+    allocator = CachingAllocator()
+    assert replay(events, allocator).peak_bytes == 60 * MIB
+    assert allocator.allocated == 40 * MIB
+    switched = [*events, event("temporary", -40 * MIB, op=3)._replace(tensors=None), temporary(40, 4, 20, 20)]
+    assert replay(switched).peak_bytes == 60 * MIB  # counted elsewhere, not moved
+
+
 def test_the_steps_in_which_cached_segments_go_back():
     """100 MiB that hold 60 or 80: once both sizes have been asked for, each request makes room for itself."""
     first = [event("a", 60 * MIB), event("a", -60 * MIB), event("b", 80 * MIB), event("b", -80 * MIB)]

@@ -25,6 +25,21 @@ LLAMA: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("checkpointing", ["none", "full", "selective"])
+@pytest.mark.parametrize("kernels", ["torch", "liger", "flash-attn", "flash-attn packed"])
+def test_sizes_of_temporaries_add_up(kernels: str, checkpointing: str) -> None:
+    """To what is alive at the peak and after each op; below zero, where more counts as saved than there is, to none."""
+    if "flash" in kernels and checkpointing == "selective":
+        pytest.skip("torchtitan's policy")
+    works = list(computes(trace(from_config(LLAMA, "x"), Workload(2, 16, kernels=kernels, checkpointing=checkpointing))))
+    for work in works:
+        for phase in ("forward", "backward", "recompute"):
+            alive = getattr(work, f"{phase}_alive")
+            sums = [max(0, getattr(work, f"{phase}_{when}")) for when in ("peak", "live")]
+            assert [sum(sizes) for sizes in alive] == sums, (work.label, phase)
+    assert any(len(work.backward_alive[0]) > 2 for work in works)
+
+
 @st.composite
 def configs(draw: st.DrawFn) -> dict[str, Any]:
     """Small models of several families."""

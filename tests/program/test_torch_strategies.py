@@ -347,6 +347,18 @@ def test_optimizer_states():
     assert states(Optimizer("adafactor")) < n / 5
 
 
+@pytest.mark.parametrize("optimizer", [Optimizer("adamw"), Optimizer("adamw", impl="foreach")])
+def test_states_and_lists_of_temporaries_are_tensors_like_the_parameters(optimizer: Optimizer) -> None:
+    """Parameter by parameter: torch makes both moments of one before it comes to the next."""
+    program = program_of(DdpPlan(world_size=2, optimizer=optimizer))
+    numels = [parameter.numel for parameter in model_and_tree()[0].parameters]
+    states = next(i for i in program.steps[0] if isinstance(i, Alloc) and i.key == "optimizer_states")
+    assert states.tensors == tuple(4 * n for n in numels for _ in range(2))
+    update = next(i.op for i in program.steps[1] if isinstance(i, Launch) and i.op.label == "adamw")
+    own = update.temp_tensors[len(update.temp_left) :]
+    assert own == (tuple(4 * n for n in numels) if optimizer.impl == "foreach" else ())
+
+
 def test_foreach_adamw_needs_one_more_copy_fused_none():
     for impl, expected in (("fused", 0), ("foreach", 4)):
         program = program_of(DdpPlan(world_size=2, optimizer=Optimizer(impl=impl)))

@@ -14,7 +14,7 @@ from zsim.model.spec import Workload
 from zsim.model.trace import trace
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.lower import lower
-from zsim.program.ops import ALL_GATHER, Alloc, Collective, HostWait, Launch, Op, Program
+from zsim.program.ops import ALL_GATHER, Alloc, Collective, Free, HostWait, Launch, Op, Program
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 3,
@@ -35,6 +35,23 @@ def program_of(stage: int, version: str, **changes: Any) -> Program:
 def collectives(program: Program, *phases: str) -> list[Op]:
     launched = [item.op for item in program.steps[-1] if isinstance(item, Launch)]
     return [op for op in launched if isinstance(op.work, Collective) and op.phase in phases]
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize(("version", "starts"), [("0.13.1", True), ("0.13.2", False)])
+def test_states_were_made_at_the_start_until_0_13_2(stage: int, version: str, starts: bool) -> None:
+    """initialize_optimizer_states: an update with gradients of zero, which are gone before the first forward."""
+    program = program_of(stage, version)
+    parts = [
+        {item.key for item in part if isinstance(item, Alloc) and item.key.endswith("_states")}
+        for part in (program.init, program.steps[0], program.steps[-1])
+    ]
+    made = {"optimizer:0_states"}
+    assert parts == ([made, set(), set()] if starts else [set(), made, set()])
+    zeros = [item.key for item in program.init if isinstance(item, Alloc) and item.key.startswith("gradients of zero")]
+    freed = [item.key for item in program.init if isinstance(item, Free)]
+    assert bool(zeros) == starts
+    assert set(zeros) <= set(freed)
 
 
 @pytest.mark.parametrize(("version", "kind"), [("0.12.3", "reduce"), ("0.12.4", "all_reduce")])

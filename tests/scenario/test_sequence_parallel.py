@@ -64,6 +64,7 @@ REFUSED: list[tuple[dict[str, str], type[InputError], str, str]] = [
     ({"attention": "eager"}, InputError, "attention", "eager needs a mask, which Ulysses leaves away"),
     ({"train_batch_size": "3"}, InputError, "train_batch_size", "3 is no multiple of 2 ranks"),
     ({"kernels": "unsloth"}, NotModeled, "kernels", "Unsloth's kernels"),
+    ({"kernels": "flash-attn"}, NotModeled, "kernels", "flash-attn's kernels"),
     (
         {"framework": "{name: deepspeed, version: 0.16.9}"},
         InputError,

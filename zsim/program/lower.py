@@ -39,11 +39,12 @@ def under(plan: AnyPlan, workload: Workload) -> Workload:
     weights = plan.dtype if isinstance(plan, DdpPlan) and plan.autocast else None
     if weights != workload.weights:
         workload = replace(workload, weights=weights)
-    if workload.kernels == "flash-attn" and not isinstance(plan, DdpPlan):
-        if not isinstance(plan, DeepSpeedPlan) or plan.stage not in (1, 2):
+    if workload.kernels.startswith("flash-attn"):
+        packed = isinstance(plan, DeepSpeedPlan) and plan.stage in (1, 2)
+        if not packed and not isinstance(plan, DdpPlan):
             why = "xformers' SwiGLU over gathered shards"
             raise NotModeled(why, field="kernels", accepted="torch, liger; flash-attn under DDP and ZeRO-1 and 2")
-        workload = replace(workload, kernels="flash-attn packed")
+        workload = replace(workload, kernels="flash-attn packed" if packed else "flash-attn")
     return workload
 
 

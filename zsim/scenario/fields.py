@@ -340,8 +340,10 @@ class ScenarioFields(Section):
         description="hf: float32 logits; held: which the training loop holds through the backward; compiled: by "
         "torch.compile (torchtitan); fused: in chunks, so that all logits never exist",
     )
-    kernels: Literal["torch", "liger", "unsloth"] = Field(
-        "torch", description="liger: its fused RMSNorm and SwiGLU; unsloth: its RMSNorm and loss in place"
+    kernels: Literal["torch", "liger", "unsloth", "flash-attn"] = Field(
+        "torch",
+        description="liger: its fused RMSNorm and SwiGLU; unsloth: its RMSNorm and loss in place; flash-attn: its RMSNorm, "
+        "rotary embedding and loss, with xformers' SwiGLU",
     )
     implementation: Literal["hf", "torchtitan"] = Field("hf", description="whose modules")
     grad_clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = 1.0

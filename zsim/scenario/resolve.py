@@ -74,7 +74,10 @@ def resolve(scenario: Scenario) -> Setup:
     plan, plan_notes, not_modeled = build_plan(scenario, model, cluster.world_size, grad_accum, cluster.gpus_per_node)
     _check_memory(scenario, cluster, plan)
     plan_notes += shared_notes(model, plan, workload)
-    workload = under(plan, workload)
+    try:
+        workload = under(plan, workload)
+    except InputError as error:
+        raise scenario.error((error.field or "kernels",), error.message, error.accepted, kind=type(error)) from None
     return Setup(
         name=fields.name or Path(scenario.document.file).stem,
         model=model,

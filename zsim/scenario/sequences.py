@@ -57,8 +57,9 @@ def check_shared(model: ModelSpec, workload: Workload, ranks: int, framework: st
         raise NotModeled(
             f"sequence parallelism in {workload.implementation}'s modules", field="implementation", accepted="hf"
         )
-    if workload.kernels == "unsloth":
-        raise NotModeled("sequence parallelism with Unsloth's kernels", field="kernels", accepted="torch, liger")
+    if workload.kernels not in ("torch", "liger"):
+        owner = {"unsloth": "Unsloth"}.get(workload.kernels, workload.kernels)
+        raise NotModeled(f"sequence parallelism with {owner}'s kernels", field="kernels", accepted="torch, liger")
 
 
 def data_parallel_ranks(ranks: int, size: int) -> int:
