@@ -98,7 +98,7 @@ class Ddp(Hooks[DdpPlan]):
             # _verify_param_shape_across_processes: the number of parameters, then sizes and strides
             self._collective("all_gather", "int64", 1, "init", out=world)
             self._collective("broadcast", "int64", sum(2 * len(shape) for shape in shapes), "init")
-        builder.alloc("parameters", "parameters", sum(self.sizes[:-1]))
+        builder.alloc("parameters", "parameters", sum(self.sizes[:-1]), tensors=tuple(self.sizes[:-1]))
         if self.buffers:
             builder.alloc("buffers", "parameters", self.sizes[-1])
         if self.alone:
