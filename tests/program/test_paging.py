@@ -86,7 +86,11 @@ def test_states_that_do_not_fit_go_down_and_come_up_whole(llama: Setup) -> None:
 def test_states_that_fit_cost_nothing(llama: Setup) -> None:
     paged, plain = (simulate(with_optimizer(llama, "adamw8bit", paged)) for paged in (True, False))
     assert paged.time.step_s == pytest.approx(plain.time.step_s, rel=1e-3)
-    assert paged.gpu.headroom_bytes == pytest.approx(plain.gpu.headroom_bytes, rel=0.01)
+    states = paged.gpu.peak_allocated_bytes + paged.gpu.paged_bytes
+    assert states == pytest.approx(plain.gpu.peak_allocated_bytes, rel=1e-4)
+    # torch's own states lie in memory that it had cached, managed ones beside it
+    cached = plain.gpu.peak_reserved_bytes - plain.gpu.peak_allocated_bytes
+    assert 0 <= plain.gpu.headroom_bytes - paged.gpu.headroom_bytes <= cached
     assert not paged.host.by_category.get("optimizer_states")
 
 

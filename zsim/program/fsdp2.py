@@ -56,8 +56,8 @@ class Fsdp2(Hooks[Fsdp2Plan]):
     def allocate(self) -> None:
         """What lives as long as the run."""
         for unit in self.units:
-            nbytes = self.comm.stored_bytes(unit.shard_numels)
-            self.builder.alloc(f"shard:{unit.name}", "parameters", nbytes, self.comm.device)
+            sizes = tuple([self.comm.stored_bytes([numel]) for numel in unit.shard_numels])
+            self.builder.alloc(f"shard:{unit.name}", "parameters", sum(sizes), self.comm.device, tensors=sizes)
         if self.plan.storage_dtype != self.plan.param_dtype and self.plan.grouping == "hf":
             # accelerate's fsdp2_prepare_model upcasts the shards of what was loaded in the dtype of the run; the root
             # lets go of its old ones last

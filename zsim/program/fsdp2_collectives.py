@@ -129,7 +129,8 @@ class Collectives:
     def copy_out(self, unit: Unit, phase: str, micro: int) -> int:
         """foreach_all_gather_copy_out: from the gathered buffer into the parameters; returns its event."""
         builder = self.builder
-        builder.alloc(self.unsharded_key(unit), "all_gather_buffers", unit.full * self.compute_size)
+        sizes = tuple([numel * self.shards * self.compute_size for numel in unit.shard_numels])
+        builder.alloc(self.unsharded_key(unit), "all_gather_buffers", sum(sizes), tensors=sizes)
         if self.ranks(unit) > 1:
             assert unit.gathered is not None
             builder.stream_wait(COMPUTE, unit.gathered)

@@ -94,12 +94,23 @@ def _state_tensors(
 ) -> list[int]:
     """Bytes of each, in the order in which the first step makes them: parameter by parameter."""
     if optimizer.name == "adamw8bit":
-        pairs = [(n, 4 * ceil(n / BLOCK_8BIT)) if n >= MIN_8BIT else (4 * n,) for n in numels]
+        pairs = [(n, _maxima(n)) if n >= MIN_8BIT else (4 * n,) for n in numels]
         return [nbytes for pair in pairs for nbytes in pair * 2]
     if optimizer.name == "adafactor":  # factored into rows and columns from two dimensions on
         pieces = shapes or [(n,) for n in numels]
         return [4 * n for s in pieces for n in ((prod(s) // s[-1], prod(s) // s[-2]) if len(s) > 1 else s)]
     return [size * n for n in numels for _ in range(rule_of(optimizer).states)]
+
+
+def _maxima(numel: int) -> int:
+    return 4 * ceil(numel / BLOCK_8BIT)
+
+
+def _unpaged(optimizer: Optimizer, numels: Sequence[int]) -> list[int]:
+    """Of `_state_tensors`, what a paged optimizer has in the GPU's own memory."""
+    large = [_maxima(n) for n in numels if n >= paging.PAGED_NUMEL] if optimizer.name == "adamw8bit" else []
+    small = [n for n in numels if n < paging.PAGED_NUMEL]
+    return _state_tensors(optimizer, small, 4, None) + 2 * large
 
 
 def _paged_bytes(optimizer: Optimizer, numels: Sequence[int], device: str) -> int:
@@ -128,11 +139,9 @@ def update(
     rule, size = rule_of(optimizer), int(DTYPE_BYTES[dtype])
     impl = "cpu" if device == "host" else optimizer.impl
     paged = _paged_bytes(optimizer, numels, device)
-    tensors = _state_tensors(optimizer, numels, 4 if optimizer.paged else size, shapes)
-    states = sum(tensors) - paged
-    if first and states:
-        tensors = [] if paged else tensors
-        builder.alloc(f"{key}_states", "optimizer_states", states, device, tensors=tuple(tensors))
+    tensors = _unpaged(optimizer, numels) if optimizer.paged else _state_tensors(optimizer, numels, size, shapes)
+    if first and tensors:
+        builder.alloc(f"{key}_states", "optimizer_states", sum(tensors), device, tensors=tuple(tensors))
     if first and rule.counters and numels and optimizer.impl != "cpu":
         # adam.py _init_group: on the device if fused or capturable, else on the CPU; DeepSpeedCPUAdam's are Python's
         builder.alloc(f"{key}_steps", "optimizer_states", 4 * len(numels), "gpu" if impl == "fused" else "host")
