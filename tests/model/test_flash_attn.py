@@ -34,8 +34,9 @@ def saved(kernels: str) -> int:
 
 
 def test_bytes_saved_per_token() -> None:
-    """SwiGLU: gate, its activation, up and their product, 2 bytes each; xformers' kernel keeps gate and up alone. Norms:
-    the input, which the residual stream holds anyway, and two statistics, of which Liger has one."""
+    """SwiGLU: gate, its activation, up and their product, 2 bytes each; xformers' kernel keeps gate and up alone.
+
+    Norms: the input, which the residual stream holds anyway, and two statistics, of which Liger has one."""
     norms = 2 * LAYERS + 1
     assert saved("flash-attn") - saved("liger") == TOKENS * (LAYERS * 2 * FFN + norms * 4)
     assert saved("flash-attn") - saved("flash-attn packed") == TOKENS * LAYERS * 2 * 2 * FFN

@@ -238,8 +238,9 @@ def replay(events: Iterable[MemoryEvent], allocator: CachingAllocator | None = N
 
     `allocator`: a fresh one without limit unless given.
 
-    The ledger joins tensors that live and die together, and knows of an op's temporaries only their sum and the
-    largest, so this is an estimate of fragmentation, not a replay of the real calls.
+    The ledger joins tensors that live and die together, and knows of an op's temporaries those at its peak and those
+    that are left, not in which order they came and went, so this is an estimate of fragmentation, not a replay of the
+    real calls.
     """
     events = list(events)
     allocator = allocator or CachingAllocator()
@@ -308,5 +309,4 @@ class _Temporaries:
             else:
                 self.allocator.free(entry[1])
         self.held = stay
-        for nbytes in wanted:
-            stay.append((nbytes, self.allocator.malloc(nbytes, COMPUTE)))
+        stay += [(nbytes, self.allocator.malloc(nbytes, COMPUTE)) for nbytes in wanted]

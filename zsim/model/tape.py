@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 def fitted(sizes: list[int], total: int) -> tuple[int, ...]:
     """`sizes`, oldest first, so that their sum is `total`.
 
-    They are too many where a tensor was yet to be saved, which counts as saved all along: one of its size stands for it.
+    They are too many where a tensor was yet to be saved, which counts as saved all along: one of its size stands for
+    it.
     """
     more = sum(sizes) - max(0, total)
     if more in sizes:

@@ -89,10 +89,7 @@ class Builder:
             temp_live = 0
             if self._live[0]:
                 temp_live, temp_category, temp_left = self._live
-                if temp_peak:
-                    temp_tensors = (*temp_left, *(temp_tensors or (temp_peak,)))
-                else:
-                    temp_tensors = temp_left
+                temp_tensors = (*temp_left, *(temp_tensors or (temp_peak,))) if temp_peak else temp_left
                 temp_peak += temp_live
         elif lane == COMPUTE:
             self._live = (temp_live, temp_category, temp_left)

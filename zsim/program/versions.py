@@ -7,7 +7,7 @@ from zsim.plan.version import parse_version
 
 
 def steps_at_start(plan: DeepSpeedPlan) -> bool:
-    """initialize_optimizer_states: until 0.13.2 (pull request 5104) an update with gradients of zero made the states."""
+    """initialize_optimizer_states: until pull request 5104 an update with gradients of zero made the states."""
     return before(plan, 0, 13, 2)
 
 

@@ -342,8 +342,8 @@ class ScenarioFields(Section):
     )
     kernels: Literal["torch", "liger", "unsloth", "flash-attn"] = Field(
         "torch",
-        description="liger: its fused RMSNorm and SwiGLU; unsloth: its RMSNorm and loss in place; flash-attn: its RMSNorm, "
-        "rotary embedding and loss, with xformers' SwiGLU",
+        description="liger: its fused RMSNorm and SwiGLU; unsloth: its RMSNorm and loss in place; "
+        "flash-attn: its RMSNorm, rotary embedding and loss, with xformers' SwiGLU",
     )
     implementation: Literal["hf", "torchtitan"] = Field("hf", description="whose modules")
     grad_clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = 1.0

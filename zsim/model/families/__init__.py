@@ -50,7 +50,9 @@ def build(net: Net) -> Module:
     if net.kernels != "torch" and (family not in LLAMA_LIKE or net.implementation != "hf"):
         accepted = f"transformers' implementation of {', '.join(LLAMA_LIKE)}"
         raise NotModeled(
-            f"{net.kernels[0].upper()}{net.kernels[1:]} kernels in {net.implementation}'s {family}", field="kernels", accepted=accepted
+            f"{net.kernels[0].upper()}{net.kernels[1:]} kernels in {net.implementation}'s {family}",
+            field="kernels",
+            accepted=accepted,
         )
     if net.loss == "compiled" and net.implementation != "torchtitan":
         raise NotModeled(
