@@ -177,7 +177,7 @@ def test_the_model_runs_under_autocast_where_the_plan_has_it(write, framework: s
 
 
 def test_fsdp_plans(write) -> None:
-    assert plan_of(write(framework="fsdp2")) == Fsdp2Plan(world_size=8)
+    assert plan_of(write(framework="fsdp2")) == Fsdp2Plan(world_size=8, grouping="accelerate")
     assert plan_of(write("implementation: torchtitan\n", framework="fsdp2")) == Fsdp2Plan(
         world_size=8, grouping="titan", load="meta"
     )

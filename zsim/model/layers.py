@@ -78,7 +78,7 @@ class Module:
     def __call__(self, *args: Any) -> Any:
         tape = self.net.tape
         outer, tape.label = tape.label, self.kind
-        tape.enter(self)
+        tape.enter(self, args)
         result = self.forward(*args)
         tape.leave(result)
         tape.label = outer

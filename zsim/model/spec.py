@@ -110,6 +110,7 @@ class Module:
     checkpointed: bool = False
     expert: bool = False
     differentiable: bool = True  # what it returns requires a gradient
+    reached: bool = True  # so does what it is called with
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,7 @@ class _Tracer:
             layer.checkpointed,
             any(weight.expert for weight in layer.weights.values()),
             call.differentiable,
+            call.reached,
         )
 
     def _repeated(self, blocks: Blocks, templates: dict[int, _Plan]) -> Iterator[_Repeat]:
@@ -173,6 +174,7 @@ class _Plan(NamedTuple):
     checkpointed: bool
     expert: bool
     differentiable: bool
+    reached: bool
 
     def module(self, path: str, shift: int) -> Module:
         body: list[Module | Compute] = []
@@ -186,7 +188,7 @@ class _Plan(NamedTuple):
         params = tuple([index + shift for index in self.params]) if shift else self.params
         return Module(
             path + self.suffix, self.module_class, self.role, params, tuple(body), self.checkpointed, self.expert,
-            self.differentiable,
+            self.differentiable, self.reached,
         )  # fmt: skip
 
 
