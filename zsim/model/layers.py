@@ -28,6 +28,7 @@ class Net:
     implementation: str = "hf"
     kernels: str = "torch"
     sequence_parallel_size: int = 1  # ranks that share the sequences (Ulysses)
+    adapters: str | None = None  # dtype of adapters' shards, where it is another one
     layer_keys: tuple[Hashable, ...] = ()  # per layer: blocks are traced once per key (which parameters are frozen)
 
     def checkpoints(self, block: int) -> bool:

@@ -125,6 +125,7 @@ class Workload:
     seq_len: int
     dtype: str = "bfloat16"  # of compute, and of activations and weights but under torch.autocast
     weights: str | None = None  # under torch.autocast in `dtype`: that of the weights
+    adapters: str | None = None  # of adapters that are sharded by themselves, as they lie between uses; None: `dtype`
     # flash | flash3 | cudnn | sdpa (the one that torch takes) | efficient (SDPA that is given a mask) | eager
     attention: str = "flash"
     checkpointing: str = "none"  # none | full | selective (torchtitan's per-op policy)

@@ -68,6 +68,7 @@ class _Tracer:
             workload.implementation,
             workload.kernels,
             workload.sequence_parallel_size,
+            workload.adapters,
             _layer_keys(spec, reached=workload.checkpointing != "none" and workload.implementation == "hf"),
         )
         self.model = families.build(net)

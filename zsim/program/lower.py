@@ -30,9 +30,14 @@ def lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, ste
 
 
 def under(plan: AnyPlan, workload: Workload) -> Workload:
-    """The workload as the plan runs it: under torch.autocast over weights of the plan's dtype, where it has that."""
+    """The workload as the plan runs it: under torch.autocast over weights of the plan's dtype, where it has that, and
+    with adapters in the dtype of their shards."""
     weights = plan.dtype if isinstance(plan, DdpPlan) and plan.autocast else None
-    return workload if workload.weights == weights else replace(workload, weights=weights)
+    apart = isinstance(plan, Fsdp1Plan | Fsdp2Plan) and plan.adapter_units and plan.storage_dtype != plan.param_dtype
+    adapters = plan.storage_dtype if apart else None  # type: ignore[union-attr]
+    if (workload.weights, workload.adapters) == (weights, adapters):
+        return workload
+    return replace(workload, weights=weights, adapters=adapters)
 
 
 def _differing(plan: AnyPlan) -> int:
