@@ -14,7 +14,7 @@ from zsim.errors import NotModeled
 from zsim.model.kernels import Attention, Gemm, Memory
 
 A100, H100 = catalog.device("A100-SXM-80GB"), catalog.device("H100-SXM")
-GENERIC = load_profile("RTX A6000")
+GENERIC = load_profile("generic")
 sizes = st.integers(1, 20_000)
 
 
@@ -99,7 +99,7 @@ def test_flash_attention_2_on_h100(seq, causal, tflops):
 
 
 def test_unknown_implementation_falls_back_to_flash():
-    assert seconds(attention(impl="sdpa")) == seconds(attention(impl="flash"))
+    assert seconds(attention(impl="sdpa")) == seconds(attention(impl="flash"))  # on A100
 
 
 def test_memory_kernel_moves_bytes_at_its_kinds_share():

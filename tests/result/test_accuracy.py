@@ -37,6 +37,11 @@ def test_borrowed_runs_are_called_so():
     assert borrowed.evidence.startswith("no measurement with DeepSpeed on this kind of GPU; nearest is torchtitan")
 
 
+def test_runs_of_the_gpu_that_this_one_is_like_are_called_so():
+    profile = dataclasses.replace(load_profile("H200-SXM"), evidence=(TITAN,))
+    assert accuracy(profile, 8, "fsdp2").evidence.startswith("no measurement on H200-SXM itself; nearest is torchtitan")
+
+
 def test_an_optimizer_on_the_cpu_is_said_to_be_less_certain():
     assert said(FOUNDRY, on_cpu=True).evidence.endswith("steps up to twice as long as predicted were measured")
     assert "CPU" not in said(FOUNDRY).evidence

@@ -177,7 +177,7 @@ def test_the_model_runs_under_autocast_where_the_plan_has_it(write, framework: s
 
 
 def test_fsdp_plans(write) -> None:
-    assert plan_of(write(framework="fsdp2")) == Fsdp2Plan(world_size=8)
+    assert plan_of(write(framework="fsdp2")) == Fsdp2Plan(world_size=8, grouping="accelerate")
     assert plan_of(write("implementation: torchtitan\n", framework="fsdp2")) == Fsdp2Plan(
         world_size=8, grouping="titan", load="meta"
     )
@@ -325,3 +325,12 @@ def test_micro_batch_from_deepspeeds_triangle(write) -> None:
     config = str(DATA / "ds_config/commented_stage3.json")
     setup = resolve(write("", framework="", micro_batch="", deepspeed_config=config))
     assert (setup.workload.micro_batch, setup.plan.grad_accum) == (2, 4)  # 64 sequences on 8 GPUs
+
+
+@pytest.mark.parametrize(("attention", "said"), [("flash", True), ("sdpa", False), ("eager", False)])
+def test_a_gpu_without_flash_attention_says_what_runs_in_its_place(write, attention: str, said: bool) -> None:
+    old = str(ROOT / "topologies/dgx1_v100_8.yaml")
+    setup = resolve(write("zero: {stage: 3}\n", cluster=old, precision="fp16", attention=attention))
+    note = "FlashAttention 2 does not run on V100-SXM2-32GB: torch's memory-efficient kernel in its place"
+    assert (note in setup.assumptions) == said
+    assert not any("FlashAttention" in note for note in resolve(write("zero: {stage: 3}\n")).assumptions)

@@ -39,6 +39,33 @@ def test_states_of_adapters_only(framework: str) -> None:
     assert sum(held.values()) <= 16 * 6_815_744 * 1.05
 
 
+@pytest.mark.parametrize("framework", ["fsdp1", "fsdp2"])
+def test_frozen_shards_stay_as_loaded(framework: str) -> None:
+    """accelerate 1.15 widens what is trained alone: a quarter of 8.03e9 at 2 bytes, of 41.9e6 at 4."""
+    overrides = [f"framework={framework}", "zero=null", "lora={r: 16}", "seq_len=512", "checkpointing=full"]
+    result = zsim.simulate(LLAMA, overrides)
+    expected = (2 * 8_030_261_248 + 4 * 41_943_040) / 4
+    assert result.gpu.by_category["parameters"] == pytest.approx(expected, rel=1e-3)
+    assert result.setup.plan.adapter_units
+    as_others = zsim.simulate(LLAMA, [*overrides, "fsdp.frozen_dtype=float32"])
+    assert as_others.gpu.by_category["parameters"] == pytest.approx(result.params, rel=1e-3)  # 4 bytes over 4 ranks
+
+
+@pytest.mark.parametrize("framework", ["fsdp1", "fsdp2"])
+def test_qlora_sharded(framework: str) -> None:
+    overrides = [f"framework={framework}", "zero=null", "lora={r: 16}", "quantize=nf4", "seq_len=512"]
+    result = zsim.simulate(LLAMA, overrides)
+    linear = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    shards = (linear / 2 + 2 * (8_030_261_248 - linear) + 2 * 41_943_040) / 4
+    assert result.gpu.by_category["parameters"] == pytest.approx(shards + linear / 64, rel=2e-3)
+
+
+def test_fsdp1_refuses_mixed_units_of_flat_parameters() -> None:
+    overrides = ["framework=fsdp1", "zero=null", "lora={r: 16}", "quantize=nf4"]
+    with pytest.raises(InputError, match="frozen and trained parameters in one unit"):
+        zsim.simulate(LLAMA, [*overrides, "fsdp={adapter_units: false, use_orig_params: false}"])
+
+
 def test_no_room_in_host_memory_is_not_fitting() -> None:
     """Every rank of eight reads 65 GB: 524 GB, then nothing is left of it."""
     overrides = ["zero.zero_init=false", "load=every_rank"]

@@ -33,6 +33,7 @@ WIDE = {
 }  # fmt: skip
 WIDE_GPT2 = {"n_embd": 64, "n_head": 4, "vocab_size": 300}
 TIED = {"tie_word_embeddings": True}
+ACCELERATE = {"accelerate": True, "root_reshard": "default"}  # as its fsdp2_prepare_model does since 1.14
 LORA = {"r": 8, "targets": ["q_proj", "v_proj", "down_proj"]}
 
 
@@ -109,6 +110,13 @@ def _fsdp2() -> list[Config]:
         _make("fsdp2", "tied", over=TIED),
         _make("fsdp2", "lora", lora=LORA),
         _make("fsdp2", "lora_ckpt", lora=LORA, ckpt=True),
+        _make("fsdp2", "accelerate", fsdp=ACCELERATE),
+        _make("fsdp2", "accelerate", 4, ga=2, fsdp=ACCELERATE),
+        _make("fsdp2", "accelerate_ckpt", ckpt=True, fsdp=ACCELERATE),
+        _make("fsdp2", "accelerate_tied", over=TIED, fsdp=ACCELERATE),
+        _make("fsdp2", "accelerate_tied", ga=2, model="qwen2", fsdp=ACCELERATE),
+        _make("fsdp2", "accelerate_grad_op", fsdp=ACCELERATE | {"reshard_after_forward": False}),
+        _make("fsdp2", "accelerate_offload", fsdp=ACCELERATE | {"offload": True}),
         _make("fsdp2", "raf_true", model="gpt2"),
         _make("fsdp2", "raf_true", model="qwen3"),
         _make("fsdp2", "raf_true", model="mixtral"),
@@ -141,6 +149,29 @@ def _fsdp1() -> list[Config]:
         _make("fsdp1", "full_shard", model="gpt2"),
         _make("fsdp1", "full_shard_tied", over=TIED),
         _make("fsdp1", "lora", lora=LORA),
+        *_adapter_units(),
+    ]
+
+
+def _adapter_units() -> list[Config]:
+    """Adapters wrapped one by one, as transformers' Trainer has it done for every model of peft's. Without autocast
+    FSDP1 needs all in one dtype: peft casts an adapter's input to the dtype of its shard."""
+    units = {"adapter_units": True}
+    one: Config = {"lora": LORA, "dtype": "bfloat16"}
+    return [
+        _make("fsdp1", "units_lora", **one, fsdp=units),
+        _make("fsdp1", "units_lora_ckpt", ga=2, **one, ckpt=True, fsdp=units),
+        _make("fsdp1", "units_lora_offload", **one, fsdp=units | {"offload": True}),
+        _make("fsdp1", "units_lora_flat", 4, **one, fsdp=units | {"use_orig_params": False}),
+        _make("fsdp1", "units_lora_grad_op", ga=2, **one, fsdp=units | {"strategy": "SHARD_GRAD_OP"}),
+        _make("fsdp1", "units_lora_no_shard", **one, fsdp=units | {"strategy": "NO_SHARD"}),
+        _make("fsdp1", "units_lora_post", **one, ckpt=True, fsdp=units | {"backward_prefetch": "BACKWARD_POST"}),
+        _make("fsdp2", "units_lora", lora=LORA, fsdp=units),
+        _make("fsdp2", "units_lora_ckpt", ga=2, lora=LORA, ckpt=True, fsdp=units),
+        _make("fsdp2", "units_lora_offload", lora=LORA, fsdp=units | {"offload": True}),
+        _make("fsdp2", "units_lora_accelerate", lora=LORA, fsdp=units | ACCELERATE),
+        _make("fsdp2", "units_lora_upcast", **one, over=WIDE, fsdp=units | ACCELERATE | {"upcast_trained": True}),
+        _make("fsdp2", "lora_upcast", **one, over=WIDE, fsdp=ACCELERATE | {"upcast_trained": True}),
     ]
 
 

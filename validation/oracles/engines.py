@@ -143,12 +143,22 @@ def run_fsdp2(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
             arguments["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
         reshard = settings.get("reshard_after_forward", True)
         blocks = models.blocks(model)
+        embedding, norm, head = model.model.embed_tokens, model.model.norm, model.lm_head
+        tied = embedding.weight is head.weight
+        if settings.get("upcast_trained"):  # as accelerate does since 1.14 with what was loaded in bfloat16
+            for parameter in models.trained(model):
+                parameter.data = parameter.data.to(torch.float32)
+        for module in models.adapter_leaves(model) if settings.get("adapter_units") else ():
+            fully_shard(module, reshard_after_forward=reshard, **arguments)
         if settings.get("titan"):
-            fully_shard(model.model.embed_tokens, reshard_after_forward=reshard, **arguments)
+            fully_shard(embedding, reshard_after_forward=reshard, **arguments)
         for block in blocks:
             fully_shard(block, reshard_after_forward=reshard, **arguments)
-        if settings.get("titan"):
-            fully_shard([model.model.norm, model.lm_head], reshard_after_forward=False, **arguments)
+        if settings.get("accelerate") and not tied:
+            fully_shard(embedding, reshard_after_forward=reshard, **arguments)
+        if settings.get("titan") or settings.get("accelerate"):
+            ends = [norm, embedding, head] if tied else [norm, head]
+            fully_shard(ends, reshard_after_forward=False, **arguments)
         root = {} if settings.get("root_reshard") == "default" else {"reshard_after_forward": reshard}
         fully_shard(model, **root, **arguments)
         if settings.get("upcast"):  # as accelerate does with what was loaded in bfloat16
@@ -198,7 +208,7 @@ def run_fsdp1(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
         MixedPrecision,
         ShardingStrategy,
     )
-    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+    from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
 
     settings = config.get("fsdp", {})
     with recorder:
@@ -215,10 +225,14 @@ def run_fsdp1(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
             _give_up_gradients()
             torch.cpu.Stream.synchronize = lambda stream: None  # type: ignore[attr-defined]
         prefetch = settings.get("backward_prefetch", "BACKWARD_PRE")
+        policy: Any = ModuleWrapPolicy({type(models.blocks(model)[0])})
+        if settings.get("adapter_units"):
+            units = {id(module) for module in [*models.adapter_leaves(model), *models.blocks(model)]}
+            policy = CustomPolicy(lambda module: id(module) in units)
         wrapped = FullyShardedDataParallel(
             model,
             sharding_strategy=ShardingStrategy[settings.get("strategy", "FULL_SHARD")],
-            auto_wrap_policy=ModuleWrapPolicy({type(models.blocks(model)[0])}),
+            auto_wrap_policy=policy,
             mixed_precision=MixedPrecision(
                 param_dtype=torch.bfloat16, reduce_dtype=getattr(torch, settings.get("reduce_dtype", "bfloat16"))
             ),

@@ -116,6 +116,16 @@ def adapt(model: torch.nn.Module, lora: dict[str, Any]) -> None:
     freeze_all_but(model, "lora_")
 
 
+def trained(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def adapter_leaves(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """peft/utils/other.py fsdp_auto_wrap_policy: leaves whose weight is trained, beside the blocks."""
+    return [m for m in model.modules() if not list(m.children()) and getattr(m, "weight", None) is not None
+            and m.weight.requires_grad]  # fmt: skip
+
+
 def freeze_all_but(model: torch.nn.Module, part: str) -> None:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(part in name)

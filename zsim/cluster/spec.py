@@ -35,11 +35,17 @@ class Device:
     pcie_gen: int = 0
     pcie_lanes: int = 0
     c2c_bandwidth: float = 0.0  # bytes/s each way to a CPU on the same module, which then replaces PCIe
+    compute_capability: str = ""  # NVIDIA's, "9.0"; AMD's "gfx942"
 
     @property
     def without_cuda(self) -> bool:
         """Neither PYTORCH_ALLOC_CONF nor managed memory: torch's backends for Apple's GPUs and for CPUs."""
         return self.unified and self.vendor.lower() not in ("nvidia", "amd")
+
+    @property
+    def without_flash(self) -> bool:
+        """FlashAttention 2 is made for compute capability 8.0 and later; torch's SDPA checks it too."""
+        return self.architecture in ("Volta", "Turing")
 
 
 @dataclass(frozen=True, slots=True)

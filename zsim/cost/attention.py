@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zsim.cluster.spec import Device
 from zsim.cost.profile import AttentionCost
 from zsim.model.kernels import Attention
 
@@ -13,6 +14,24 @@ def seconds(kernel: Attention, cost: AttentionCost, peak: float) -> float:
         efficiency *= cost.small_head
     share = visible_share(kernel, cost.causal_tile) + cost.depth / kernel.kv_len
     return kernel.flops * share / (peak * efficiency)
+
+
+# Where torch's SDPA takes cuDNN's kernel first.
+_CUDNN_FIRST = ("9.0", "10.0", "10.3")
+
+
+def implementation(asked: str, device: Device) -> str:
+    """The kernel that `asked` runs as on `device`.
+
+    torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: `check_prefer_cudnn_attention` (with cuDNN 9.15.1,
+    which the wheels for CUDA 13 bring; the older ones for CUDA 12 stay with FlashAttention), `check_flash_attention_
+    hardware_support`, after which SDPA takes its memory-efficient kernel.
+    """
+    if device.without_flash and asked in ("sdpa", "flash"):
+        return "efficient"
+    if asked == "sdpa":
+        return "cudnn" if device.compute_capability in _CUDNN_FIRST else "flash"
+    return asked
 
 
 def visible_share(kernel: Attention, tile: int) -> float:

@@ -15,9 +15,6 @@ from zsim.program.ops import Collective, Compute, Copy, CpuWork, HostWork, Op
 
 Groups = tuple[tuple[int, ...], ...]
 
-# Implementations that a profile may not know, and which one stands for them.
-_ATTENTION_LIKE = {"sdpa": "flash"}
-
 
 class Capacities(Mapping[str, float]):
     """bytes/s of each link of a cluster, looked up when asked for."""
@@ -140,8 +137,7 @@ def kernel_seconds(kernel: Kernel, device: Device, profile: Profile) -> float:
     if isinstance(kernel, Gemm):
         arithmetic = gemm.seconds(kernel, profile.gemm, peak_flops(device, kernel.dtype))
     elif isinstance(kernel, Attention):
-        name = _ATTENTION_LIKE.get(kernel.impl, kernel.impl)
-        cost = profile.attention.get(name) or profile.attention["flash"]
+        cost = profile.attention.get(attention.implementation(kernel.impl, device)) or profile.attention["flash"]
         arithmetic = attention.seconds(kernel, cost, peak_flops(device, kernel.dtype))
     return kernel.launches * profile.launch_gap + max(arithmetic, traffic)
 

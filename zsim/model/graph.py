@@ -160,9 +160,9 @@ class Segment:
 class Call:
     """One call of a module: child calls and segments in order."""
 
-    __slots__ = ("body", "differentiable", "module")
+    __slots__ = ("body", "differentiable", "module", "reached")
 
-    def __init__(self, module: Any) -> None:
-        self.module = module
+    def __init__(self, module: Any, reached: bool) -> None:
+        self.module, self.reached = module, reached  # what it is called with requires a gradient
         self.differentiable = True  # what it returns requires a gradient
         self.body: list[Call | Segment] = []

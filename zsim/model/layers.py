@@ -29,6 +29,7 @@ class Net:
     kernels: str = "torch"
     wide_cache: bool = False
     sequence_parallel_size: int = 1  # ranks that share the sequences (Ulysses)
+    adapters: str | None = None  # dtype of adapters' shards, where it is another one
     layer_keys: tuple[Hashable, ...] = ()  # per layer: blocks are traced once per key (which parameters are frozen)
 
     def checkpoints(self, block: int) -> bool:
@@ -79,7 +80,7 @@ class Module:
     def __call__(self, *args: Any) -> Any:
         tape = self.net.tape
         outer, tape.label = tape.label, self.kind
-        tape.enter(self)
+        tape.enter(self, args)
         result = self.forward(*args)
         tape.leave(result)
         tape.label = outer

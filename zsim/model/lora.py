@@ -124,7 +124,11 @@ class ModuleDict(Module):
 
 
 class LoraLinear(Module):
-    """peft/tuners/lora/layer.py Linear.forward: base(x) + B(A(dropout(x))) * scaling."""
+    """peft/tuners/lora/layer.py Linear.forward: base(x) + B(A(dropout(x))) * scaling.
+
+    `_cast_input_dtype` casts x to the dtype of A's weight. An adapter that is sharded by itself is still a shard then,
+    and what it is given goes back to the dtype of the run: FSDP2 casts it in the unit's pre-forward, autocast FSDP1's.
+    """
 
     kind = "residual"
     class_name = "Linear"
@@ -145,7 +149,8 @@ class LoraLinear(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         result = self.base_layer(x)
-        update = self.lora_B.default(self.lora_A.default(self.drop(x)))
+        wanted = self.drop(F.to(x, self.net.adapters or x.dtype))
+        update = self.lora_B.default(self.lora_A.default(F.to(wanted, x.dtype)))
         return F.add(result, F.scale(update))
 
 

@@ -115,6 +115,7 @@ class Module:
     checkpointed: bool = False
     expert: bool = False
     differentiable: bool = True  # what it returns requires a gradient
+    reached: bool = True  # so does what it is called with
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,8 @@ class Workload:
     seq_len: int
     dtype: str = "bfloat16"  # of compute, and of activations and weights but under torch.autocast
     weights: str | None = None  # under torch.autocast in `dtype`: that of the weights
-    # flash | flash3 | cudnn | sdpa (= flash where it applies) | efficient (SDPA that is given a mask) | eager
+    adapters: str | None = None  # of adapters that are sharded by themselves, as they lie between uses; None: `dtype`
+    # flash | flash3 | cudnn | sdpa (the one that torch takes) | efficient (SDPA that is given a mask) | eager
     attention: str = "flash"
     checkpointing: str = "none"  # none | full | selective (torchtitan's per-op policy)
     checkpointed: tuple[int, ...] | None = None  # the blocks it applies to; None: all

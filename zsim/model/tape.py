@@ -80,11 +80,11 @@ class Tape:
 
     def begin(self) -> Call:
         """The outermost call, whose only child will be the root module."""
-        self._stack = [Call(None)]
+        self._stack = [Call(None, False)]
         return self._stack[0]
 
-    def enter(self, module: Any) -> None:
-        call = Call(module)
+    def enter(self, module: Any, args: tuple[Any, ...]) -> None:
+        call = Call(module, any(isinstance(arg, Tensor) and arg.needs_grad for arg in args))
         if self.phase == "forward":
             self._stack[-1].body.append(call)
         self._stack.append(call)

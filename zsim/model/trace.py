@@ -69,6 +69,7 @@ class _Tracer:
             workload.kernels,
             workload.wide_cache,
             workload.sequence_parallel_size,
+            workload.adapters,
             _layer_keys(spec, reached=workload.checkpointing != "none" and workload.implementation == "hf"),
         )
         self.model = families.build(net)
@@ -138,6 +139,7 @@ class _Tracer:
             layer.checkpointed,
             any(weight.expert for weight in layer.weights.values()),
             call.differentiable,
+            call.reached,
         )
 
     def _repeated(self, blocks: Blocks, templates: dict[int, _Plan]) -> Iterator[_Repeat]:
@@ -174,6 +176,7 @@ class _Plan(NamedTuple):
     checkpointed: bool
     expert: bool
     differentiable: bool
+    reached: bool
 
     def module(self, path: str, shift: int) -> Module:
         body: list[Module | Compute] = []
@@ -187,7 +190,7 @@ class _Plan(NamedTuple):
         params = tuple([index + shift for index in self.params]) if shift else self.params
         return Module(
             path + self.suffix, self.module_class, self.role, params, tuple(body), self.checkpointed, self.expert,
-            self.differentiable,
+            self.differentiable, self.reached,
         )  # fmt: skip
 
 

@@ -159,8 +159,11 @@ class Fsdp2Plan(Plan):
     reshard_backward_only_last: bool = False  # set_reshard_after_backward(False) until the last micro-step
     last_backward_only_last: bool = False  # set_is_last_backward(False) until the last micro-step
     # hf: the root holds everything outside blocks | titan: embedding, blocks, norm+head | titan2024: as hf, and the
-    # last block keeps its parameters (torchtitan before July 2025, pull request 1094)
+    # last block keeps its parameters (torchtitan before July 2025, pull request 1094) | accelerate: of release 1.14 and
+    # later, as titan, and a tied embedding with norm and head
     grouping: str = "hf"
+    adapter_units: bool = False  # every adapter a unit of its own, as transformers' Trainer has it for peft's models
+    frozen_dtype: str | None = None  # of shards that are not trained; None: as the others
     cpu_offload: bool = False
     offload_pin_memory: bool = True  # CPUOffloadPolicy.pin_memory
 
@@ -174,6 +177,7 @@ class Fsdp1Plan(Plan):
     param_dtype: str = "bfloat16"
     reduce_dtype: str = "bfloat16"
     storage_dtype: str = "float32"  # of the model that was wrapped: shards, their gradients, optimizer states
+    frozen_dtype: str | None = None  # of units that are not trained; None: as the others
     backward_prefetch: str | None = "BACKWARD_PRE"  # BACKWARD_POST | None
     forward_prefetch: bool = False
     limit_all_gathers: bool = True
@@ -181,6 +185,7 @@ class Fsdp1Plan(Plan):
     no_sync: bool = False
     use_orig_params: bool = True  # accelerate's and torchtitan's choice; torch's own default is False
     flat: bool = False  # no auto-wrap policy: one unit
+    adapter_units: bool = False  # every adapter a unit of its own, as transformers' Trainer has it for peft's models
     cpu_offload: bool = False
 
 

@@ -27,7 +27,7 @@ class Fsdp1(Hooks[Fsdp1Plan]):
         self.builder = Builder()
         self.flat = FlatParameters(model, plan, self.builder)
         shards = self.flat.shards if self.flat.sharded else 1
-        groups = groups_of(model, tree, "flat" if plan.flat else "hf")
+        groups = groups_of(model, tree, "flat" if plan.flat else "hf", adapter_units=plan.adapter_units)
         self.handles = [Handle(group, model, plan, shards) for group in groups]
         self.by_module = {handle.module: handle for handle in self.handles}
         self.owner = {param: handle for handle in self.handles for param in handle.params}
@@ -40,10 +40,10 @@ class Fsdp1(Hooks[Fsdp1Plan]):
 
     def allocate(self) -> None:
         for handle in self.handles if self.plan.cpu_offload else ():
-            whole = self.flat.master_size * sum(handle.numels)
+            whole = handle.stored_size * sum(handle.numels)
             self.builder.alloc(f"parameters of:{handle.name}", "parameters", whole, "host")
         for handle in sorted(self.handles, key=lambda handle: handle.is_root):
-            nbytes = self.flat.master_size * handle.shard
+            nbytes = handle.stored_size * handle.shard
             if self.plan.cpu_offload:
                 self._wrap(handle, nbytes)
             else:
@@ -63,7 +63,7 @@ class Fsdp1(Hooks[Fsdp1Plan]):
 
     def _wrap(self, handle: Handle, nbytes: int) -> None:
         """FlatParamHandle, unit by unit, the root last: its parameters in one tensor, and the shard of that cloned."""
-        flat = self.flat.master_size * handle.full
+        flat = handle.stored_size * handle.full
         self.builder.alloc(f"flat:{handle.name}", "parameters", flat, "host")
         self.builder.alloc(f"shard:{handle.name}, pageable", "parameters", nbytes, "host")
         self.builder.free(f"flat:{handle.name}")
@@ -72,7 +72,7 @@ class Fsdp1(Hooks[Fsdp1Plan]):
     def _pin(self) -> None:
         """_flat_param.py, init_flat_param_attributes, in the first forward: shard and _cpu_grad, for good."""
         for handle in self.handles:
-            nbytes = self.flat.master_size * handle.shard
+            nbytes = handle.stored_size * handle.shard
             self.builder.alloc(f"shard:{handle.name}", "parameters", pinned_bytes(nbytes), "host")
             self.builder.free(f"shard:{handle.name}, pageable")
             self.builder.alloc_host(f"gradient on host:{handle.name}", "gradients", nbytes, True)
@@ -81,6 +81,7 @@ class Fsdp1(Hooks[Fsdp1Plan]):
 
     def pre_forward(self, module: Module, phase: str) -> None:
         if phase == "recompute":
+            self._enter_again(module)
             return
         if module.role == "root":
             if self.plan.cpu_offload and self.first_iteration:
@@ -106,6 +107,16 @@ class Fsdp1(Hooks[Fsdp1Plan]):
         if self.plan.forward_prefetch:
             self._forward_prefetch(found)
 
+    def _enter_again(self, module: Module) -> None:
+        """A unit within a checkpointed block; one whose backward has begun stays as it is."""
+        handle = self.by_module.get(module.name)
+        if handle is None or handle.ran_pre_backward:
+            return
+        self.builder.host_work("fsdp1 pre-forward", "backward", module=module.name, micro=self.micro)
+        if not handle.prefetched:
+            self._unshard(handle, "backward")
+        self.builder.wait_stream(COMPUTE, ALL_GATHER)
+
     def _forward_prefetch(self, handle: Handle) -> None:
         """The unit after this one in the order that the first iteration recorded."""
         if handle.forward_index is None or handle.forward_index + 1 >= len(self.forward_order):
@@ -117,9 +128,11 @@ class Fsdp1(Hooks[Fsdp1Plan]):
 
     def post_forward(self, module: Module, phase: str) -> None:
         handle = self.by_module.get(module.name)
-        if handle is None or phase == "recompute":
+        again = phase == "recompute"
+        if handle is None or (again and handle.ran_pre_backward):
             return
-        self.builder.host_work("fsdp1 post-forward", "forward", module=module.name, micro=self.micro)
+        phase = "backward" if again else "forward"
+        self.builder.host_work("fsdp1 post-forward", phase, module=module.name, micro=self.micro)
         if not handle.post_forward_index:  # torch's test, true for index 0 as well
             handle.post_forward_index = len(self.post_forward_order)
         self.post_forward_order.append(handle)

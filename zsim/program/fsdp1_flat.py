@@ -49,6 +49,9 @@ class Handle:
             total = ceil(total / align) * align + numel
         self.shard = ceil(total / shards)
         self.full = self.shard * shards
+        stored = plan.storage_dtype if self.trainable else plan.frozen_dtype or plan.storage_dtype
+        self.stored_size = int(DTYPE_BYTES[stored])  # bytes per element between steps
+        self.mixed = stored != plan.param_dtype
 
         self.unsharded = False
         self.prefetched = False
@@ -75,8 +78,7 @@ class FlatParameters:
         self.replicas, self.shards = mesh_of(plan.mesh if self.hybrid else None, plan.world_size)
         self.param_size = int(DTYPE_BYTES[plan.param_dtype])
         self.reduce_size = int(DTYPE_BYTES[plan.reduce_dtype])
-        self.master_size = int(DTYPE_BYTES[plan.storage_dtype])  # of shards, their gradients, the optimizer's states
-        self.mixed = plan.param_dtype != plan.storage_dtype
+        self.master_size = int(DTYPE_BYTES[plan.storage_dtype])  # of gradients of shards and the optimizer's states
         self.device = "host" if plan.cpu_offload else "gpu"
         self.group = "shard" if self.hybrid else "world"
 
@@ -87,14 +89,14 @@ class FlatParameters:
         builder, plan = self.builder, self.plan
         on_gpu, low = f"on GPU:{handle.name}", f"low-precision shard:{handle.name}"
         if plan.cpu_offload:
-            builder.alloc(on_gpu, "all_gather_buffers", self.master_size * handle.shard, lane=COPY_IN)
-            copy = Copy("h2d", self.master_size * handle.shard)
+            builder.alloc(on_gpu, "all_gather_buffers", handle.stored_size * handle.shard, lane=COPY_IN)
+            copy = Copy("h2d", handle.stored_size * handle.shard)
             builder.stream_wait(
                 COPY_IN, builder.launch(H2D, "shard to GPU", phase, copy, module=handle.name, micro=micro)
             )
-        if self.mixed:
+        if handle.mixed:
             builder.alloc(low, "all_gather_buffers", handle.shard * self.param_size, lane=COPY_IN)
-            nbytes = self.master_size * handle.shard, self.param_size * handle.shard
+            nbytes = handle.stored_size * handle.shard, self.param_size * handle.shard
             self._kernel(COPY_IN, "cast shard", phase, handle, micro, [nbytes])
             if plan.cpu_offload:
                 builder.free(on_gpu)
@@ -125,7 +127,7 @@ class FlatParameters:
         builder.alloc(f"unsharded:{handle.name}", "all_gather_buffers", handle.full * self.param_size, lane=ALL_GATHER)
         work = Collective("all_gather", self.plan.param_dtype, handle.shard, handle.full, self.group)
         gathered = builder.launch(ALL_GATHER, "all-gather", phase, work, module=handle.name, micro=micro)
-        if self.mixed:
+        if handle.mixed:
             builder.free(f"low-precision shard:{handle.name}", gathered)
         elif self.plan.cpu_offload:
             builder.free(f"on GPU:{handle.name}", gathered)
@@ -134,7 +136,7 @@ class FlatParameters:
         if self.sharded:
             # record_stream on the compute stream: the bytes are free when what was issued there is done
             self.builder.free(f"unsharded:{handle.name}", self.builder.last(COMPUTE))
-        elif self.mixed:
+        elif handle.mixed:
             self.builder.free(f"low-precision shard:{handle.name}")
         elif self.plan.cpu_offload:
             self.builder.free(f"on GPU:{handle.name}")

@@ -37,14 +37,14 @@ class Fsdp2(Hooks[Fsdp2Plan]):
     def _units(self) -> list[Unit]:
         plan = self.plan
         units = []
-        for group in groups_of(self.model, self.tree, plan.grouping):
+        for group in groups_of(self.model, self.tree, plan.grouping, adapter_units=plan.adapter_units):
             reshard = plan.reshard_after_forward
             if group.role == "root":
                 # _lazy_init: left unset, the root keeps its parameters, which backward needs at once
                 reshard = bool(plan.root_reshard_after_forward) and reshard
             elif len(group.modules) > 1:
                 reshard = False  # torchtitan parallelize_llama: the last unit is needed again at once
-            units.append(Unit(group, self.model, self.comm.shards, reshard))
+            units.append(Unit(group, self.model, plan, self.comm.shards, reshard))
         blocks = [unit for unit in units if unit.role == "block"]
         if plan.grouping == "titan2024":
             blocks[-1].reshard = False  # its backward comes first
@@ -56,7 +56,7 @@ class Fsdp2(Hooks[Fsdp2Plan]):
     def allocate(self) -> None:
         """What lives as long as the run."""
         for unit in self.units:
-            sizes = tuple([self.comm.stored_bytes([numel]) for numel in unit.shard_numels])
+            sizes = tuple([self.comm.stored_bytes([size]) for size in unit.shard_sizes])
             self.builder.alloc(f"shard:{unit.name}", "parameters", sum(sizes), self.comm.device, tensors=sizes)
         if self.plan.storage_dtype != self.plan.param_dtype and self.plan.grouping == "hf":
             # accelerate's fsdp2_prepare_model upcasts the shards of what was loaded in the dtype of the run; the root
@@ -80,7 +80,8 @@ class Fsdp2(Hooks[Fsdp2Plan]):
 
     def pre_forward(self, module: Module, phase: str) -> None:
         if phase == "recompute":
-            return  # pre-backward has gathered the parameters
+            self._enter_again(module)
+            return
         if module.role == "root":
             # _root_pre_forward: gathers read what the optimizer wrote
             self.builder.wait_stream(COPY_IN, COMPUTE)
@@ -97,6 +98,15 @@ class Fsdp2(Hooks[Fsdp2Plan]):
             unit.running = set(unit.modules)
             for target in unit.forward_prefetch:
                 self._unshard(target, "forward")
+
+    def _enter_again(self, module: Module) -> None:
+        """A unit within a checkpointed block; what it gathers here stays for its backward (post_forward, `is_bw`)."""
+        unit = self.by_module.get(module.name)
+        if unit is not None:
+            if unit.training is not Training.PRE_BACKWARD:
+                self.builder.host_work("fsdp2 pre-forward", "backward", module=module.name, micro=self.micro)
+            self._unshard(unit, "backward")
+            self._wait_for_unshard(unit, "backward")
 
     def post_forward(self, module: Module, phase: str) -> None:
         if phase == "recompute":

@@ -39,13 +39,18 @@ class Training(Enum):
 class Unit:
     """FSDPParamGroup: parameters that travel together. Element counts include the padding of dim 0 to the shards."""
 
-    def __init__(self, group: Group, model: ModelSpec, shards: int, reshard: bool | int) -> None:
+    def __init__(self, group: Group, model: ModelSpec, plan: Fsdp2Plan, shards: int, reshard: bool | int) -> None:
         self.name, self.modules, self.params, self.role = group.name, group.modules, group.params, group.role
         self.input_has_grad, self.output_has_grad = group.input_has_grad, group.output_has_grad
-        shapes = [model.parameters[index].shape for index in self.params]
+        parameters = [model.parameters[index] for index in self.params]
+        shapes = [parameter.shape for parameter in parameters]
         # _fsdp_param.py _init_sharded_param: torch.chunk along dim 0, every chunk padded to the first
         self.shard_numels = [ceil(shape[0] / shards) * prod(shape[1:]) if shape else 1 for shape in shapes]
         self.shard = sum(self.shard_numels)
+        frozen = int(DTYPE_BYTES[plan.frozen_dtype or plan.storage_dtype])
+        trained = int(DTYPE_BYTES[plan.storage_dtype])
+        self.store_sizes = [trained if parameter.trainable else frozen for parameter in parameters]  # bytes per element
+        self.shard_sizes = [numel * size for numel, size in zip(self.shard_numels, self.store_sizes, strict=True)]
         self.full = self.shard * shards
         self.reshard = reshard  # after forward; an int: to that many ranks
         self.forward_prefetch: Sequence[Unit] = ()
@@ -76,11 +81,11 @@ class Collectives:
         self.reduce_size = int(DTYPE_BYTES[plan.reduce_dtype])
         self.device = "host" if plan.cpu_offload else "gpu"
 
-    def stored_bytes(self, numels: Sequence[int]) -> int:
+    def stored_bytes(self, sizes: Sequence[int]) -> int:
         """Of shards or their gradients, as kept between steps: on the host each is pinned by itself."""
         if self.plan.cpu_offload and self.plan.offload_pin_memory:
-            return sum(pinned_bytes(numel * self.store_size) for numel in numels)
-        return sum(numels) * self.store_size
+            return sum(map(pinned_bytes, sizes))
+        return sum(sizes)
 
     def ranks(self, unit: Unit) -> int:
         """How many ranks hold a shard of the unit now."""
@@ -101,20 +106,25 @@ class Collectives:
         """foreach_all_gather; returns its event."""
         builder, plan, ranks = self.builder, self.plan, self.ranks(unit)
         numels = [numel * self.shards // ranks for numel in unit.shard_numels]
-        shard, cast = sum(numels), plan.param_dtype != plan.storage_dtype
+        shard, cast = (
+            sum(numels),
+            [n for n, size in zip(numels, unit.store_sizes, strict=True) if size != self.compute_size],
+        )
         copied, flat = f"shard on GPU:{unit.name}", f"gather input:{unit.name}"
         # _get_param_all_gather_inputs: the shards in the compute dtype, cast into one flat buffer
         if plan.cpu_offload:
-            staged = max(numels) if cast else shard  # with a cast a parameter's copy dies before the next one's
-            builder.alloc(copied, "all_gather_buffers", staged * self.store_size, lane=COPY_IN)
+            sizes = [numel * size for numel, size in zip(numels, unit.store_sizes, strict=True)]
+            # with a cast a parameter's copy dies before the next one's
+            staged = max(sizes) if cast else sum(sizes)
+            builder.alloc(copied, "all_gather_buffers", staged, lane=COPY_IN)
             builder.wait_stream(H2D, COPY_IN)
-            copy = Copy("h2d", shard * self.store_size, plan.offload_pin_memory)
+            copy = Copy("h2d", sum(sizes), plan.offload_pin_memory)
             event = builder.launch(H2D, "shard to GPU", phase, copy, module=unit.name, micro=micro)
             builder.stream_wait(COPY_IN, event)
         if cast:
-            builder.alloc(flat, "all_gather_buffers", shard * self.compute_size, lane=COPY_IN)
+            builder.alloc(flat, "all_gather_buffers", sum(cast) * self.compute_size, lane=COPY_IN)
             reads = self.compute_size if unit.post_forward_shard else self.store_size
-            self._kernel(COPY_IN, "all-gather cast", phase, unit, micro, numels, reads, self.compute_size)
+            self._kernel(COPY_IN, "all-gather cast", phase, unit, micro, cast, reads, self.compute_size)
         builder.alloc(self.gather_key(unit), "all_gather_buffers", shard * ranks * self.compute_size, lane=COPY_IN)
         self._kernel(COPY_IN, "all-gather copy-in", phase, unit, micro, numels, self.compute_size, self.compute_size)
         builder.wait_stream(ALL_GATHER, COPY_IN)
@@ -140,10 +150,9 @@ class Collectives:
             )
         else:  # wait_for_unshard without a group: a cast and a copy per parameter
             self._fetch(unit, phase, micro)
-            copies = Memory(
-                "copy", unit.full * (self.store_size + self.compute_size), 2 * unit.full * self.compute_size,
-                2 * len(unit.params),
-            )  # fmt: skip
+            cast = unit.full * self.compute_size
+            reads = sum(unit.shard_sizes) * self.shards + cast
+            copies = Memory("copy", reads, 2 * cast, 2 * len(unit.params))
             event = builder.launch(
                 COMPUTE, "unshard copy", phase, Compute((copies,)), module=unit.name, micro=micro,
                 temp_peak=max(unit.shard_numels) * self.compute_size, temp_category="all_gather_buffers",
@@ -157,7 +166,7 @@ class Collectives:
         """all_gather_inputs of offloaded shards, here on the compute stream."""
         if self.plan.cpu_offload:
             self.builder.wait_stream(H2D, COMPUTE)
-            copy = Copy("h2d", unit.shard * self.store_size, self.plan.offload_pin_memory)
+            copy = Copy("h2d", sum(unit.shard_sizes), self.plan.offload_pin_memory)
             event = self.builder.launch(H2D, "shard to GPU", phase, copy, module=unit.name, micro=micro)
             self.builder.stream_wait(COMPUTE, event)
 
@@ -283,7 +292,12 @@ class Collectives:
         if adds:
             builder.alloc(f"new gradient:{unit.name}", "gradients", max(numels) * self.store_size, "host")
         else:
-            builder.alloc(f"sharded grad:{unit.name}", "gradients", self.stored_bytes(numels), "host")
+            builder.alloc(
+                f"sharded grad:{unit.name}",
+                "gradients",
+                self.stored_bytes([numel * self.store_size for numel in numels]),
+                "host",
+            )
         builder.stream_wait(D2H, builder.last(lane))
         copy = Copy("d2h", stored, pinned)
         event = builder.launch(D2H, "gradient to host", "backward", copy, module=unit.name, micro=micro)

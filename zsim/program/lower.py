@@ -30,15 +30,18 @@ def lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, ste
 
 
 def under(plan: AnyPlan, workload: Workload) -> Workload:
-    """The workload as the plan runs it: under torch.autocast over weights of the plan's dtype, where it has that.
+    """The workload as the plan runs it: under torch.autocast over weights of the plan's dtype, where it has that, and
+    with adapters in the dtype of their shards.
 
     Of xformers' SwiGLU (0.0.22 to 0.0.25, ops/swiglu_op.py `SwiGLUOpDispatch`), in bfloat16, only the kernel for packed
     weights is taken; without it torch's own ones run. The weights of gate and up are packed where they lie in one
     storage, as in the flat groups of ZeRO's stages 1 and 2. Raises NotModeled where shards are gathered.
     """
     weights = plan.dtype if isinstance(plan, DdpPlan) and plan.autocast else None
-    if weights != workload.weights:
-        workload = replace(workload, weights=weights)
+    apart = isinstance(plan, Fsdp1Plan | Fsdp2Plan) and plan.adapter_units and plan.storage_dtype != plan.param_dtype
+    adapters = plan.storage_dtype if apart else None  # type: ignore[union-attr]
+    if (workload.weights, workload.adapters) != (weights, adapters):
+        workload = replace(workload, weights=weights, adapters=adapters)
     if workload.kernels.startswith("flash-attn"):
         packed = isinstance(plan, DeepSpeedPlan) and plan.stage in (1, 2)
         if not packed and not isinstance(plan, DdpPlan):

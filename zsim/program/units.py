@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from zsim.errors import InputError
 from zsim.model.spec import ModelSpec, Module
-from zsim.program.walk import gradient_flow, modules_in_order
+from zsim.program.walk import modules_in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,23 +26,29 @@ class Group:
     output_has_grad: bool
 
 
-def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf") -> list[Group]:
+def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf", *, adapter_units: bool = False) -> list[Group]:
     """In `named_modules()` order. `hf`, `titan2024`: blocks and the root; `titan`: embedding, blocks, norm with head
-    (torchtitan's parallelize_llama); `flat`: the root alone. Raises InputError for tied weights in two groups, as
-    fully_shard does.
+    (torchtitan's parallelize_llama); `accelerate` (1.14 and later, fsdp2_prepare_model): as titan, a tied embedding
+    with norm and head; `flat`: the root alone. `adapter_units`: besides, every module of its own with a trained weight,
+    as peft's fsdp_auto_wrap_policy has it. Raises InputError for tied weights in two groups, as fully_shard does.
     """
     modules = modules_in_order(tree)
     of_role = {role: [m for m in modules if m.role == role] for role in ("embedding", "block", "norm", "head")}
-    wrapped: list[Sequence[Module]] = []
+    wrapped: list[Sequence[Module]] = [[leaf] for leaf in _trained_leaves(model, modules)] if adapter_units else []
+    nested = {param for part in wrapped for module in part for param in module.params}
     if grouping != "flat":
         wrapped += [[block] for block in of_role["block"]]
-    if grouping == "titan":
+    if grouping == "accelerate" and _tied(of_role["embedding"], of_role["head"]):
+        wrapped.append([*of_role["embedding"], *of_role["norm"], *of_role["head"]])
+    elif grouping in ("titan", "accelerate"):
         wrapped += [[module] for module in of_role["embedding"]]
         wrapped.append([*of_role["norm"], *of_role["head"]])
     owner: dict[int, int] = {}
     members: list[tuple[Sequence[Module], list[int]]] = []
     for number, part in enumerate(wrapped):
         params = sorted({param for module in part for param in params_under(module)})
+        if part[0].role == "block":
+            params = [param for param in params if param not in nested]
         for param in params:
             if owner.setdefault(param, number) != number:
                 raise InputError(
@@ -52,16 +58,30 @@ def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf") -> list[Grou
         members.append((part, params))
     members.append(([tree], [param for param in range(len(model.parameters)) if param not in owner]))
     position = {module.name: index for index, module in enumerate(modules)}
-    flow = gradient_flow(tree)
     found = [
         Group(
             ", ".join(m.name for m in part), tuple(m.name for m in part), tuple(params), part[0].role,
-            flow[part[0].name].before, flow[part[-1].name].after,
+            part[0].reached, part[-1].differentiable,
         )
         for part, params in members
         if params
     ]  # fmt: skip
     return sorted(found, key=lambda group: position[group.modules[0]])
+
+
+def _trained_leaves(model: ModelSpec, modules: Sequence[Module]) -> list[Module]:
+    return [
+        module
+        for module in modules
+        if not any(isinstance(item, Module) for item in module.body)
+        and any(model.parameters[param].trainable for param in module.params)
+    ]
+
+
+def _tied(embeddings: Sequence[Module], heads: Sequence[Module]) -> bool:
+    return bool(
+        {param for module in embeddings for param in module.params} & {p for head in heads for p in head.params}
+    )
 
 
 def params_under(module: Module) -> set[int]:

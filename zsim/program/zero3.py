@@ -24,7 +24,7 @@ from zsim.program.execute import Execution, Hooks
 from zsim.program.ops import COMPUTE, Instruction, Program
 from zsim.program.ulysses import shared
 from zsim.program.versions import before
-from zsim.program.walk import gradient_flow, modules_in_order
+from zsim.program.walk import modules_in_order
 from zsim.program.zero3_coordinator import Coordinator, Params
 from zsim.program.zero3_early import EarlyParameters
 from zsim.program.zero3_gradients import Gradients
@@ -83,7 +83,6 @@ class Zero3(Hooks[DeepSpeedPlan]):
         self.hooked = hooked
         self.in_backward = in_backward(tree) & hooked
         checkpoints = any(module.checkpointed for module in modules.values())
-        self.flow = gradient_flow(tree, from_embedding=checkpoints)
         if checkpoints:
             # transformers 5 activation_checkpointing_enable makes the embedding's output require a gradient
             self.in_backward.update([name for name, module in modules.items() if module.role == "embedding"][:1])
@@ -232,7 +231,7 @@ class Zero3(Hooks[DeepSpeedPlan]):
 
     def _notices(self, module: Module) -> bool:
         """Whether a positional argument requires a gradient: its hook tells that the module's backward is done."""
-        return self.flow[module.name].before and not by_keyword(module)
+        return module.reached and not by_keyword(module)
 
     def _check_leaves(self, modules: Mapping[str, Module]) -> None:
         trained = {

@@ -154,6 +154,8 @@ def accuracy(profile: Profile, gpus: int, framework: str, on_cpu: bool = False) 
         text = f"no measurement on this kind of GPU; this is the error on {text}"
     elif not evidence.is_of(framework):
         text = f"no measurement with {_TITLES[framework]} on this kind of GPU; nearest is {text}"
+    elif profile.device not in evidence.text:
+        text = f"no measurement on {profile.device} itself; nearest is {text}"
     if not low <= gpus <= high:
         text += f", and this is on {gpus}"
     if on_cpu:

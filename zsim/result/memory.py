@@ -30,7 +30,7 @@ CUDA_CONTEXT_BYTES = 500 * MIB
 NCCL_FIRST_BYTES = 717 * MIB
 NCCL_FURTHER_BYTES = 512 * MIB
 NVLS_BYTES = 256 * MIB
-NVLS_ARCHITECTURES = ("hopper", "blackwell", "sm_90", "sm_100")
+NVLS_LINKS = ("nvlink4", "nvlink5")
 
 # Resident host memory of a process before it holds a tensor. Python, torch, transformers and DeepSpeed: 389 MiB here
 # (torch 2.13 for CPUs). CUDA's runtime with the kernels of torch and its libraries: 1.3 to 2.5 GB reported, 2.0 in the
@@ -81,7 +81,7 @@ def framework_bytes(device: Device, program: Program) -> int:
     nccl = 0
     if communicators:
         nccl = NCCL_FIRST_BYTES + NCCL_FURTHER_BYTES * (len(communicators) - 1)
-        if device.architecture.lower() in NVLS_ARCHITECTURES:
+        if device.nvlink_kind in NVLS_LINKS:
             nccl += NVLS_BYTES
     return CUDA_CONTEXT_BYTES + nccl
 

@@ -263,7 +263,15 @@ class FsdpField(Section):
     sync_only_last: bool | None = Field(None, description="fsdp2")
     all_reduce_only_last: bool | None = Field(None, description="fsdp2")
     reshard_backward_only_last: bool | None = Field(None, description="fsdp2")
-    grouping: Literal["hf", "titan"] | None = Field(None, description="fsdp2: what the root holds")
+    grouping: Literal["accelerate", "hf", "titan"] | None = Field(
+        None,
+        description="fsdp2: what is a unit besides the blocks. accelerate (1.14 and later), titan: embedding; "
+        "norm with head. hf (accelerate before 1.14): nothing, the root holds the rest",
+    )
+    adapter_units: bool | None = Field(
+        None, description="every adapter a unit of its own; true with lora, as peft does"
+    )
+    frozen_dtype: Dtype | None = Field(None, description="of shards that are not trained; that of the run, as loaded")
     sharding_strategy: (
         Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"] | None
     ) = Field(None, description="fsdp1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from zsim.errors import InputError, NotModeled
+from zsim.errors import InputError
 from zsim.model.spec import ModelSpec
 from zsim.plan.batch import divisors
 from zsim.plan.spec import (
@@ -33,7 +33,7 @@ def build_plan(
 ) -> tuple[AnyPlan, list[str], list[str]]:
     """The plan of the scenario's framework on `ranks` ranks, notes on what was chosen, and what is not modeled.
 
-    Raises InputError, NotModeled.
+    Raises InputError.
     """
     fields = scenario.fields
     threads, launched = _threads(scenario, ranks)
@@ -61,7 +61,10 @@ def build_plan(
     if name == "deepspeed":
         plan, notes = _deepspeed(scenario, model, common, gpus_per_node or ranks)
         return plan, [*notes, *launched], not_modeled
-    return (_ddp if name == "ddp" else _fsdp)(scenario, common), launched, not_modeled
+    if name == "ddp":
+        return _ddp(scenario, common), launched, not_modeled
+    sharded, notes = _fsdp(scenario, model, common)
+    return sharded, [*notes, *launched], not_modeled
 
 
 def _own(name: str, version: str) -> str:
@@ -267,8 +270,9 @@ def _resolve_auto(scenario: Scenario, model: ModelSpec, given: dict[str, Any]) -
     return notes
 
 
-def _fsdp(scenario: Scenario, common: dict[str, Any]) -> Fsdp1Plan | Fsdp2Plan:
-    fields = scenario.fields
+def _fsdp(scenario: Scenario, model: ModelSpec, common: dict[str, Any]) -> tuple[Fsdp1Plan | Fsdp2Plan, list[str]]:
+    """Units and dtypes as accelerate 1.15 and the Trainer (transformers 5.24) have them."""
+    fields, notes = scenario.fields, []
     name, dtype = fields.framework.name, TORCH_DTYPE[fields.precision]
     plan_class = Fsdp2Plan if name == "fsdp2" else Fsdp1Plan
     given = fields.fsdp.given() if fields.fsdp else {}
@@ -279,19 +283,26 @@ def _fsdp(scenario: Scenario, common: dict[str, Any]) -> Fsdp1Plan | Fsdp2Plan:
     _check_groups(scenario, given, common["world_size"])
     if given.get("backward_prefetch") == "NONE":
         given["backward_prefetch"] = None
-    if name == "fsdp2" and fields.implementation == "torchtitan":
-        given.setdefault("grouping", "titan")
+    if name == "fsdp2":
+        given.setdefault("grouping", "titan" if fields.implementation == "torchtitan" else "accelerate")
     given.setdefault("param_dtype", dtype)
+    if fields.lora and "adapter_units" not in given:
+        given["adapter_units"] = True
+        notes.append("fsdp.adapter_units: true, every adapter is sharded by itself, as the Trainer has it for peft")
     if fields.quantize:
         # One dtype for packed weights and all the rest, as accelerate's FSDP-QLoRA demands.
-        if name == "fsdp1":
-            raise scenario.error(("quantize",), "4-bit weights under FSDP1", "framework: fsdp2", kind=NotModeled)
+        if name == "fsdp1" and not (given["adapter_units"] or given.get("use_orig_params", True)):
+            why = "FSDP1 refuses frozen and trained parameters in one unit"
+            raise scenario.error(("fsdp", "adapter_units"), why, "true, or use_orig_params: true")
         if given.setdefault("storage_dtype", dtype) != dtype:
             raise scenario.error(("fsdp", "storage_dtype"), "differs from that of the 4-bit weights", dtype)
+    elif model.trainable_numel < model.numel and "frozen_dtype" not in given:
+        given["frozen_dtype"] = dtype
+        notes.append(f"fsdp.frozen_dtype: {dtype}, as loaded: accelerate widens what is trained alone")
     if name == "fsdp1" or dtype == "float32":
         # accelerate and the Trainer give FSDP1's MixedPrecision one type throughout; without it all is float32.
         given.setdefault("reduce_dtype", dtype)
-    return plan_class(**common, **given)
+    return plan_class(**common, **given), notes
 
 
 def _check_groups(scenario: Scenario, given: dict[str, Any], ranks: int) -> None:

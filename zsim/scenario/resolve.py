@@ -86,10 +86,25 @@ def resolve(scenario: Scenario) -> Setup:
         plan=plan,
         cluster=cluster,
         profile=_profile(scenario),
-        assumptions=(*_length(scenario, model), *model.notes, *cluster.assumptions, *scenario.notes, *plan_notes),
+        assumptions=(
+            *_length(scenario, model),
+            *_attention(workload, cluster),
+            *model.notes,
+            *cluster.assumptions,
+            *scenario.notes,
+            *plan_notes,
+        ),
         not_modeled=(*scenario.not_modeled, *not_modeled),
         sources=(*scenario.sources, topology, *config),
     )
+
+
+def _attention(workload: Workload, cluster: Cluster) -> tuple[str, ...]:
+    """What is put in place of a kernel that the GPU does not have."""
+    device = cluster.devices[0]
+    if workload.attention != "flash" or not device.without_flash:
+        return ()
+    return (f"FlashAttention 2 does not run on {device.name}: torch's memory-efficient kernel in its place",)
 
 
 def _check_memory(scenario: Scenario, cluster: Cluster, plan: AnyPlan) -> None:

@@ -269,7 +269,7 @@ def _write_scenario(machine: Machine, model: CapturedModel, strategy: str) -> No
     if strategy == "ddp":
         lines += ["framework: ddp", f"ddp: {{dtype: {'bfloat16' if low else 'float32'}}}"]
     elif strategy == "fsdp2":
-        lines += ["framework: fsdp2", "fsdp: {reduce_dtype: float32}"]
+        lines += ["framework: fsdp2", "fsdp: {grouping: hf, reduce_dtype: float32}"]
     else:
         stage = int(strategy[4:])
         settings = {"stage": stage, **_ZERO, **(_ZERO3 if stage == 3 else {})}

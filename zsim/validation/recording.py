@@ -169,7 +169,8 @@ _FSDP2 = {
     "no_reshard_bwd_until_last": "reshard_backward_only_last", "is_last_backward": "last_backward_only_last",
     "offload": "cpu_offload",
     "param_dtype": "param_dtype", "reduce_dtype": "reduce_dtype", "mp": "", "titan": "", "root_reshard": "",
-    "upcast": "",
+    "upcast": "", "accelerate": "", "adapter_units": "adapter_units",
+    "upcast_trained": "",
 }  # fmt: skip
 
 
@@ -184,9 +185,13 @@ def _fsdp2(config: Mapping[str, Any], world: int) -> Fsdp2Plan:
         fields["root_reshard_after_forward"] = bool(fields.get("reshard_after_forward", True))
     if settings.get("titan"):
         fields["grouping"] = "titan"
+    if settings.get("accelerate"):
+        fields["grouping"] = "accelerate"
     if settings.get("offload"):
         fields["offload_pin_memory"] = False
-    if not settings.get("upcast"):
+    if settings.get("upcast_trained"):
+        fields["frozen_dtype"] = config["dtype"]
+    elif not settings.get("upcast"):
         fields["storage_dtype"] = config.get("dtype", "float32")
     return Fsdp2Plan(**_shared(config, world), **fields)
 
@@ -194,7 +199,7 @@ def _fsdp2(config: Mapping[str, Any], world: int) -> Fsdp2Plan:
 _FSDP1 = {
     "strategy": "sharding_strategy", "backward_prefetch": "backward_prefetch", "forward_prefetch": "forward_prefetch",
     "reduce_dtype": "reduce_dtype", "mesh": "mesh", "no_sync": "no_sync", "use_orig_params": "use_orig_params",
-    "offload": "cpu_offload",
+    "offload": "cpu_offload", "adapter_units": "adapter_units",
 }  # fmt: skip
 
 

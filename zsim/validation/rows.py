@@ -9,24 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
+from zsim.cluster import catalog
 from zsim.errors import InputError
 
 REQUIRED = ("id", "source", "model", "seq_len", "gpu", "n_gpus", "framework", "strategy", "precision", "micro_batch")
-
-# How sources write the devices of the catalog. What is not here is looked up under its own name.
-GPUS = {
-    "A100": "A100-SXM-80GB",
-    "A100-80GB": "A100-SXM-80GB",
-    "A100-80GB SXM": "A100-SXM-80GB",
-    "A100-40GB": "A100-SXM-40GB",
-    "A800-80GB": "A800-SXM-80GB",
-    "H100": "H100-SXM",
-    "H100-80GB": "H100-SXM",
-    "H100-80GB SXM": "H100-SXM",
-    "H200": "H200-SXM",
-    "B200": "B200-SXM",
-    "RTX PRO 6000": "RTX PRO 6000 Blackwell WS",
-}
 
 
 @dataclass(frozen=True)
@@ -130,4 +116,7 @@ def gpu_name(row: Row) -> str:
     stated = re.sub(r"\s*\(.*", "", text).strip()
     if stated.startswith("H100") and re.search(r"\b9[56](\.\d+)? ?Gi?B", text):
         return "H100-SXM-96GB"
-    return GPUS.get(stated, stated)
+    try:
+        return catalog.device(stated).name
+    except InputError:
+        return stated

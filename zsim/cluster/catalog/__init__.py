@@ -100,6 +100,7 @@ def device(name: str) -> Device:
         pcie_gen=gen,
         pcie_lanes=lanes,
         c2c_bandwidth=entry.get("c2c_gbps", 0) * GB,
+        compute_capability=entry.get("compute_capability", ""),
     )
 
 
