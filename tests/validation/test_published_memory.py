@@ -163,3 +163,20 @@ def test_torchtitan_before_fsdp2(rows):
     assert isinstance(setup_of(row).plan, Fsdp1Plan)
     errors = [predicted(row).memory_error(kind) for kind in ("allocated", "reserved")]
     assert all(error is not None and abs(error) <= 5 for error in errors)
+
+
+@pytest.mark.parametrize("row", ["gist-a800-5", "llmq-lf-4x4090-1.5b", "why-7b-a100x8", "why-ds-a6000x4-b12"])
+def test_runs_that_filled_their_card_fit(row):
+    """Where memory is full, the sizes decide: of temporaries, of optimizer states and of foreach's list of square roots,
+    each like its parameter. why-ds-*: one kernel of xformers for SwiGLU, over weights that ZeRO-2 has in one storage."""
+    step = predicted((every_row() | {row.id: row for row in read_folder(FOLDER / "holdout")})[row]).step
+    assert step
+    assert step.fits
+
+
+def test_an_activation_of_torch_where_xformers_finds_no_packed_weights():
+    """whyNLP/tinyllama: 78.8 GiB of nvidia-smi with 7 billion parameters; under DDP the activations are torch's."""
+    rows = {row.id: row for row in read_folder(FOLDER / "holdout")}
+    assert abs(predicted(rows["why-7b-a100x8"]).memory_error("reserved")) < 1
+    kernels = {name: setup_of(rows[name]).workload.kernels for name in ("why-a6000x1", "why-ds-a6000x4-b8")}
+    assert kernels == {"why-a6000x1": "flash-attn", "why-ds-a6000x4-b8": "flash-attn packed"}
