@@ -302,23 +302,30 @@ def test_tensors_of_one_key_need_not_lie_together():
 
 
 def test_temporaries_are_the_tensors_that_the_op_had():
-    """Those of the same size stay where they are; the others die first, so that new ones may lie in their place."""
+    """They stay where they are as long as they live; the others die first, so that new ones may lie in their place."""
 
-    def temporary(nbytes, op, *tensors):
-        return event("temporary", nbytes * MIB, op=op)._replace(tensors=tuple(size * MIB for size in tensors))
+    def temporary(nbytes, op, **tensors):
+        known = tuple((int(name[1:]) * (-1 if name[0] == "o" else 1), size * MIB) for name, size in tensors.items())
+        return event("temporary", nbytes * MIB, op=op)._replace(tensors=known)
 
     events = [
-        temporary(60, 1, 40, 20),
-        temporary(-20, 1, 40),
-        temporary(20, 2, 40, 20),  # the 20 again
-        temporary(-40, 2, 20),
-        temporary(20, 3, 20, 20),  # beside it, in the 40
+        temporary(60, 1, n1=40, n2=20),
+        temporary(-20, 1, n1=40),
+        temporary(20, 2, o1=40, n3=20),  # where the other 20 was
+        temporary(-40, 2, n3=20),
+        temporary(20, 3, o3=20, n4=20),  # beside it, in the 40
     ]
     allocator = CachingAllocator()
     assert replay(events, allocator).peak_bytes == 60 * MIB
     assert allocator.allocated == 40 * MIB
-    switched = [*events, event("temporary", -40 * MIB, op=3)._replace(tensors=None), temporary(40, 4, 20, 20)]
+    switched = [*events, event("temporary", -40 * MIB, op=3)._replace(tensors=None), temporary(40, 4, o3=20, o4=20)]
     assert replay(switched).peak_bytes == 60 * MIB  # counted elsewhere, not moved
+    # An op hands on what it made, not what it was given: the next of that size lies where the latter was.
+    first = [temporary(40, 1, n1=20, n2=20), temporary(-20, 1, n2=20), temporary(20, 2, o2=20, n1=20)]
+    moved = CachingAllocator()
+    assert replay(first, moved).peak_bytes == 40 * MIB
+    # The same layer once more, whose input has the number that the trace gave it.
+    assert replay([*first, temporary(-20, 2, n1=20), temporary(20, 3, o9=20, n2=20)]).peak_bytes == 40 * MIB
 
 
 def test_the_steps_in_which_cached_segments_go_back():

@@ -69,7 +69,7 @@ def test_a_cache_in_float32_is_there_until_the_forward_is_over() -> None:
     )
     assert wide.saved == bare.saved
     assert wide.forward_live == bare.forward_live
-    cache = [size for size in wide.forward_alive[0] if size == 4 * TOKENS * KV]
+    cache = [number for number, nbytes in wide.forward_alive[0] if nbytes == 4 * TOKENS * KV]
     assert len(cache) == 2 * LAYERS
 
 

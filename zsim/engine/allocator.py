@@ -19,6 +19,7 @@ from typing import Self
 from zsim.engine.blocks import Block, Cached, cache, split
 from zsim.engine.expandable import Expandable, room
 from zsim.engine.timeline import TEMPORARY, MemoryEvent
+from zsim.model.spec import UNKNOWN
 from zsim.plan.spec import Allocator
 from zsim.program.ops import COMPUTE, DELAYED_FREES
 
@@ -293,20 +294,35 @@ class _Temporaries:
 
     allocator: CachingAllocator
     level: int = 0
-    held: list[tuple[int, Block]] = field(default_factory=list)
+    held: dict[int, tuple[int, Block]] = field(default_factory=dict)  # by number
 
     def change(self, event: MemoryEvent) -> None:
-        """From what was alive to what is: what is not of a size that is wanted dies before others are made."""
+        """From what was alive to what is. What is no more dies before others are made.
+
+        A tensor of before that nobody knows by its number, since another layer's trace speaks for this one, is the
+        oldest of its size.
+        """
         self.level += event.nbytes
         if event.tensors is None:
             return
-        wanted = list(event.tensors) if event.tensors else [self.level] if self.level > 0 else []
-        stay = []
-        for entry in self.held:
-            if entry[0] in wanted:
-                wanted.remove(entry[0])
-                stay.append(entry)
+        held, stay = self.held, {}
+        new: list[tuple[int, int]] = []
+        for number, nbytes in event.tensors or (((UNKNOWN, self.level),) if self.level > 0 else ()):
+            known = held.get(abs(number))
+            if known and known[0] == nbytes:
+                stay[abs(number)] = known
+                del held[abs(number)]
             else:
-                self.allocator.free(entry[1])
+                new.append((number, nbytes))
+        for number, nbytes in new if held else ():
+            if number < 0:
+                for old, entry in held.items():
+                    if entry[0] == nbytes:
+                        stay[-number] = held.pop(old)
+                        break
+        for _, block in held.values():
+            self.allocator.free(block)
+        for number, nbytes in new:
+            if abs(number) not in stay:
+                stay[abs(number)] = nbytes, self.allocator.malloc(nbytes, COMPUTE)
         self.held = stay
-        stay += [(nbytes, self.allocator.malloc(nbytes, COMPUTE)) for nbytes in wanted]

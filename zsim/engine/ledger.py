@@ -15,6 +15,7 @@ from heapq import heappop, heappush
 
 from zsim.engine.lanes import Rank
 from zsim.engine.timeline import TEMPORARY, MemoryEvent
+from zsim.model.spec import Unsaved
 from zsim.program.ops import COMPUTE, DELAYED_FREES, DEVICES, Alloc, Compute, Free, Op
 
 # Kernels that may be pending on a stream before a launch blocks: "about 1000" of 190 us each, and as many again on
@@ -55,7 +56,7 @@ def memory_events(rank: Rank) -> Iterator[list[MemoryEvent]]:
     live: dict[str, Alloc] = {}
     waiting: dict[str, list[tuple[float, str, int]]] = {device: [] for device in DEVICES}  # heaps: until, key, bytes
     level, level_category = 0, ""  # temporaries that the last op left
-    left: tuple[int, ...] = ()  # their sizes
+    left: Unsaved = ()  # each of them
     number, start, end = rank.number, rank.start, rank.end
     queues = LaunchQueues()
     for step, code in enumerate(rank.codes):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zsim.cost.transfer import Transfer
 from zsim.program.ops import COMPUTE, Op
@@ -49,8 +49,9 @@ class MemoryEvent(NamedTuple):
     key: str
     op: int | None  # last op issued before
     lane: str = COMPUTE  # as `Alloc.lane`
-    # As `Alloc.tensors`; of temporaries those that are alive now (None: the same as before, in another category).
-    tensors: tuple[int, ...] | None = ()
+    # As `Alloc.tensors`; of temporaries those that are alive now, as `Op.temp_tensors` (None: the same as before, in
+    # another category).
+    tensors: tuple[Any, ...] | None = ()
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
 from zsim.model.kernels import DTYPE_BYTES, Work
-from zsim.model.spec import Saved
+from zsim.model.spec import Alive, Saved
 
 if TYPE_CHECKING:
     from zsim.model.checkpoint import Frame
@@ -126,7 +126,7 @@ class Node:
         self.grads: list[Tensor | None] = [None] * outputs
 
 
-NOTHING: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+NOTHING: Alive = ((), ())
 
 
 class Segment:
@@ -153,7 +153,7 @@ class Segment:
         self.forward_peak = self.forward_live = self.backward_peak = self.backward_live = 0
         self.recompute_peak = self.recompute_live = 0
         self.kept: list[int] = []  # numbers of what is saved
-        # Sizes of the tensors behind peak and live.
+        # The tensors behind peak and live.
         self.forward_alive = self.backward_alive = self.recompute_alive = NOTHING
 
 

@@ -8,6 +8,7 @@ knows of ranks, shards or time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING
@@ -49,7 +50,16 @@ class Saved:
         return round(prod(self.shape) * DTYPE_BYTES[self.dtype])
 
 
-Alive = tuple[tuple[int, ...], tuple[int, ...]]
+# Unsaved tensors, each a number that is its own within the model's run, and its bytes. At a peak the number is negative
+# where the tensor is older than the work; a layer that runs as another did has its numbers.
+Unsaved = tuple[tuple[int, int], ...]
+Alive = tuple[Unsaved, Unsaved]
+UNKNOWN = 1 << 40  # from here on nobody knows them again
+
+
+def numbered(sizes: Sequence[int]) -> Unsaved:
+    """Tensors that are gone after the work that makes them."""
+    return tuple([(UNKNOWN + place, nbytes) for place, nbytes in enumerate(sizes, 1)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +76,7 @@ class Compute:
       output is alive then).
     - Any of them may be negative: where selective recomputation has dropped what still counts as saved, and where a
       saved tensor becomes a parameter's gradient as it is (fused loss), which counts twice for a moment.
-    - `forward_alive` and the like: sizes of the tensors behind the peak, and behind what is alive, oldest first.
+    - `forward_alive` and the like: the tensors behind the peak, and behind what is alive, oldest first.
     `grads` are the indices of parameters whose gradient this backward produces, in autograd's order.
     """
 

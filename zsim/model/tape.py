@@ -23,28 +23,29 @@ from typing import TYPE_CHECKING, Any
 
 from zsim.model.graph import Backward, Call, Edge, Node, Param, Segment, Storage, Tensor, row_major
 from zsim.model.kernels import Gemm, Memory, Work
-from zsim.model.spec import Saved
+from zsim.model.spec import UNKNOWN, Saved
 
 if TYPE_CHECKING:
     from zsim.model.checkpoint import Frame
 
 
-def fitted(sizes: list[int], total: int) -> tuple[int, ...]:
-    """`sizes`, oldest first, so that their sum is `total`.
+def fitted(tensors: list[tuple[int, int]], total: int) -> tuple[tuple[int, int], ...]:
+    """`tensors` (number, bytes), oldest first, so that the bytes add up to `total`.
 
-    They are too many where a tensor was yet to be saved, which counts as saved all along: one of its size stands for
-    it.
+    They are too many where a tensor was yet to be saved, which counts as saved all along: the youngest of its size
+    stands for it.
     """
-    more = sum(sizes) - max(0, total)
-    if more in sizes:
-        sizes.remove(more)
-        return tuple(sizes)
+    more = sum(nbytes for _, nbytes in tensors) - max(0, total)
+    for place in range(len(tensors) - 1, -1, -1):
+        if tensors[place][1] == more:
+            del tensors[place]
+            return tuple(tensors)
     while more > 0:
-        last = sizes.pop()
-        if last > more:
-            sizes.append(last - more)
-        more = max(0, more - last)
-    return (*sizes, -more) if more else tuple(sizes)
+        number, nbytes = tensors.pop()
+        if nbytes > more:
+            tensors.append((number, nbytes - more))
+        more = max(0, more - nbytes)
+    return (*tensors, (UNKNOWN, -more)) if more else tuple(tensors)
 
 
 class Tape:
@@ -59,7 +60,7 @@ class Tape:
         self.cuda = cuda
         self.autocast = autocast
         self.live = self.peak = 0
-        self.born = self.peak_born = 0  # storages there have been, in all and at the peak
+        self.born = self.peak_born = self.born_before = 0  # storages there have been: in all, at the peak, at the start
         self.alive: dict[int, int] = {}  # bytes of each by number, oldest first
         self.died: dict[int, int] = {}  # since the peak
         self.saved: set[int] = set()  # those that segments hold as saved
@@ -126,7 +127,7 @@ class Tape:
         self._current, self._sink = segment, sink
 
     def _start(self) -> None:
-        self.peak, self.peak_born = self.live, self.born
+        self.peak, self.peak_born, self.born_before = self.live, self.born, self.born
         self.died.clear()
 
     def _measure(self) -> None:
@@ -148,12 +149,14 @@ class Tape:
             segment.backward_live = self.live - self.base
             segment.backward_alive = alive, self.unsaved(segment.backward_live)
 
-    def _at_peak(self, total: int) -> tuple[int, ...]:
-        before = (self.alive | self.died).items()
-        return fitted([n for key, n in sorted(before) if key <= self.peak_born and key not in self.saved], total)
+    def _at_peak(self, total: int) -> tuple[tuple[int, int], ...]:
+        """Those that were there before the segment have their number negative."""
+        before, born = self.born_before, self.peak_born
+        there = [one for one in sorted((self.alive | self.died).items()) if one[0] <= born and one[0] not in self.saved]
+        return fitted([(-key if key <= before else key, nbytes) for key, nbytes in there], total)
 
-    def unsaved(self, total: int) -> tuple[int, ...]:
-        return fitted([n for key, n in self.alive.items() if key not in self.saved], total)
+    def unsaved(self, total: int) -> tuple[tuple[int, int], ...]:
+        return fitted([one for one in self.alive.items() if one[0] not in self.saved], total)
 
     def _release(self, segment: Segment) -> None:
         segment.held.clear()

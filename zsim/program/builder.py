@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from zsim.model.spec import Unsaved, numbered
 from zsim.program.ops import (
     COMPUTE,
     HOST,
@@ -32,8 +33,8 @@ class Builder:
         self._pending: dict[str, list[int]] = {}
         self._communicators: dict[str, int] = {}
         self._next_id = next_id
-        # unsaved tensors alive after the last compute op, where they count, and their sizes
-        self._live: tuple[int, str, tuple[int, ...]] = (0, "activations", ())
+        # unsaved tensors alive after the last compute op: bytes, where they count, each of them
+        self._live: tuple[int, str, Unsaved] = (0, "activations", ())
 
     def finish(self, *, counting_on: bool = False) -> tuple[Instruction, ...]:
         """Ends the step, or with `counting_on` a part of it that the rest does not refer to; returns it."""
@@ -65,8 +66,8 @@ class Builder:
         temp_peak: int = 0,
         temp_live: int | None = None,
         temp_category: str = "activations",
-        temp_tensors: tuple[int, ...] = (),
-        temp_left: tuple[int, ...] = (),
+        temp_tensors: Unsaved = (),
+        temp_left: Unsaved = (),
     ) -> int:
         """Issue an op; returns its id, which is also its event.
 
@@ -89,7 +90,7 @@ class Builder:
             temp_live = 0
             if self._live[0]:
                 temp_live, temp_category, temp_left = self._live
-                temp_tensors = (*temp_left, *(temp_tensors or (temp_peak,))) if temp_peak else temp_left
+                temp_tensors = (*temp_left, *(temp_tensors or numbered([temp_peak]))) if temp_peak else temp_left
                 temp_peak += temp_live
         elif lane == COMPUTE:
             self._live = (temp_live, temp_category, temp_left)

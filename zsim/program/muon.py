@@ -13,7 +13,7 @@ from math import prod
 
 from zsim.errors import NotModeled
 from zsim.model.kernels import DTYPE_BYTES, Gemm, Kernel, Memory
-from zsim.model.spec import ModelSpec
+from zsim.model.spec import ModelSpec, numbered
 from zsim.plan.spec import DeepSpeedPlan, Optimizer
 from zsim.program.builder import Builder
 from zsim.program.ops import COMPUTE, Compute
@@ -91,10 +91,11 @@ def applied(elements: float, size: int) -> tuple[Kernel, ...]:
     return Memory("optimizer", nbytes, nbytes), Memory("optimizer", 2 * nbytes, nbytes)
 
 
-def workspace(shape: Sequence[int], size: int) -> int:
+def workspace(shape: Sequence[int], size: int) -> list[int]:
     """Bytes alive within the update of one matrix: the update, the iterate and its successor, two squares."""
-    short = min(shape[-2:])
-    return prod(shape) * (size + 2 * 2) + 2 * 2 * prod(shape[:-2]) * short * short
+    elements, short = prod(shape), min(shape[-2:])
+    square = 2 * prod(shape[:-2]) * short * short
+    return [size * elements, 2 * elements, 2 * elements, square, square]
 
 
 def update_whole(builder: Builder, shapes: Sequence[tuple[int, ...]], dtype: str, *, first: bool) -> None:
@@ -108,9 +109,10 @@ def update_whole(builder: Builder, shapes: Sequence[tuple[int, ...]], dtype: str
     for shape in shapes:
         elements = prod(shape)
         kernels = (*momentum(elements, size), *newton_schulz(shape, "standard"), *applied(elements, size))
+        tensors = workspace(shape, size)
         builder.launch(
-            COMPUTE, "muon", "optimizer", Compute(kernels), temp_peak=workspace(shape, size),
-            temp_category="workspace", temp_tensors=(size * elements,),
+            COMPUTE, "muon", "optimizer", Compute(kernels), temp_peak=sum(tensors),
+            temp_category="workspace", temp_tensors=numbered(tensors),
         )  # fmt: skip
 
 
@@ -125,7 +127,8 @@ def orthogonalize(
         kernels = (
             finite, *momentum(elements, size), *newton_schulz(shape, plan.optimizer.ns_method), back,
         )  # fmt: skip
+        tensors = workspace(shape, size)
         builder.launch(
-            COMPUTE, "muon", phase, Compute(kernels), micro=micro, temp_peak=workspace(shape, size),
-            temp_category="workspace",
+            COMPUTE, "muon", phase, Compute(kernels), micro=micro, temp_peak=sum(tensors),
+            temp_category="workspace", temp_tensors=numbered(tensors),
         )  # fmt: skip

@@ -14,6 +14,7 @@ from math import inf
 from typing import NamedTuple
 
 from zsim.model.kernels import DTYPE_BYTES, Kernel
+from zsim.model.spec import Unsaved
 
 # Lanes of a rank. The host issues; each other lane runs its ops in order (a CUDA stream, the copy engines,
 # the optimizer threads of the CPU, the NVMe queue).
@@ -100,7 +101,7 @@ class Op(NamedTuple):
     `waits` are ids of earlier ops of the same step on other lanes, or `-1 - LANES.index(lane)`: the last op
     that an *earlier step* issued on that lane. Order on its own lane is implied. `temp_peak` and `temp_live`
     are bytes of unsaved tensors (activation gradients, temporaries, the residual stream) alive inside this
-    op and after it, until the next compute op says otherwise; `temp_tensors` and `temp_left` are their sizes, oldest
+    op and after it, until the next compute op says otherwise; `temp_tensors` and `temp_left` are these tensors, oldest
     first (none: it is one).
     """
 
@@ -116,8 +117,8 @@ class Op(NamedTuple):
     temp_peak: int = 0
     temp_live: int = 0
     temp_category: str = "activations"
-    temp_tensors: tuple[int, ...] = ()
-    temp_left: tuple[int, ...] = ()
+    temp_tensors: Unsaved = ()
+    temp_left: Unsaved = ()
 
 
 class Launch(NamedTuple):

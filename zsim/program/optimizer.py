@@ -8,6 +8,7 @@ from math import ceil, prod
 
 from zsim.errors import NotModeled
 from zsim.model.kernels import DTYPE_BYTES, Memory
+from zsim.model.spec import numbered
 from zsim.plan.spec import PAGED, Optimizer
 from zsim.program import paging
 from zsim.program.builder import Builder
@@ -193,7 +194,7 @@ def update(
         Compute(kernels),
         temp_peak=temporary,
         temp_category="workspace",
-        temp_tensors=tuple(each),
+        temp_tensors=numbered(each),
     )
 
 

@@ -17,6 +17,7 @@ from zsim.model.decoder import CausalLM, head, run_block
 from zsim.model.graph import Tensor
 from zsim.model.layers import Activation, Blocks, Embedding, LayerNorm, Linear, Module, Net
 from zsim.model.loss import cross_entropy
+from zsim.model.tape import Tape
 
 TRAIN_METRICS = 2
 
@@ -91,7 +92,8 @@ class MPT(CausalLM):
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         positions = F.pointwise(self.net.tape.empty((1, ids.shape[1]), "int64"))
         outputs: list[Tensor] = []
-        x = after_backward(F.add(self.wte(ids), self.wpe(positions)), lambda: update_metrics(outputs, labels))
+        end = after_backward(self.net.tape, lambda: update_metrics(outputs, labels))
+        x = before(F.add(self.wte(ids), self.wpe(positions)), end)
         for block in self.layers:
             x = run_block(self.net, block, x)
         logits = self.lm_head(self.norm_f(x))
@@ -100,15 +102,21 @@ class MPT(CausalLM):
         return fused_cross_entropy(logits)
 
 
-def after_backward(x: Tensor, work: Callable[[], None]) -> Tensor:
-    """`x`; when its gradient is known, which is when the blocks have run backward, `work` runs."""
+def after_backward(tape: Tape, work: Callable[[], None]) -> Tensor:
+    """What every later tensor of the forward comes `before` in backward: once its turn has come `work` runs."""
 
-    def backward(g: Tensor) -> tuple[Tensor]:
+    def backward(g: Tensor) -> tuple[()]:
         work()
-        return (g,)
+        return ()
 
-    out = x.detach()
-    x.tape.link((x,), backward, out)
+    end = tape.empty((1,), "float32")
+    tape.link((), backward, end)
+    return end
+
+
+def before(x: Tensor, end: Tensor) -> Tensor:
+    tape, out = x.tape, x.detach()
+    tape.link((x, end), lambda g: (g, tape.empty((1,), "float32")), out)
     return out
 
 
