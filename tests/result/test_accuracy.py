@@ -61,7 +61,7 @@ def test_each_shipped_evidence_names_its_framework():
 
 
 def test_runs_of_adapters_speak_for_adapters() -> None:
-    """Near in scale is worth less than alike: a frozen model with adapters keeps the host busier than it keeps a GPU."""
+    """Near in scale is worth less than alike: adapters keep the host busier than a GPU."""
     full = Evidence("TinyLlama, H100-SXM, Trainer (DDP)", 2.0, 0.5, 4, 1, 8, "default")
     lora = Evidence("Qwen, H100-SXM, peft (DDP)", 15.0, -10.0, 18, 1, 1, "default", adapters=True)
     assert said(full, lora, gpus=4, framework="ddp").step_time_error == 0.02

@@ -118,8 +118,8 @@ class Profile:
 
     def expected_error(self, gpus: int, framework: str, adapters: bool = False) -> Evidence | None:
         """The nearest evidence for a run of `framework` on `gpus` GPUs: first the same stack, then the same framework,
-        then adapters or none, then nearest in scale. All of the same framework that is equally near counts together; of others the worst, as
-        nothing says that this one is closer to the best. None: none at all."""
+        then adapters or none, then nearest in scale. All of the same framework that is equally near counts together;
+        of others the worst, as nothing says that this one is closer to the best. None: none at all."""
 
         def distance(evidence: Evidence) -> tuple[bool, bool, bool, float]:
             outside = max(evidence.min_gpus / gpus, gpus / evidence.max_gpus, 1.0)
