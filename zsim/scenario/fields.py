@@ -342,9 +342,9 @@ class ScenarioFields(Section):
     checkpointing: CheckpointingField = CheckpointingField(policy="none", every=None, blocks=None)
     attention: Literal["flash", "flash3", "cudnn", "sdpa", "efficient", "eager"] = Field(
         "flash",
-        description="sdpa: what torch takes on the GPU (Hopper and B200: cuDNN's kernel; from Ampere on FlashAttention; "
-        "else its memory-efficient one); efficient: SDPA that is given a mask (padded batches; transformers 4.38 to "
-        "4.40)",
+        description="sdpa: the kernel that torch takes on the GPU (cuDNN's on Hopper and B200, else FlashAttention, "
+        "before Ampere the memory-efficient one); efficient: SDPA that is given a mask (padded batches; transformers "
+        "4.38 to 4.40)",
     )
     loss: Literal["hf", "held", "compiled", "fused"] = Field(
         "hf",
