@@ -92,6 +92,24 @@ def test_setups_say_what_the_rows_say(rows):
     assert (zero.plan.stage, zero.plan.offload_param, zero.plan.grad_accum) == (3, "cpu", 2)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "linked"),
+    [
+        ("H200", True),
+        ("H20-SXM", True),
+        ("GB300", True),
+        ("MI300X", True),
+        ("RTX A6000", False),
+        ("A100 80GB PCIe", False),
+        ("H100 NVL", False),
+    ],
+)
+def test_devices_in_nodes_of_linked_gpus(row, gpu, linked):
+    """Named as sources name them."""
+    links = setup_of(changed(row, gpu=gpu)).cluster.links.values()
+    assert any(link.kind == "nvlink" for link in links) == linked
+
+
 def test_what_llama_factory_sets_for_deepspeed(rows):
     """Its ds_z3_offload.json (GitHub IST-DASLab/llmq, benchmarks/4x4090), auto as the Trainer has it."""
     plan = setup_of(rows["llmq-lf-4x4090-14b"]).plan

@@ -33,6 +33,8 @@ from zsim.validation.rows import Row, gpu_name
 
 # Gigabits per second and node, where the source does not say: what such machines are usually sold with.
 USUAL_NETWORK = {"A100": 1600, "A800": 1600, "H100": 3200, "H200": 3200, "B200": 3200, "MI300X": 3200}
+# Devices that are sold in nodes of GPUs all linked to each other, besides those with SXM in their names.
+_ALL_LINKED = ("H20", "H20-141GB", "GB200", "GB300", "GH200-96GB", "GH200-144GB", "MI300X", "MI325X", "MI355X")
 _LLAMA_FACTORY = "LLaMA-Factory"
 PARALLELISM = re.compile(r"\b(uses (TP|CP|PP)|TP \d|CP \d|PP \d|sequence parallel [2-9]|tensor parallel|pipeline)")
 
@@ -93,7 +95,7 @@ def _cluster(row: Row, assumed: list[str]) -> Cluster:
         "name": f"{gpus}x {device}",
         "gpu": device,
         "gpus": per_node,
-        "nvlink": "switch" if "SXM" in device or "MI3" in device else "none",
+        "nvlink": "switch" if "SXM" in device or device in _ALL_LINKED else "none",
         "pcie": {"switches": per_node} if per_node >= 4 else {},
         "cpu": {"vendor": "amd" if "A100" in device else "intel", "sockets": 2, "cores": 96, "dram_gbps": 500.0},
     }
