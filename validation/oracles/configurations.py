@@ -41,6 +41,7 @@ def configurations() -> list[Config]:
     return [
         *_ddp(), *_fsdp2(), *_fsdp1(), *_deepspeed(), *_deepspeed_corners(), *_offload(), *_decay_groups(),
         *_zero_plus_plus(), *_leaves(), *_mics(), *_ulysses(), *_muon(), *_precision(),
+        *_experts(),
     ]  # fmt: skip
 
 
@@ -418,6 +419,7 @@ def _leaves() -> list[Config]:
         _zero("coarse_block", 3, 4, model="gpt2", zero=REGATHER | coarse(87760), over=wide, ckpt=True),
         _zero("coarse_tiny", 3, zero=SMALL_ZERO | coarse(10)),
         _zero("coarse_mixtral", 3, model="mixtral", zero=SMALL_ZERO | coarse(1000)),
+        _zero("held_experts", 3, model="mixtral", zero=REGATHER | {"reduce_scatter": False}),
     ]
 
 
@@ -504,4 +506,44 @@ def _ulysses() -> list[Config]:
         _zero("ulysses2_qgz", 3, 4, zero=SMALL_ZERO | {"zero_quantized_gradients": True}, gpus_per_node=2, **two),
         # DeepSpeed takes the size of a head from a configuration that has the field, be it empty
         _zero("ulysses2", 3, model="mixtral", zero=SMALL_ZERO, over={"head_dim": 32}, **two),
+    ]
+
+
+def _experts() -> list[Config]:
+    """AutoEP: ranks that share a model's experts, `size` of them; see experts.py."""
+
+    def shared(tag: str, stage: int, world: int, size: int, *, zero: Config | None = None, **settings: Any) -> Config:
+        extra = {"expert_parallel": {"enabled": True, "autoep_size": size}} | settings.pop("extra", {})
+        settings = {"model": "mixtral", "zero": SMALL_ZERO | (zero or {}), "extra": extra} | settings
+        return _zero(f"experts{size}{tag}", stage, world, **settings)
+
+    offload = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
+    apart = {"use_data_before_expert_parallelism": True}
+    found = [shared("", stage, 4, 2) for stage in (1, 2, 3)]
+    found += [shared("_offload", stage, 4, 2, ga=2, zero=offload) for stage in (1, 2, 3)]
+    found += [shared("", stage, 2, size) for stage in (2, 3) for size in (1, 2)]
+    found += [shared("_fp32", stage, 4, 2, precision="fp32") for stage in (2, 3)]
+    found += [shared("_ckpt", stage, 4, 4, ga=2, ckpt=True, zero=REGATHER) for stage in (2, 3)]
+    found += [shared("_apart", stage, 4, 2, extra=apart) for stage in (2, 3)]
+    found += [shared("", stage, 4, 2, model=model) for stage in (2, 3) for model in ("qwen2_moe", "qwen3_moe")]
+    found += [shared("_overlap", stage, 4, 2, ga=2, zero={"overlap_comm": True}) for stage in (1, 2)]
+    found += [shared("_frozen", stage, 4, 2, freeze=["layers.0.mlp.experts", "embed"]) for stage in (2, 3)]
+    return [
+        *found,
+        shared("_owners", 2, 4, 2, zero={"use_multi_rank_bucket_allreduce": False}),
+        shared("_roundrobin", 2, 4, 2, zero={"round_robin_gradients": True}),
+        shared("_oversize", 2, 4, 2, ga=2, zero=OVERSIZE),
+        shared("_commfp32", 2, 4, 2, extra={"communication_data_type": "fp32"}),
+        shared("_accfp32", 2, 4, 2, ga=2, extra={"data_types": {"grad_accum_dtype": "fp32"}}),
+        shared("_regather", 3, 4, 2, ga=2, zero=REGATHER),
+        shared("_zeroinit", 3, 4, 2, zero_init=True),
+        shared("_zeroinit", 3, 2, 2, model="qwen2_moe", zero=REGATHER, zero_init=True),
+        shared("_groups", 3, 4, 2, decay_groups=True),
+        shared("_groups_zeroinit", 3, 4, 2, zero=REGATHER, decay_groups=True, zero_init=True, ckpt=True),
+        shared("_sequential", 3, 4, 2, zero=REGATHER | {"stage3_allgather_sequential": True}),
+        shared("_inorder", 3, 4, 2, zero={"overlap_comm": False, "sub_group_size": 100000}),
+        shared("_rsfalse", 3, 4, 2, zero=REGATHER | {"reduce_scatter": False}),
+        shared("", 2, 2, 2, model="qwen2_moe"),
+        shared("_noncontiguous", 3, 4, 2, zero=OVERSIZE | {"contiguous_gradients": False}),
+        shared("_accfp32", 3, 4, 2, ga=2, extra={"data_types": {"grad_accum_dtype": "fp32"}}),
     ]

@@ -28,6 +28,8 @@ class Parameter:
     trainable: bool = True
     dtype: str | None = None  # storage dtype if it is not the run's (bitsandbytes nf4, fp32 routers)
     expert: bool = False  # belongs to one of several routed experts (MoE)
+    parts: int = 1  # ranks that have others of this name (expert parallelism), itself among them
+    home: str = "world"  # the group of ranks that have the same, as `zsim.program.ops.Program` names it
     packed: int = 1  # weights that one stored element holds (4-bit weights in 16-bit storage: 4)
 
     @property
@@ -169,13 +171,24 @@ class ModelSpec:
     buffers_bytes: int = 0  # non-parameter state on the GPU: rotary tables
     notes: tuple[str, ...] = ()  # what was assumed while reading
     tuning: Tuning | None = None  # adapters and quantized weights
+    conversion: Conversion | None = None  # of its experts into those of one rank among several
     _cache: dict = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def numel(self) -> int:
-        """Weights, however they are stored."""
-        return sum(parameter.numel * parameter.packed for parameter in self.parameters)
+        """Weights, however they are stored, of all experts."""
+        return sum(parameter.numel * parameter.packed * parameter.parts for parameter in self.parameters)
 
     @property
     def trainable_numel(self) -> int:
-        return sum(parameter.numel for parameter in self.parameters if parameter.trainable)
+        return sum(parameter.numel * parameter.parts for parameter in self.parameters if parameter.trainable)
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What DeepSpeed's AutoEP made of `source`. `executed`: the same with parameters in the order of its modules, where
+    their numbers follow another."""
+
+    size: int  # ranks that share the experts
+    source: ModelSpec  # before
+    executed: ModelSpec | None = None

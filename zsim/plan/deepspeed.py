@@ -69,6 +69,7 @@ class _Reader(Keys):
         self.precision()
         self.optimizer()
         self.sequences()
+        self.experts()
         self.batch()
         self.training()
         for why, keys in self.without_effect.items():
@@ -276,6 +277,19 @@ class _Reader(Keys):
             if size < 1:
                 raise self.document.error(("sequence_parallel_size",), f"{size} is too small", accepted="1 or more")
             self.set(("sequence_parallel_size",), size, "sequence_parallel_size")
+
+    def experts(self) -> None:
+        """auto_ep_config.py parse_autoep_config. Nobody fills in an auto."""
+        if not self.values.get("expert_parallel.enabled"):
+            return
+        size = self.values.get("expert_parallel.autoep_size", 1)
+        if not isinstance(size, int) or size < 1:
+            path = ("expert_parallel", "autoep_size")
+            raise self.document.error(path, f"{size} is not a number of ranks", accepted="1 or more")
+        self.set(("zero", "autoep_size"), size, "expert_parallel.autoep_size")
+        if self.values.get("use_data_before_expert_parallelism") is True:
+            name = "use_data_before_expert_parallelism"
+            self.set(("zero", name), True, name)
 
     def batch(self) -> None:
         for key, field in (

@@ -114,7 +114,20 @@ def _check_muon(plan: DeepSpeedPlan) -> None:
 
 
 def whole_world(plan: DeepSpeedPlan) -> dict[str, tuple[tuple[int, ...], ...]]:
-    return {"world": (tuple(range(plan.world_size)),), **ulysses.groups(plan)}
+    groups = {"world": (tuple(range(plan.world_size)),), **ulysses.groups(plan)}
+    if plan.autoep_size:
+        from zsim.program import experts
+
+        groups |= experts.groups(plan)
+    return groups
+
+
+def check_experts(plan: DeepSpeedPlan, model: ModelSpec) -> None:
+    """Raises InputError, NotModeled as `zsim.program.experts.check`."""
+    if plan.autoep_size or model.conversion:
+        from zsim.program import experts
+
+        experts.check(plan, model)
 
 
 def frozen_bytes(model: ModelSpec, dtype: str) -> int:
@@ -135,7 +148,7 @@ def parameter_groups(model: ModelSpec, plan: DeepSpeedPlan) -> list[list[int]]:
 
     Without `decay_groups` one; with it two as the Trainer makes them (transformers 5.24 trainer.py,
     get_decay_parameter_names): biases and the weights of norms, which do not decay, are the second. Muon makes two of
-    each: its own and Adam's (engine.py, _muon_param_groups).
+    each: its own and Adam's (engine.py, _muon_param_groups). Experts that ranks share are in groups of their own.
     """
     params = trainable(model)
     groups = [params]
@@ -148,7 +161,12 @@ def parameter_groups(model: ModelSpec, plan: DeepSpeedPlan) -> list[list[int]]:
         if not plan.zero_init:  # original_muon.py sorts its own by shape, which zero.Init hides
             shapes = [parameter.shape for parameter in model.parameters]
             groups = [sorted(g, key=shapes.__getitem__, reverse=True) if hidden.issuperset(g) else g for g in groups]
-    return [group for group in groups if group]
+    groups = [group for group in groups if group]
+    if plan.autoep_size:
+        from zsim.program import experts
+
+        return experts.parameter_groups(groups, model, plan)
+    return groups
 
 
 def sub_groups(model: ModelSpec, plan: DeepSpeedPlan, shard: list[int]) -> list[list[int]]:
@@ -237,7 +255,10 @@ def broadcast_model(builder: Builder, parameters: Iterable[Parameter], plan: Dee
         dtype = parameter.dtype or plan.dtype
         numel = parameter.numel if as_they_are else parameter.numel * dtype_bytes(dtype)
         kind = dtype if as_they_are else "uint8"
-        collective(builder, COMPUTE, "broadcast", kind, numel, numel, "init", "broadcast parameter", root=0)
+        collective(
+            builder, COMPUTE, "broadcast", kind, numel, numel, "init", "broadcast parameter", group=parameter.home,
+            root=0,
+        )  # fmt: skip
 
 
 def collective(

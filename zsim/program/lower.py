@@ -56,6 +56,11 @@ def _lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, st
         found = f"{workload.sequence_parallel_size} ranks share a sequence in the model and {sharing} in the plan"
         raise InputError(found, field="sequence_parallel_size", accepted="the same number; 1 without DeepSpeed")
     if isinstance(plan, DeepSpeedPlan):
+        if model.conversion and model.conversion.executed and not (plan.stage == 3 and plan.zero_init):
+            from zsim.model.trace import trace
+
+            model = model.conversion.executed  # nothing has numbered its parameters anew
+            tree = trace(model, workload)
         if plan.stage == 3:
             from zsim.program.zero3 import lower_zero3
 

@@ -142,8 +142,9 @@ class Zero3OnCpu:
         for group in self.sub_groups:  # complete_grad_norm_calculation_for_cpu_offload
             elementwise(builder, COMPUTE, "grad_norm", "optimizer", 8 * len(group), 8, launches=2 * len(group))
             builder.host_wait(builder.last(COMPUTE))
-            event = collective(builder, COMPUTE, "all_reduce", "float32", 1, 1, "optimizer", "grad norm")
-            builder.host_wait(event)
+            for home in self.gradients.norm_groups(group):
+                collective(builder, COMPUTE, "all_reduce", "float32", 1, 1, "optimizer", "grad norm", group=home)
+            builder.host_wait(builder.last(COMPUTE))
         for index, group in enumerate(self.sub_groups):
             numel = sum(self.shard[param] for param in group)
             if index < self.gpu_groups:
@@ -294,6 +295,7 @@ class Zero12OnCpu:
         # complete_grad_norm_calculation_for_cpu_offload: .item() of one norm after another
         for _ in self.partitions.groups:
             builder.host_wait(collective(builder, COMPUTE, "all_reduce", "float32", 1, 1, "optimizer", "grad norm"))
+        self.rank.average_expert_norms()
         for index, group in enumerate(self.partitions.groups):
             self._update(index, group.size, first)
 

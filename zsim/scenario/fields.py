@@ -212,6 +212,12 @@ class ZeroField(Section):
     stage3_max_live_parameters: Whole | None = None
     stage3_max_reuse_distance: Whole | None = None
     stage3_allgather_sequential: bool | None = None
+    autoep_size: Few | None = Field(
+        None, description="ranks that share the experts of each layer: expert_parallel.autoep_size of an enabled AutoEP"
+    )
+    use_data_before_expert_parallelism: bool | None = Field(
+        None, description="with autoep_size: neighbours hold the same experts, and do not share them"
+    )
     use_all_reduce_for_fetch_params: bool | None = Field(None, alias="stage3_use_all_reduce_for_fetch_params")
     zero_hpz_partition_size: Few | None = None
     zero_quantized_weights: bool | None = Field(None, description="ZeRO++: gathered in int8")
