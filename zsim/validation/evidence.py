@@ -189,6 +189,8 @@ def _recomputed_share(row: Row) -> float:
     """Share of blocks that are checkpointed whole, for policies that choose blocks; from HFU / MFU where printed."""
     if _every_second(row):
         return 0.5
+    if counted := re.search(r"(\d+) of (?:the )?(\d+) (?:layers|blocks) checkpointed", row.get("notes")):
+        return int(counted[1]) / int(counted[2])
     hfu, mfu = re.search(r"HFU (0?\.\d+)", row.get("notes")), row.number("mfu_pct")
     if not hfu or not mfu:
         raise InputError("the share of checkpointed blocks is not stated", row.file, row.line, "activation_checkpoint")
