@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from zsim.cluster.load import cluster_from
 from zsim.cluster.spec import Cluster
@@ -150,7 +150,7 @@ def _workload(row: Row, cluster: Cluster, assumed: list[str]) -> Workload:
         attention="triton" if foundry and "PURE" in row["precision"] else _fused_attention(row, assumed),
         checkpointing=checkpointing,
         checkpointed=chosen,
-        implementation="torchtitan" if titan else "llm-foundry" if foundry else "hf",
+        implementation="torchtitan" if titan else "llm-foundry" if foundry else "litgpt" if _litgpt(row) else "hf",
         loss="fused" if huge or liger else titan_history.loss(row) if titan else _loss(row),
         kernels="unsloth" if fused else "liger" if huge or "liger" in row.get("attention_impl") else "torch",
         compile=row.get("compile") == "yes",
@@ -172,6 +172,10 @@ def _fused_attention(row: Row, assumed: list[str]) -> str:
         return "flash"
     assumed.append("attention not stated: SDPA with a mask, as transformers 4.38 to 4.40 of the same months have it")
     return "efficient"
+
+
+def _litgpt(row: Row) -> bool:
+    return re.search(r"lit-?(gpt|llama)", row["framework"], re.IGNORECASE) is not None
 
 
 def _every_second(row: Row) -> bool:
@@ -247,7 +251,7 @@ def _model(row: Row) -> ModelSpec:
     if name.startswith(("mixtral", "gpt_bigcode", "roberta")):
         raise NotModeled(f"model {row['model']}", row.file, row.line, "model")
     if row["framework"].startswith("llm-foundry"):
-        return _mpt(
+        return _own(
             row["model"],
             Architecture(
                 family="mpt",
@@ -262,6 +266,7 @@ def _model(row: Row) -> ModelSpec:
                 tied=True,
                 activation="gelu",
             ),
+            "llm-foundry",
         )
     if name.startswith("gpt2"):
         config: dict[str, Any] = {
@@ -278,13 +283,15 @@ def _model(row: Row) -> ModelSpec:
             **({"head_dim": 128} if family == "qwen3" else {}),
         }  # fmt: skip
     model, tuning = _read_model(json.dumps(config, sort_keys=True), row["model"]), stated.adapters(row)
+    if _litgpt(row) and tuning is None:
+        return _own(row["model"], cast(Architecture, model.arch), "litgpt")
     return tune(model, tuning) if tuning else model
 
 
 @cache
-def _mpt(name: str, arch: Architecture) -> ModelSpec:
-    model = families.build(Net(arch, implementation="llm-foundry"))
-    return ModelSpec(name, "mpt", parameters(model), arch)
+def _own(name: str, arch: Architecture, implementation: str) -> ModelSpec:
+    """A model with the parameters that `implementation` has, which are not those of transformers' checkpoint."""
+    return ModelSpec(name, arch.family, parameters(families.build(Net(arch, implementation=implementation))), arch)
 
 
 @cache

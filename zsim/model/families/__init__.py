@@ -66,6 +66,12 @@ def build(net: Net) -> Module:
                 "the fused loss in torchtitan's implementation", field="loss", accepted="hf, held, compiled"
             )
         return Transformer(net)
+    if net.implementation == "litgpt":
+        from zsim.model.families.litgpt import GPT
+
+        if family not in ("llama", "mistral") or net.arch.tied or net.loss != "hf":
+            raise NotModeled(f"litgpt's implementation of {family!r}", accepted="llama, mistral, with its own loss")
+        return GPT(net)
     if net.implementation == "llm-foundry":
         from zsim.model.families.foundry import MPT
 
