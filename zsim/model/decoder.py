@@ -66,7 +66,8 @@ def head(net: Net, embedding: Embedding, bias: bool = False) -> Head:
 
 
 def causal_loss(net: Net, logits: Tensor, labels: Tensor) -> Tensor:
-    logits = F.to(logits, "float32")
+    if net.loss != "uncast":
+        logits = F.to(logits, "float32")
     if net.loss == "held":
         logits.tape.share(logits)
     _padded, target = shifted(net, labels)

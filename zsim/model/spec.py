@@ -132,9 +132,11 @@ class Workload:
     attention: str = "flash"
     checkpointing: str = "none"  # none | full | selective (torchtitan's per-op policy)
     checkpointed: tuple[int, ...] | None = None  # the blocks it applies to; None: all
-    implementation: str = "hf"  # hf | torchtitan | llm-foundry: whose modules (decides what is saved, fp32 logits ...)
-    # hf: fp32 logits | held: which the training loop holds through the backward | compiled: by torch.compile
-    # (torchtitan) | fused: in chunks, so that all logits never exist
+    implementation: str = (
+        "hf"  # hf | torchtitan | llm-foundry | litgpt: whose modules (decides what is saved, fp32 logits ...)
+    )
+    # hf: fp32 logits | uncast: logits in their own dtype | held: fp32, which the training loop holds through the
+    # backward | compiled: by torch.compile (torchtitan) | fused: in chunks, so that all logits never exist
     loss: str = "hf"
     # liger: its RMSNorm and SwiGLU | unsloth: its RMSNorm and cross-entropy, as fms-acceleration's fast kernels
     kernels: str = "torch"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from zsim.errors import InputError, NotModeled
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
+from zsim.plan.version import parse_version
 from zsim.program.ops import HostWait, Program
 from zsim.program.startup import with_startup
 
@@ -31,13 +32,17 @@ def lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, ste
 
 def under(plan: AnyPlan, workload: Workload) -> Workload:
     """The workload as the plan runs it: under torch.autocast over weights of the plan's dtype, where it has that, and
-    with adapters in the dtype of their shards."""
+    with adapters in the dtype of their shards; SDPA as its release of torch has it (FlashAttention first until 2.10:
+    sdp_utils.cpp)."""
     weights = plan.dtype if isinstance(plan, DdpPlan) and plan.autocast else None
     apart = isinstance(plan, Fsdp1Plan | Fsdp2Plan) and plan.adapter_units and plan.storage_dtype != plan.param_dtype
     adapters = plan.storage_dtype if apart else None  # type: ignore[union-attr]
-    if (workload.weights, workload.adapters) == (weights, adapters):
-        return workload
-    return replace(workload, weights=weights, adapters=adapters)
+    if (workload.weights, workload.adapters) != (weights, adapters):
+        workload = replace(workload, weights=weights, adapters=adapters)
+    of_torch = not isinstance(plan, DeepSpeedPlan)
+    if of_torch and workload.attention == "sdpa" and parse_version(plan.version) < (2, 11):
+        workload = replace(workload, attention="flash")
+    return workload
 
 
 def _differing(plan: AnyPlan) -> int:

@@ -352,10 +352,11 @@ class ScenarioFields(Section):
         "before Ampere the memory-efficient one); efficient: SDPA that is given a mask (padded batches; transformers "
         "4.38 to 4.40)",
     )
-    loss: Literal["hf", "held", "compiled", "fused"] = Field(
+    loss: Literal["hf", "uncast", "held", "compiled", "fused"] = Field(
         "hf",
-        description="hf: float32 logits; held: which the training loop holds through the backward; compiled: by "
-        "torch.compile (torchtitan); fused: in chunks, so that all logits never exist",
+        description="hf: float32 logits; uncast: logits in their own type; held: float32, which the training loop "
+        "holds through the backward; compiled: by torch.compile (torchtitan); fused: in chunks, so that all logits "
+        "never exist",
     )
     kernels: Literal["torch", "liger", "unsloth"] = Field(
         "torch", description="liger: its fused RMSNorm and SwiGLU; unsloth: its RMSNorm and loss in place"

@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from zsim.cluster.load import cluster_from
 from zsim.cluster.spec import Cluster
 from zsim.errors import InputError, NotModeled
 from zsim.model import families
@@ -29,12 +28,10 @@ from zsim.plan.version import VERSION, parse_version
 from zsim.program.lower import under
 from zsim.scenario import Setup
 from zsim.validation import stated, titan_history
-from zsim.validation.rows import Row, gpu_name
+from zsim.validation.loops import loop, prefers_cudnn
+from zsim.validation.machines import cluster_of
+from zsim.validation.rows import Row
 
-# Gigabits per second and node, where the source does not say: what such machines are usually sold with.
-USUAL_NETWORK = {"A100": 1600, "A800": 1600, "H100": 3200, "H200": 3200, "B200": 3200, "MI300X": 3200}
-# Devices that are sold in nodes of GPUs all linked to each other, besides those with SXM in their names.
-_ALL_LINKED = ("H20", "H20-141GB", "GB200", "GB300", "GH200-96GB", "GH200-144GB", "MI300X", "MI325X", "MI355X")
 _LLAMA_FACTORY = "LLaMA-Factory"
 PARALLELISM = re.compile(r"\b(uses (TP|CP|PP)|TP \d|CP \d|PP \d|sequence parallel [2-9]|tensor parallel|pipeline)")
 
@@ -52,7 +49,7 @@ def setup_of(row: Row) -> Setup:
 def _setup(row: Row) -> Setup:
     _refuse_unmodeled(row)
     assumed: list[str] = []
-    cluster = _cluster(row, assumed)
+    cluster = cluster_of(row, assumed)
     workload = _workload(row, cluster, assumed)
     model = _model(row)
     plan = _plan(row, cluster)
@@ -86,59 +83,21 @@ def _refuse_unmodeled(row: Row) -> None:
         raise NotModeled(f"programs of {row['framework']}", row.file, row.line, "framework")
 
 
-def _cluster(row: Row, assumed: list[str]) -> Cluster:
-    gpus, device = row.count("n_gpus"), gpu_name(row)
-    per_node = min(row.count("gpus_per_node", 8), gpus)
-    if gpus % per_node:
-        raise InputError(f"{gpus} GPUs are not whole nodes of {per_node}", row.file, row.line, "gpus_per_node")
-    document: dict[str, Any] = {
-        "name": f"{gpus}x {device}",
-        "gpu": device,
-        "gpus": per_node,
-        "nvlink": "switch" if "SXM" in device or device in _ALL_LINKED else "none",
-        "pcie": {"switches": per_node} if per_node >= 4 else {},
-        "cpu": {"vendor": "amd" if "A100" in device else "intel", "sockets": 2, "cores": 96, "dram_gbps": 500.0},
-    }
-    if gpus > per_node:
-        gbps = _network(row, device, assumed)
-        nics = min(per_node, max(1, round(gbps / 100)))
-        document["nics"] = {"gbps": gbps / nics, "count": nics}
-        document["fabric"] = {"kind": "rail", "transport": "rdma"}
-    return _cluster_from(json.dumps(document, sort_keys=True), gpus // per_node)
-
-
-@cache
-def _cluster_from(document: str, nodes: int) -> Cluster:
-    return cluster_from(json.loads(document), nodes)
-
-
-def _network(row: Row, device: str, assumed: list[str]) -> float:
-    """Gbit/s of one node."""
-    text = row.get("inter_node_network")
-    found = re.search(r"(\d+)\s*Gb(?:ps|/s)(\s*per GPU)?", text)
-    if found:
-        return float(found[1]) * (row.count("gpus_per_node", 8) if found[2] else 1)
-    for family, gbps in USUAL_NETWORK.items():
-        if device.startswith(family):
-            assumed.append(f"network of {gbps} Gbit/s per node")
-            return float(gbps)
-    raise InputError("not stated by the source", row.file, row.line, "inter_node_network")
-
-
 def _workload(row: Row, cluster: Cluster, assumed: list[str]) -> Workload:
     checkpointing = row["activation_checkpoint"]
+    rules = loop(row)
     titan = "torchtitan" in row["framework"]
     chosen = None
     if checkpointing == "selective" and not (titan and not _every_second(row)):
         checkpointing, chosen = "full", _checkpointed(row)
-    foundry = row["framework"].startswith("llm-foundry")
+    foundry = rules.implementation == "llm-foundry"
     fused = "foak" in row["framework"]
     if fused:
         assumed.append("rotary embeddings as torch does them, not in place")
     tokens = row.count("micro_batch") * row.count("seq_len")
     # The loss in float32 holds 10 bytes per logit (logits, log-softmax, half a gradient); this run did fit. Trainers of
     # transformers' models switch Liger on by one flag; llm-foundry and torchtitan do not have it.
-    huge = not titan and not foundry and 10 * tokens * row.count("vocab") > cluster.devices[0].usable_bytes
+    huge = rules.implementation == "hf" and 10 * tokens * row.count("vocab") > cluster.devices[0].usable_bytes
     # All of Liger, its loss included; where single kernels are as its own, the row says which.
     liger = "liger" in row["framework"] or "liger kernels" in row.get("attention_impl")
     if huge:
@@ -150,32 +109,36 @@ def _workload(row: Row, cluster: Cluster, assumed: list[str]) -> Workload:
         attention="triton" if foundry and "PURE" in row["precision"] else _fused_attention(row, assumed),
         checkpointing=checkpointing,
         checkpointed=chosen,
-        implementation="torchtitan" if titan else "llm-foundry" if foundry else "litgpt" if _litgpt(row) else "hf",
-        loss="fused" if huge or liger else titan_history.loss(row) if titan else _loss(row),
+        implementation=rules.implementation,
+        loss="fused" if huge or liger else _loss(row),
         kernels="unsloth" if fused else "liger" if huge or "liger" in row.get("attention_impl") else "torch",
         compile=row.get("compile") == "yes",
     )
 
 
 def _loss(row: Row) -> str:
-    """A loop of one's own around DeepSpeed's engine holds the model's outputs through the backward; trainers let go of
-    them. (gist-a800: the steady allocation grows by 4 bytes per logit of a micro-batch.)"""
-    return "held" if row["framework"].startswith("DeepSpeed") else "hf"
+    """As notes or the loop's code have it. A loop of one's own around DeepSpeed's engine holds the model's outputs
+    through the backward; trainers let go of them. (gist-a800: what is allocated between steps grows by 4 bytes per
+    logit of a micro-batch.)"""
+    if re.search(r"cross-entropy of (?:the )?(?:bf16|fp16) logits", row.get("notes")):
+        return "uncast"
+    if "torchtitan" in row["framework"]:
+        return titan_history.loss(row)
+    return "held" if row["framework"].startswith("DeepSpeed") else loop(row).loss
 
 
 def _fused_attention(row: Row, assumed: list[str]) -> str:
-    """FlashAttention, where the source does not say, too: by itself or as SDPA takes it. But in the months of DeepSpeed
-    0.14.0 to 0.14.2 (March to May 2024), of torch 2.2, transformers was 4.38 to 4.40, whose SDPA is given a mask."""
+    """FlashAttention, where the source does not say, too: by itself or as SDPA took it before torch 2.11. But in the
+    months of DeepSpeed 0.14.0 to 0.14.2 (March to May 2024), of torch 2.2, transformers was 4.38 to 4.40, whose SDPA is
+    given a mask."""
     if row.get("attention_impl").startswith("eager"):
         return "eager"
+    if prefers_cudnn(row) and re.match(r"SDPA(?! ?\(?flash)|$", row.get("attention_impl")):
+        return "sdpa"
     if row.get("attention_impl") or not re.search(r"DeepSpeed 0\.14\.[012]\b", row["framework"]):
         return "flash"
     assumed.append("attention not stated: SDPA with a mask, as transformers 4.38 to 4.40 of the same months have it")
     return "efficient"
-
-
-def _litgpt(row: Row) -> bool:
-    return re.search(r"lit-?(gpt|llama)", row["framework"], re.IGNORECASE) is not None
 
 
 def _every_second(row: Row) -> bool:
@@ -283,7 +246,7 @@ def _model(row: Row) -> ModelSpec:
             **({"head_dim": 128} if family == "qwen3" else {}),
         }  # fmt: skip
     model, tuning = _read_model(json.dumps(config, sort_keys=True), row["model"]), stated.adapters(row)
-    if _litgpt(row) and tuning is None:
+    if loop(row).implementation == "litgpt" and tuning is None:
         return _own(row["model"], cast(Architecture, model.arch), "litgpt")
     return tune(model, tuning) if tuning else model
 
@@ -306,7 +269,8 @@ def _read_model(config: str, name: str) -> ModelSpec:
 
 
 def _plan(row: Row, cluster: Cluster) -> AnyPlan:
-    framework, strategy, precision = row["framework"], row.get("strategy"), row["precision"]
+    framework, strategy = row["framework"], row.get("strategy")
+    rules = loop(row)
     common: dict[str, Any] = {"world_size": cluster.world_size, "grad_accum": row.count("grad_accum", 1)}
     offload = row.get("offload", "none")
     if strategy in ("zero1", "zero2", "zero3"):
@@ -324,7 +288,7 @@ def _plan(row: Row, cluster: Cluster) -> AnyPlan:
     if offload not in ("none", ""):
         raise NotModeled(f"{offload} under {framework}", row.file, row.line, "offload")
     if cluster.world_size == 1 or strategy == "ddp":
-        pure = bool(re.search("pure[ _]bf16|bf16-true", precision)) or _loaded_in_bf16(row)
+        pure = stated.all_bf16(row) or rules.storage_dtype == "bfloat16" or _loaded_in_bf16(row)
         return DdpPlan(
             **common,
             dtype="bfloat16" if pure else "float32",
@@ -334,15 +298,17 @@ def _plan(row: Row, cluster: Cluster) -> AnyPlan:
     if strategy not in ("fsdp-full", "fsdp-grad-op", "hsdp"):
         raise NotModeled(f"strategy {strategy!r}", row.file, row.line, "strategy")
     mesh = (cluster.nodes, cluster.gpus_per_node) if strategy == "hsdp" else None
-    if "FSDP1" not in framework and ("torchtitan" in framework or "FSDP2" in framework):
+    if "FSDP1" not in framework and ("FSDP2" in framework or rules.implementation == "torchtitan"):
+        titan = "torchtitan" in framework
         return Fsdp2Plan(
             **common,
             reshard_after_forward=strategy == "fsdp-full",
             mesh=mesh,
-            grouping=titan_history.grouping(row) if "torchtitan" in framework else "hf",
-            optimizer=Optimizer(impl=titan_history.optimizer(row) if "torchtitan" in framework else "fused"),
-            storage_dtype="bfloat16" if "pure bf16" in precision else "float32",
-            reduce_dtype="bfloat16" if "pure bf16" in precision else "float32",
+            grouping=titan_history.grouping(row) if titan else "hf",
+            optimizer=Optimizer(impl=titan_history.optimizer(row) if titan else stated.optimizer(row, "fused")),
+            storage_dtype=_storage(row),
+            reduce_dtype=rules.reduce_dtype or stated.reduce_dtype(row) or "float32",
+            sync_only_last=rules.sync_only_last,
         )
     return _fsdp1(row, common, mesh)
 
@@ -409,12 +375,19 @@ def _fsdp1(row: Row, common: dict[str, Any], mesh: tuple[int, int] | None) -> Fs
         )
     if precision.startswith("bf16 amp"):
         raise NotModeled("autocast over FSDP without its mixed precision", row.file, row.line, "precision")
-    reduce = "float32" if "fp32 reduce" in precision else "bfloat16"
+    rules = loop(row)
     return Fsdp1Plan(
         **common,
         sharding_strategy=kinds[strategy],
-        reduce_dtype=reduce,
-        storage_dtype="bfloat16" if "pure bf16" in precision else "float32",
+        reduce_dtype=rules.reduce_dtype or stated.reduce_dtype(row) or "bfloat16",
+        storage_dtype=_storage(row),
         mesh=mesh,
-        optimizer=Optimizer(impl=stated.optimizer(row, "foreach")),
+        no_sync=rules.sync_only_last,
+        forward_prefetch=rules.forward_prefetch,
+        optimizer=Optimizer(impl=stated.optimizer(row, rules.optimizer or "foreach")),
     )
+
+
+def _storage(row: Row) -> str:
+    """Of shards, their gradients and optimizer states under FSDP."""
+    return loop(row).storage_dtype or ("bfloat16" if stated.all_bf16(row) else "float32")

@@ -13,6 +13,19 @@ def half(row: Row) -> str:
     return "float16" if row["precision"].startswith("fp16") else "bfloat16"
 
 
+def all_bf16(row: Row) -> bool:
+    """Whether weights, gradients and optimizer states are bfloat16, without anything wider."""
+    words = r"pure[ _]bf16|bf16-true|bf16 (?:params|weights)(?:, grads)? and (?:bf16 optimizer )?states"
+    return re.search(words, row["precision"]) is not None
+
+
+def reduce_dtype(row: Row) -> str | None:
+    """Of gradients between GPUs, where the precision says it."""
+    if "fp32 reduce" in row["precision"]:
+        return "float32"
+    return "bfloat16" if re.search(r"\breduce\b[^;]*bf16", row["precision"]) or all_bf16(row) else None
+
+
 def optimizer(row: Row, default: str) -> str:
     """Whose AdamW the notes name, as `Optimizer.impl`; `default` is the framework's own choice."""
     notes = row.get("notes")

@@ -132,7 +132,8 @@ class Transformer(CausalLM):
         if self.net.loss == "compiled":
             loss = cross_entropy_compiled(logits, target)
         else:
-            logits = F.to(logits, "float32")
+            if self.net.loss != "uncast":
+                logits = F.to(logits, "float32")
             if self.net.loss == "held":
                 tape.share(logits)
             loss = cross_entropy(logits, target)
