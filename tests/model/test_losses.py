@@ -49,6 +49,8 @@ def test_logits_that_are_not_cast(implementation) -> None:
 def test_held_logits_are_saved_besides(implementation) -> None:
     held, eager = (of_loss(implementation=implementation, loss=loss) for loss in ("held", "hf"))
     assert held.saved_bytes - eager.saved_bytes == 4 * TOKENS * VOCABULARY
+    held, uncast = (of_loss(implementation=implementation, loss=loss) for loss in ("uncast_held", "uncast"))
+    assert held.saved_bytes - uncast.saved_bytes == 2 * TOKENS * VOCABULARY
 
 
 def test_unsloth_writes_the_gradient_over_a_copy_of_the_logits() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zsim.plan.spec import DdpPlan, Fsdp1Plan, Fsdp2Plan
+from zsim.program.units import groups_of
 from zsim.scenario import Setup
 from zsim.validation import stated
 from zsim.validation.evidence import setup_of
@@ -47,7 +48,7 @@ def test_kempnerforge_keeps_everything_in_bf16_and_reduces_once() -> None:
         assert isinstance(setup.plan, Fsdp2Plan)
         assert (setup.plan.storage_dtype, setup.plan.reduce_dtype) == ("bfloat16", "float32")
         assert setup.plan.sync_only_last
-        assert (setup.workload.implementation, setup.workload.loss) == ("torchtitan", "uncast")
+        assert (setup.workload.implementation, setup.workload.loss) == ("torchtitan", "uncast_held")
         assert setup.workload.attention == "sdpa"  # cuDNN's on Hopper
     alone = of(framework="KempnerForge (FSDP2)", n_gpus="1", strategy="").plan
     assert isinstance(alone, DdpPlan)
@@ -68,6 +69,21 @@ def test_litgpt_has_its_own_modules() -> None:
     assert setup.workload.implementation == "litgpt"
     assert any(parameter.name.endswith("attn.attn.weight") for parameter in setup.model.parameters)
     assert setup.workload.attention == "flash"
+    assert isinstance(setup.plan, Fsdp1Plan)
+    assert not setup.plan.adapter_units
+    assert setup.workload.loss == "uncast"
+
+
+def test_lightning_thunders_benchmark_of_it_is_another_loop() -> None:
+    """Seven modules with parameters in each block, embedding, norm and head: each is gathered by itself."""
+    setup = of(framework="litgpt (FSDP1)", precision="pure bf16", notes="thunder/benchmarks/benchmark_litgpt.py")
+    assert isinstance(setup.plan, Fsdp1Plan)
+    assert setup.plan.adapter_units
+    assert setup.workload.loss == "uncast_held"
+    assert len(groups_of(setup.model, setup.tree, adapter_units=True)) == 2 * 7 + 3
+    blocks = of(framework="litgpt (FSDP1)", notes="benchmark_litgpt.py --bucketing_mode block").plan
+    assert isinstance(blocks, Fsdp1Plan)
+    assert not blocks.adapter_units
 
 
 @pytest.mark.parametrize(

@@ -132,10 +132,9 @@ class Workload:
     attention: str = "flash"
     checkpointing: str = "none"  # none | full | selective (torchtitan's per-op policy)
     checkpointed: tuple[int, ...] | None = None  # the blocks it applies to; None: all
-    implementation: str = (
-        "hf"  # hf | torchtitan | llm-foundry | litgpt: whose modules (decides what is saved, fp32 logits ...)
-    )
-    # hf: fp32 logits | uncast: logits in their own dtype | held: fp32, which the training loop holds through the
+    # hf | torchtitan | llm-foundry | litgpt: whose modules (decides what is saved, fp32 logits ...)
+    implementation: str = "hf"
+    # hf: fp32 logits | uncast: logits in their own dtype | held, uncast_held: which the training loop holds through the
     # backward | compiled: by torch.compile (torchtitan) | fused: in chunks, so that all logits never exist
     loss: str = "hf"
     # liger: its RMSNorm and SwiGLU | unsloth: its RMSNorm and cross-entropy, as fms-acceleration's fast kernels

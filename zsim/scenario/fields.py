@@ -352,9 +352,9 @@ class ScenarioFields(Section):
         "before Ampere the memory-efficient one); efficient: SDPA that is given a mask (padded batches; transformers "
         "4.38 to 4.40)",
     )
-    loss: Literal["hf", "uncast", "held", "compiled", "fused"] = Field(
+    loss: Literal["hf", "uncast", "held", "uncast_held", "compiled", "fused"] = Field(
         "hf",
-        description="hf: float32 logits; uncast: logits in their own type; held: float32, which the training loop "
+        description="hf: float32 logits; uncast: logits in their own type; held, uncast_held: which the training loop "
         "holds through the backward; compiled: by torch.compile (torchtitan); fused: in chunks, so that all logits "
         "never exist",
     )

@@ -120,11 +120,12 @@ def _loss(row: Row) -> str:
     """As notes or the loop's code have it. A loop of one's own around DeepSpeed's engine holds the model's outputs
     through the backward; trainers let go of them. (gist-a800: what is allocated between steps grows by 4 bytes per
     logit of a micro-batch.)"""
-    if re.search(r"cross-entropy of (?:the )?(?:bf16|fp16) logits", row.get("notes")):
-        return "uncast"
     if "torchtitan" in row["framework"]:
         return titan_history.loss(row)
-    return "held" if row["framework"].startswith("DeepSpeed") else loop(row).loss
+    known = loop(row).loss
+    if known == "hf" and re.search(r"cross-entropy of (?:the )?(?:bf16|fp16) logits", row.get("notes")):
+        return "uncast"
+    return "held" if row["framework"].startswith("DeepSpeed") else known
 
 
 def _fused_attention(row: Row, assumed: list[str]) -> str:
@@ -309,6 +310,7 @@ def _plan(row: Row, cluster: Cluster) -> AnyPlan:
             storage_dtype=_storage(row),
             reduce_dtype=rules.reduce_dtype or stated.reduce_dtype(row) or "float32",
             sync_only_last=rules.sync_only_last,
+            root_reshard_after_forward=rules.root_reshard,
         )
     return _fsdp1(row, common, mesh)
 
@@ -384,6 +386,7 @@ def _fsdp1(row: Row, common: dict[str, Any], mesh: tuple[int, int] | None) -> Fs
         mesh=mesh,
         no_sync=rules.sync_only_last,
         forward_prefetch=rules.forward_prefetch,
+        adapter_units=rules.unit_per_module and "bucketing_mode block" not in row.get("notes"),
         optimizer=Optimizer(impl=stated.optimizer(row, rules.optimizer or "foreach")),
     )
 

@@ -24,14 +24,18 @@ class Loop:
     sync_only_last: bool = False  # no reduction before the last micro-step of an accumulation
     forward_prefetch: bool = False
     optimizer: str | None = None
+    root_reshard: bool | None = None  # FSDP2's root: True where reshard_after_forward is passed for it, too
+    unit_per_module: bool = False  # FSDP1 wraps every module that has parameters
     torch: str | None = None  # the oldest release that its tables can be of
 
 
 LOOPS = {
     # kempnerforge/distributed/parallel.py at 01b461a (2026-04-05): `model.to(dtype=param_dtype)` before fully_shard
     # with `reduce_dtype=float32`; training/grad.py `maybe_no_sync`; scripts/train.py: F.cross_entropy of the logits as
-    # they are; heads repeated as torchtitan does. Its profile of that week has cuDNN's attention, so torch 2.11.
-    "kempnerforge": Loop("torchtitan", "uncast", "bfloat16", "float32", True, torch="2.11"),
+    # they are, which stay; heads repeated as torchtitan does. Its profile of that week has cuDNN: torch 2.11.
+    "kempnerforge": Loop(
+        "torchtitan", "uncast_held", "bfloat16", "float32", sync_only_last=True, root_reshard=True, torch="2.11"
+    ),
     # vectorlm/trainer.py, utils/model_utils.py at 9045f08 (2024-05-28): `model.no_sync()`, AdamW as torch has it
     "vectorlm": Loop(
         storage_dtype="bfloat16",
@@ -40,10 +44,12 @@ LOOPS = {
         forward_prefetch=True,
         optimizer="foreach",
     ),
-    # litgpt/model.py; its tables state the element types
-    "litgpt": Loop("litgpt"),
-    "lit-gpt": Loop("litgpt"),
-    "lit-llama": Loop("litgpt"),
+    # thunder/benchmarks/benchmark_litgpt.py at 56e267a97 (2024-06): `zero_bucket_wrap_policy`, and the logits stay
+    "thunder": Loop("litgpt", "uncast_held", unit_per_module=True),
+    # litgpt/model.py and pretrain.py; its tables state the element types
+    "litgpt": Loop("litgpt", "uncast"),
+    "lit-gpt": Loop("litgpt", "uncast"),
+    "lit-llama": Loop("litgpt", "uncast"),
     "torchtitan": Loop("torchtitan"),
     "llm-foundry": Loop("llm-foundry"),
 }
@@ -53,8 +59,10 @@ CUDNN_FIRST_MONTH = "2026-04"  # of tables that do not name a release
 
 
 def loop(row: Row) -> Loop:
-    """The loop that the row's framework names."""
+    """The loop that the row's framework names; lightning-thunder's benchmark of litgpt is one of its own."""
     framework = row["framework"].lower()
+    if "lit" in framework and "benchmark_litgpt" in row.get("notes"):
+        framework = "thunder"
     return next((rules for name, rules in LOOPS.items() if name in framework), OWN)
 
 

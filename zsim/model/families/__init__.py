@@ -69,8 +69,10 @@ def build(net: Net) -> Module:
     if net.implementation == "litgpt":
         from zsim.model.families.litgpt import GPT
 
-        if family not in ("llama", "mistral") or net.arch.tied or net.loss != "hf":
-            raise NotModeled(f"litgpt's implementation of {family!r}", accepted="llama, mistral, with its own loss")
+        if family not in ("llama", "mistral") or net.arch.tied:
+            raise NotModeled(f"litgpt's implementation of {family!r}", accepted="llama, mistral")
+        if net.loss not in ("hf", "uncast", "uncast_held"):  # its own is uncast
+            raise NotModeled("another loss in litgpt's implementation", field="loss", accepted="uncast, uncast_held")
         return GPT(net)
     if net.implementation == "llm-foundry":
         from zsim.model.families.foundry import MPT

@@ -106,4 +106,6 @@ class GPT(CausalLM):
             x = run_block(self.net, block, x, cos, sin)
         tape.label = self.kind
         logits = F.reshape(self.lm_head(self.ln_f(x)), -1, arch.vocab)
+        if self.net.loss == "uncast_held":
+            tape.share(logits)
         return cross_entropy(logits, F.reshape(labels, -1))
