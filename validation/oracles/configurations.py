@@ -34,6 +34,9 @@ WIDE = {
 WIDE_GPT2 = {"n_embd": 64, "n_head": 4, "vocab_size": 300}
 TIED = {"tie_word_embeddings": True}
 ACCELERATE = {"accelerate": True, "root_reshard": "default"}  # as its fsdp2_prepare_model does since 1.14
+# The optimizer that partial offload and master weights in bf16 ask for.
+CPU_ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "zero_force_ds_cpu_optimizer": True}
+ON_NVME = {"device": "nvme", "pin_memory": False, "buffer_count": 80, "buffer_size": 300000, "max_in_cpu": 0}
 LORA = {"r": 8, "targets": ["q_proj", "v_proj", "down_proj"]}
 
 
@@ -278,13 +281,10 @@ def _offload() -> list[Config]:
     on_cpu = {"device": "cpu", "pin_memory": False}
     on_nvme = {"device": "nvme", "pin_memory": False}
     piped = {"pipeline_read": True, "pipeline_write": True, "buffer_count": 12}
-    many = on_nvme | {"buffer_count": 80, "buffer_size": 300000, "max_in_cpu": 0}
     optimizer = SMALL_ZERO | {"offload_optimizer": on_cpu}
     both = optimizer | {"offload_param": on_cpu}
     regather = REGATHER | {"offload_optimizer": on_cpu, "offload_param": on_cpu}
     parts = {"sub_group_size": 300000}
-    # the optimizer that partial offload asks for
-    cpu_adam = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "zero_force_ds_cpu_optimizer": True}
     half = SMALL_ZERO | parts | {"offload_optimizer": on_cpu | {"ratio": 0.5}}
     fp32_sum = {"data_types": {"grad_accum_dtype": "fp32"}}
     return [
@@ -295,15 +295,15 @@ def _offload() -> list[Config]:
         _zero("offload", 2, 4, zero=optimizer),
         _zero("offload", 3, 4, zero=optimizer),
         _zero("offload_subgroups", 3, zero=optimizer | parts),
-        _zero("offload_half", 3, zero=half, extra=cpu_adam),
-        _zero("offload_half", 3, ga=2, zero=half, extra=cpu_adam),
+        _zero("offload_half", 3, zero=half, extra=CPU_ADAM),
+        _zero("offload_half", 3, ga=2, zero=half, extra=CPU_ADAM),
         _zero("offload_both", 3, ga=2, zero=both),
         _zero("offload_both_zeroinit", 3, zero=both, zero_init=True),
         _zero("offload_both_regather_ckpt", 3, ga=2, zero=regather, ckpt=True),
         _zero("offload_lora", 3, zero=both, lora=LORA),
         _zero("offload_nvme", 3, ga=2, zero=SMALL_ZERO | {"offload_optimizer": on_nvme}),
         _zero("offload_nvme_piped", 3, zero=SMALL_ZERO | parts | {"offload_optimizer": on_nvme | piped}),
-        _zero("offload_nvme_both", 3, zero=SMALL_ZERO | {"offload_optimizer": on_nvme, "offload_param": many}),
+        _zero("offload_nvme_both", 3, zero=SMALL_ZERO | {"offload_optimizer": on_nvme, "offload_param": ON_NVME}),
         _make("fsdp2", "cpuoffload_nosync", ga=2, fsdp={"offload": True, "sync_only_last": True}),
         _make("fsdp2", "cpuoffload_sync", ga=2, fsdp={"offload": True}),
         _make("fsdp2", "cpuoffload_alone", 1, fsdp={"offload": True}),
@@ -457,9 +457,44 @@ def _precision() -> list[Config]:
     """Master weights, gradients and optimizer states all in bf16; torch.autocast over a model in bf16."""
     low = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
     autocast = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+    fp32_sum = {"data_types": {"grad_accum_dtype": "fp32"}}
     found = [_zero("bf16master", stage, ga=2, zero=SMALL_ZERO, extra={"bf16": low}) for stage in (1, 2, 3)]
+    found += [
+        _zero("bf16master_accfp32", stage, ga=2, zero=SMALL_ZERO, extra={"bf16": low} | fp32_sum) for stage in (1, 2, 3)
+    ]
+    found += _low_precision_offload()
     found += [_zero("autocast_bf16", stage, zero=SMALL_ZERO, extra=autocast) for stage in (0, 1, 2, 3)]
     return [*found, _zero("autocast_bf16master", 3, zero=SMALL_ZERO, extra=autocast | {"bf16": low})]
+
+
+def _low_precision_offload() -> list[Config]:
+    """Master weights and gradients in bf16 on the CPU, Adam's states there in float32 or in bf16 too."""
+    on_cpu = {"device": "cpu", "pin_memory": False}
+    optimizer = SMALL_ZERO | {"offload_optimizer": on_cpu}
+    both = REGATHER | {"offload_optimizer": on_cpu, "offload_param": on_cpu}
+    on_nvme = SMALL_ZERO | {"offload_optimizer": on_cpu, "offload_param": ON_NVME}
+    half = SMALL_ZERO | {"sub_group_size": 300000, "offload_optimizer": on_cpu | {"ratio": 0.5}}
+    master = {"enabled": True, "bf16_master_weights_and_grads": True}
+    fp32_sum = {"data_types": {"grad_accum_dtype": "fp32"}}
+
+    def run(
+        tag: str, stage: int, zero: Config, states: str = "float32", extra: Config | None = None, **more: Any
+    ) -> Config:
+        section = master | ({"bf16_optimizer_states": True} if states == "bfloat16" else {})
+        return _zero(
+            f"offload_bf16master{tag}", stage, zero=zero, extra=CPU_ADAM | {"bf16": section} | (extra or {}), **more
+        )
+
+    return [
+        *[run("", stage, optimizer, ga=2) for stage in (1, 2, 3)],
+        *[run("_states", stage, optimizer, "bfloat16") for stage in (1, 2, 3)],
+        *[run("_accfp32", stage, optimizer, extra=fp32_sum, ga=2) for stage in (1, 2, 3)],
+        run("_overlap", 2, optimizer | {"overlap_comm": True}, ga=2),
+        run("_groups", 2, optimizer, world=4, decay_groups=True),
+        run("_both_regather_ckpt", 3, both, ga=2, ckpt=True),
+        run("_parameters_nvme", 3, on_nvme),
+        run("_half", 3, half),
+    ]
 
 
 def _mics() -> list[Config]:

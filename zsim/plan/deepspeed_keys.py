@@ -150,7 +150,7 @@ BF16: dict[str, Key] = {
     "enabled": used(bool, False),
     "immediate_grad_update": used(bool, False),
     "check_grad_overflow": used(bool, True),
-    "bf16_master_weights_and_grads": used(bool, False, "refused beside offload_optimizer: not modeled in host memory"),
+    "bf16_master_weights_and_grads": used(bool, False),
     "bf16_optimizer_states": used(bool, False),
 }
 
@@ -161,7 +161,7 @@ OPTIMIZER_PARAMS: dict[str, Key] = {
     "momentum": used(float, 0.0),
     "ns_method": used(str, "gram"),
     "per_head_muon": refused(bool, False, "Muon that orthogonalizes each attention head by itself"),
-    "fp32_optimizer_states": none(bool, "DeepSpeedCPUAdam's states are in the type of master weights in float32"),
+    "fp32_optimizer_states": used(bool, True, "beside offloaded master weights in bf16; otherwise all are float32"),
     **{
         name: none(kind, _OPTIMIZER_NUMBER)
         for name, kind in {

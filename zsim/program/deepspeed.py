@@ -83,21 +83,34 @@ def _check_master_weights(plan: DeepSpeedPlan) -> None:
     if not plan.bf16_master_weights_and_grads:
         why = "requires bf16_master_weights_and_grads to be enabled"
         raise InputError(why, field="zero.bf16_optimizer_states", accepted="false")
-    if plan.offload_optimizer:
-        raise NotModeled(
-            "master weights in bf16 in host memory", field=field, accepted="false, or no offload_optimizer"
-        )
-    if not plan.bf16_optimizer_states:
+    if plan.optimizer.name == "muon":
+        raise NotModeled("Muon beside master weights in bf16", field=field, accepted="false")
+    if not plan.offload_optimizer and not plan.bf16_optimizer_states:
         why = "requires offloading with DeepSpeedCPUAdam, or bf16_optimizer_states"
         raise InputError(why, field=field, accepted="bf16_optimizer_states: true")
-    if accum_dtype(plan) != "bfloat16" or plan.optimizer.name == "muon":
-        what = "Muon" if plan.optimizer.name == "muon" else f"accumulation in {accum_dtype(plan)}"
-        raise NotModeled(f"{what} beside master weights in bf16", field=field, accepted="false")
+    if not plan.offload_optimizer:
+        return
+    if plan.optimizer.name not in ("adam", "adamw") or plan.optimizer.impl != "cpu":
+        why = "requires DeepSpeedCPUAdam under offload_optimizer"
+        raise InputError(why, field="optimizer.impl", accepted="adam or adamw, with impl: cpu")
+    if plan.offload_optimizer == "nvme":
+        # swap_tensor/utils.py, SwapBufferManager.allocate asserts one type, and what was written comes back as float32
+        why = "DeepSpeed stops when it reads master weights in bf16 back from NVMe"
+        raise InputError(why, field="zero.offload_optimizer", accepted="cpu")
+    if plan.offload_optimizer_super_offload:  # superoffload_utils.py: float32 buffers between the processes
+        raise NotModeled("SuperOffload with master weights in bf16", field=field, accepted="false")
 
 
 def master_dtype(plan: DeepSpeedPlan) -> str:
-    """base_optimizer.py, _configure_master_weights: of the weights that the optimizer steps, and of its states."""
+    """base_optimizer.py, _configure_master_weights: of the weights that the optimizer steps, and of their gradients."""
     return "bfloat16" if plan.bf16_master_weights_and_grads else "float32"
+
+
+def state_dtype(plan: DeepSpeedPlan) -> str:
+    """Of Adam's moments. DeepSpeedCPUAdam's are float32 unless told otherwise (engine.py, get_optimizer_configuration,
+    since pull request 8010)."""
+    low = plan.bf16_optimizer_states and not (plan.offload_optimizer and before(plan, 0, 19, 1))
+    return "bfloat16" if low else "float32"
 
 
 def _check_muon(plan: DeepSpeedPlan) -> None:

@@ -154,7 +154,7 @@ class Zero12OnGpu:
         """One parameter group after the other."""
         builder, plan = self.builder, self.plan
         updates = self.updates.pop(index, None)
-        gradients = self._flat_gradients(numel) if not self.compact else f"{self.kept} {index}"
+        gradients = self._flat_gradients(index, numel)
         if updates:
             builder.free(updates)
         if self.kept and not self.compact:
@@ -169,14 +169,17 @@ class Zero12OnGpu:
         builder.free(gradients)
         elementwise(builder, COMPUTE, "cast", "optimizer", self.master_size * numel, dtype_bytes(plan.dtype) * numel)
 
-    def _flat_gradients(self, numel: int) -> str:
-        """Flattened in the accumulation's dtype (a copy), cast to the master weights' (another)."""
-        builder = self.builder
-        builder.alloc("flat gradients", "gradients", numel * self.accum_size)
-        elementwise(builder, COMPUTE, "copy", "optimizer", numel * self.accum_size, numel * self.accum_size)
+    def _flat_gradients(self, index: int, numel: int) -> str:
+        """Flattened in the accumulation's dtype (a copy, but for the compact partition), cast to the master weights'
+        (another)."""
+        builder, flat = self.builder, f"{self.kept} {index}"
+        if not self.compact:
+            flat = "flat gradients"
+            builder.alloc(flat, "gradients", numel * self.accum_size)
+            elementwise(builder, COMPUTE, "copy", "optimizer", numel * self.accum_size, numel * self.accum_size)
         if self.accum_size == self.master_size:
-            return "flat gradients"
-        builder.alloc("fp32 gradients", "gradients", 4 * numel)
-        elementwise(builder, COMPUTE, "cast", "optimizer", numel * self.accum_size, 4 * numel)
-        builder.free("flat gradients")
-        return "fp32 gradients"
+            return flat
+        builder.alloc("cast gradients", "gradients", self.master_size * numel)
+        elementwise(builder, COMPUTE, "cast", "optimizer", numel * self.accum_size, self.master_size * numel)
+        builder.free(flat)
+        return "cast gradients"

@@ -56,8 +56,6 @@ def _setup(row: Row) -> Setup:
     workload = under(plan, workload)
     if isinstance(plan, DeepSpeedPlan) and plan.zero_init:
         assumed.append("built under zero.Init, or peaks of memory read after the start")
-    if "bf16_master_weights_and_grads" in row["precision"] and isinstance(plan, DeepSpeedPlan):
-        assumed.append("master weights and their gradients in float32, not bfloat16 as run")
     if workload.loss == "held":
         assumed.append("the training loop holds the logits through the backward")
     device = cluster.devices[0]
@@ -278,6 +276,7 @@ def _plan(row: Row, cluster: Cluster) -> AnyPlan:
         return DeepSpeedPlan(
             **common,
             **(_deepspeed(row, int(strategy[-1])) | stated.zero_settings(row)),
+            **stated.master_weights(row, "optimizer-cpu" in offload),
             offload_optimizer="cpu" if "optimizer-cpu" in offload else None,
             offload_param="cpu" if "param-cpu" in offload else None,
             optimizer=Optimizer(impl="cpu" if "optimizer-cpu" in offload else stated.optimizer(row, "fused")),

@@ -43,6 +43,19 @@ def adapters(row: Row) -> Tuning | None:
     return Tuning(Lora(int(found[1]), tuple(found[2].split(", ")), dropout=float(dropout[1]) if dropout else 0.0))
 
 
+def master_weights(row: Row, offloads: bool) -> dict[str, Any]:
+    """Fields of a DeepSpeedPlan: what the precision says of master weights in bf16, as DeepSpeed spells it or in words.
+
+    Adam's states beside them are in bf16 too on GPUs, where DeepSpeed has no other, and in float32 on the CPU unless
+    the row says more.
+    """
+    precision = row["precision"]
+    if not re.search(r"bf16[ _]master", precision):
+        return {}
+    low = re.search(r"bf16[ _](master[\w ,]* and )?(optimizer|Adam)[ _]states", precision)
+    return {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": not offloads or bool(low)}
+
+
 def zero_settings(row: Row) -> dict[str, Any]:
     """Fields of a DeepSpeedPlan: what the notes say of DeepSpeed's file. All else is DeepSpeed's default."""
     notes = row.get("notes")
