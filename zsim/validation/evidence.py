@@ -23,7 +23,7 @@ from zsim.model.layers import Net
 from zsim.model.lora import tune
 from zsim.model.spec import Compute, ModelSpec, Module, Workload
 from zsim.model.trace import parameters
-from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
+from zsim.plan.spec import Allocator, AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 from zsim.plan.version import VERSION, parse_version
 from zsim.program.lower import under
 from zsim.scenario import Setup
@@ -56,6 +56,8 @@ def _setup(row: Row) -> Setup:
     workload = under(plan, workload)
     if isinstance(plan, DeepSpeedPlan) and plan.zero_init:
         assumed.append("built under zero.Init, or peaks of memory read after the start")
+    if _LLAMA_FACTORY in row["framework"] and isinstance(plan, DeepSpeedPlan):
+        assumed.append(f"DeepSpeed {plan.version} by LLaMA-Factory, and its launcher's expandable segments")
     if workload.loss == "held":
         assumed.append("the training loop holds the logits through the backward")
     device = cluster.devices[0]
@@ -272,11 +274,14 @@ def _plan(row: Row, cluster: Cluster) -> AnyPlan:
     rules = loop(row)
     common: dict[str, Any] = {"world_size": cluster.world_size, "grad_accum": row.count("grad_accum", 1)}
     offload = row.get("offload", "none")
+    if _LLAMA_FACTORY in framework:  # launcher.py, under torchrun, since April 2025 (pull request 7714)
+        common["allocator"] = Allocator(expandable_segments=True)
     if strategy in ("zero1", "zero2", "zero3"):
+        given = _deepspeed(row, int(strategy[-1])) | stated.zero_settings(row)
         return DeepSpeedPlan(
             **common,
-            **(_deepspeed(row, int(strategy[-1])) | stated.zero_settings(row)),
-            **stated.master_weights(row, "optimizer-cpu" in offload),
+            **given,
+            **stated.master_weights(row, given.get("version", VERSION), "optimizer-cpu" in offload),
             offload_optimizer="cpu" if "optimizer-cpu" in offload else None,
             offload_param="cpu" if "param-cpu" in offload else None,
             optimizer=Optimizer(impl="cpu" if "optimizer-cpu" in offload else stated.optimizer(row, "fused")),
@@ -323,7 +328,8 @@ def _deepspeed(row: Row, stage: int) -> dict[str, Any]:
     if found := re.search(r"DeepSpeed (\d+(?:\.\d+)+)", row["framework"]):
         given["version"] = found[1]
     if _LLAMA_FACTORY in row["framework"]:  # its ds_z2_offload.json and ds_z3_offload.json, auto as the Trainer has it
-        given |= {"overlap_comm": True, "grad_clip": 1.0}
+        # parser.py takes no later DeepSpeed from mid 2025 to January 2026 (pull request 9714)
+        given = {"version": "0.16.9", **given, "overlap_comm": True, "grad_clip": 1.0}
         if stage == 2:
             return given | {"round_robin_gradients": True}
         hidden = row.count("d_model")

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from zsim.model.lora import Lora, Tuning
+from zsim.plan.version import parse_version
 from zsim.validation.rows import Row
 
 
@@ -43,14 +44,14 @@ def adapters(row: Row) -> Tuning | None:
     return Tuning(Lora(int(found[1]), tuple(found[2].split(", ")), dropout=float(dropout[1]) if dropout else 0.0))
 
 
-def master_weights(row: Row, offloads: bool) -> dict[str, Any]:
+def master_weights(row: Row, version: str, offloads: bool) -> dict[str, Any]:
     """Fields of a DeepSpeedPlan: what the precision says of master weights in bf16, as DeepSpeed spells it or in words.
 
     Adam's states beside them are in bf16 too on GPUs, where DeepSpeed has no other, and in float32 on the CPU unless
-    the row says more.
+    the row says more. Releases before 0.17.1 pass over the keys (plan/deepspeed.py, in_release).
     """
     precision = row["precision"]
-    if not re.search(r"bf16[ _]master", precision):
+    if not re.search(r"bf16[ _]master", precision) or parse_version(version) < (0, 17, 1):
         return {}
     low = re.search(r"bf16[ _](master[\w ,]* and )?(optimizer|Adam)[ _]states", precision)
     return {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": not offloads or bool(low)}
