@@ -8,15 +8,16 @@ import pytest
 
 from zsim.errors import InputError, NotModeled
 from zsim.model.architecture import Architecture, LayerKind
-from zsim.model.huggingface import from_architecture
-from zsim.model.spec import Workload
+from zsim.model.huggingface import from_architecture, from_config
+from zsim.model.kernels import Gemm
+from zsim.model.spec import ModelSpec, Workload
 from zsim.model.trace import trace
 from zsim.plan.deepspeed import read_document
 from zsim.plan.document import Document
 from zsim.plan.spec import DeepSpeedPlan, Optimizer
 from zsim.program.deepspeed import check, master_dtype, state_dtype
-from zsim.program.lower import lower
-from zsim.program.ops import Alloc, Copy, CpuWork, Launch, Op, Program
+from zsim.program.lower import lower, under
+from zsim.program.ops import Alloc, Compute, Copy, CpuWork, Launch, Op, Program
 
 BOTH = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
 
@@ -144,14 +145,38 @@ def test_float32_sums_are_cast_for_the_host() -> None:
     assert sum(item.nbytes for item in casts) == pytest.approx(2 * owned(program), rel=0.01)
 
 
+def test_autocast_over_the_models_own_type_widens_operators() -> None:
+    """GPT-2's norms: their input is cast to float32, and what they return to bf16 again for the products."""
+    plan = DeepSpeedPlan(world_size=2, stage=3, torch_autocast="bfloat16")
+    workload = under(plan, WORKLOAD)
+    assert (workload.weights, workload.dtype) == ("bfloat16", "bfloat16")
+    sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 256, "n_positions": 16}
+    model = from_config({"model_type": "gpt2", **sizes}, "small")
+    counts = [
+        sum(len(kernels(op)) for op in ops(lower(model, trace(model, work), plan, work)) if op.phase == "forward")
+        for work in (WORKLOAD, workload)
+    ]
+    assert counts[1] - counts[0] >= 5  # one for each norm, at least
+    assert kernels_of_products(plan, model, WORKLOAD) == kernels_of_products(plan, model, workload)
+
+
+def kernels_of_products(plan: DeepSpeedPlan, model: ModelSpec, workload: Workload) -> list[str]:
+    found = [kernel for op in ops(lower(model, trace(model, workload), plan, workload)) for kernel in kernels(op)]
+    return [str(kernel) for kernel in found if isinstance(kernel, Gemm)]
+
+
+def kernels(op: Op) -> tuple[Any, ...]:
+    return op.work.kernels if isinstance(op.work, Compute) else ()
+
+
 def read(**sections: Any) -> Any:
     return read_document(Document("ds.json", {"train_micro_batch_size_per_gpu": 1, **sections}))
 
 
 def test_autocast_over_its_own_type_is_said_and_over_another_refused() -> None:
     autocast = {"enabled": True, "dtype": "torch.bfloat16"}
-    said = read(bf16={"enabled": True}, torch_autocast=autocast).not_modeled
-    assert said == ["torch_autocast.enabled, in its dtype bf16: operators that torch.autocast runs in float32"]
+    said = read(bf16={"enabled": True}, torch_autocast=autocast)
+    assert (said.fields["zero", "torch_autocast"], said.not_modeled) == ("bfloat16", [])
     for precision in ({}, {"fp16": {"enabled": True}}):
         with pytest.raises(NotModeled, match="parameters travel in two types"):
             read(torch_autocast=autocast, **precision)

@@ -23,7 +23,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, conv1d: bool =
     m, dtype = flat.shape[0], x.dtype
     x_grad, w_grad = flat.needs_grad, weight.needs_grad
     b_grad = bias is not None and bias.needs_grad
-    bias_bytes = bias.nbytes if bias is not None and tape.autocast else 0
+    bias_bytes = bias.nbytes if bias is not None and tape.autocast and bias.dtype != dtype else 0
     saved = tape.save(*([flat] if w_grad else []), *([weight] if x_grad else [])) if x_grad or w_grad else None
 
     def product() -> tuple[Tensor]:
@@ -77,6 +77,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, conv1d: bool =
 def _widened(weight: Tensor, grad: Tensor | None) -> Tensor | None:
     """Under torch.autocast, a gradient that others are added to, in the weight's dtype."""
     if grad is None or not weight.tape.autocast or weight.param is None or weight.param.pending == 1:
+        return grad
+    if grad.dtype == weight.dtype:
         return grad
     return pointwise(grad, dtype=weight.dtype)
 

@@ -132,7 +132,7 @@ class Workload:
     attention: str = "flash"
     checkpointing: str = "none"  # none | full | selective (torchtitan's per-op policy)
     checkpointed: tuple[int, ...] | None = None  # the blocks it applies to; None: all
-    # hf | torchtitan | llm-foundry | litgpt: whose modules (decides what is saved, fp32 logits ...)
+    # hf | torchtitan | llm-foundry | litgpt | torch.nn (families/encoder.py): whose modules (decides what is saved ...)
     implementation: str = "hf"
     # hf: fp32 logits | uncast: logits in their own dtype | held, uncast_held: which the training loop holds through the
     # backward | compiled: by torch.compile (torchtitan) | fused: in chunks, so that all logits never exist

@@ -241,7 +241,7 @@ class _Reader(Keys):
 
     def autocast(self, precision: str) -> None:
         """torch_autocast.py: parameters of Linear and convolutions are gathered and reduced in its type, all others in
-        their own. Over a model in that same type, runs of DeepSpeed have the collectives and bytes of one without."""
+        their own. Over a model in that same type all are alike, and only operators in float32 are left of it."""
         stated = self.values.get("torch_autocast.dtype")
         short = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32"}
         name = str(stated).lower().removeprefix("torch.")
@@ -254,9 +254,7 @@ class _Reader(Keys):
             raise self.document.error(
                 ("torch_autocast", "enabled"), why, "bf16.enabled: true, dtype: bfloat16", kind=NotModeled
             )
-        self.reading.not_modeled.append(
-            f"torch_autocast.enabled, in its dtype {dtype}: operators that torch.autocast runs in float32"
-        )
+        self.set(("zero", "torch_autocast"), TORCH_DTYPE[dtype], "torch_autocast.dtype")
 
     def optimizer(self) -> None:
         name = self.values.get("optimizer.type")

@@ -137,6 +137,7 @@ class DeepSpeedPlan(Plan):
     check_grad_overflow: bool = True  # bf16.check_grad_overflow
     bf16_master_weights_and_grads: bool = False  # of the bf16 section: no float32 copy of weights and gradients
     bf16_optimizer_states: bool = False
+    torch_autocast: str | None = None  # torch_autocast.dtype, over a model in that same type
 
     @property
     def data_parallel_size(self) -> int:

@@ -34,7 +34,8 @@ def under(plan: AnyPlan, workload: Workload) -> Workload:
     """The workload as the plan runs it: under torch.autocast over weights of the plan's dtype, where it has that, and
     with adapters in the dtype of their shards; SDPA as its release of torch has it (FlashAttention first until 2.10:
     sdp_utils.cpp)."""
-    weights = plan.dtype if isinstance(plan, DdpPlan) and plan.autocast else None
+    autocast = plan.autocast if isinstance(plan, DdpPlan) else isinstance(plan, DeepSpeedPlan) and plan.torch_autocast
+    weights = plan.dtype if isinstance(plan, DdpPlan | DeepSpeedPlan) and autocast else None
     apart = isinstance(plan, Fsdp1Plan | Fsdp2Plan) and plan.adapter_units and plan.storage_dtype != plan.param_dtype
     adapters = plan.storage_dtype if apart else None  # type: ignore[union-attr]
     if (workload.weights, workload.adapters) != (weights, adapters):

@@ -241,6 +241,7 @@ class ZeroField(Section):
     check_grad_overflow: bool | None = None
     bf16_master_weights_and_grads: bool | None = Field(None, description="DeepSpeed has it in its section bf16")
     bf16_optimizer_states: bool | None = None
+    torch_autocast: Literal["bfloat16"] | None = Field(None, description="torch_autocast.dtype, over a model in it")
 
 
 class DdpField(Section):

@@ -33,6 +33,13 @@ from zsim.validation.machines import cluster_of
 from zsim.validation.rows import Row
 
 _LLAMA_FACTORY = "LLaMA-Factory"
+# DeepSpeedExamples training/bf16_master_weight: the tokens of GPT-2, and its two files. Of December 2025, for what
+# DeepSpeed 0.18.3 had just brought.
+_EXAMPLE_VOCAB = 50257
+_EXAMPLE_SETS: dict[str, Any] = {
+    "version": "0.18.3", "grad_clip": None, "overlap_comm": True, "reduce_bucket_size": 50_000_000,
+    "stage3_param_persistence_threshold": 0,
+}  # fmt: skip
 PARALLELISM = re.compile(r"\b(uses (TP|CP|PP)|TP \d|CP \d|PP \d|sequence parallel [2-9]|tensor parallel|pipeline)")
 
 
@@ -97,7 +104,7 @@ def _workload(row: Row, cluster: Cluster, assumed: list[str]) -> Workload:
     tokens = row.count("micro_batch") * row.count("seq_len")
     # The loss in float32 holds 10 bytes per logit (logits, log-softmax, half a gradient); this run did fit. Trainers of
     # transformers' models switch Liger on by one flag; llm-foundry and torchtitan do not have it.
-    huge = rules.implementation == "hf" and 10 * tokens * row.count("vocab") > cluster.devices[0].usable_bytes
+    huge = rules.implementation == "hf" and 10 * tokens * _vocab(row) > cluster.devices[0].usable_bytes
     # All of Liger, its loss included; where single kernels are as its own, the row says which.
     liger = "liger" in row["framework"] or "liger kernels" in row.get("attention_impl")
     if huge:
@@ -114,6 +121,14 @@ def _workload(row: Row, cluster: Cluster, assumed: list[str]) -> Workload:
         kernels="unsloth" if fused else "liger" if huge or "liger" in row.get("attention_impl") else "torch",
         compile=row.get("compile") == "yes",
     )
+
+
+def _is_example(row: Row) -> bool:
+    return loop(row).implementation == "torch.nn"
+
+
+def _vocab(row: Row) -> int:
+    return row.count("vocab", _EXAMPLE_VOCAB if _is_example(row) else None)
 
 
 def _loss(row: Row) -> str:
@@ -210,15 +225,16 @@ def _with_recompute(module: Module, work: Compute, kernels: tuple[Work, ...]) ->
 
 def _model(row: Row) -> ModelSpec:
     layers, width, heads = row.count("n_layers"), row.count("d_model"), row.count("n_heads")
-    kv_heads, ffn, vocab = row.count("n_kv_heads", heads), row.count("d_ff"), row.count("vocab")
-    name = row["model"].lower()
+    example = _is_example(row)
+    kv_heads, ffn = row.count("n_kv_heads", heads), row.count("d_ff", 4 * width if example else None)
+    vocab, name = _vocab(row), row["model"].lower()
     if name.startswith(("mixtral", "gpt_bigcode", "roberta")):
         raise NotModeled(f"model {row['model']}", row.file, row.line, "model")
-    if row["framework"].startswith("llm-foundry"):
+    if example or row["framework"].startswith("llm-foundry"):
         return _own(
             row["model"],
             Architecture(
-                family="mpt",
+                family="torch.nn" if example else "mpt",
                 hidden=width,
                 kinds=(LayerKind(),) * layers,
                 heads=heads,
@@ -227,10 +243,10 @@ def _model(row: Row) -> ModelSpec:
                 intermediate=ffn,
                 vocab=vocab,
                 positions=row.count("seq_len"),
-                tied=True,
+                tied=not example,
                 activation="gelu",
             ),
-            "llm-foundry",
+            loop(row).implementation,
         )
     if name.startswith("gpt2"):
         config: dict[str, Any] = {
@@ -325,6 +341,8 @@ def _deepspeed(row: Row, stage: int) -> dict[str, Any]:
     Peaks are of training: they leave out the start, where without zero.Init the model is whole on the GPU.
     """
     given: dict[str, Any] = {"stage": stage, "zero_init": stage == 3}
+    if _is_example(row):
+        given |= _EXAMPLE_SETS | {"torch_autocast": "bfloat16" if "bf16 master" in row["precision"] else None}
     if found := re.search(r"DeepSpeed (\d+(?:\.\d+)+)", row["framework"]):
         given["version"] = found[1]
     if _LLAMA_FACTORY in row["framework"]:  # its ds_z2_offload.json and ds_z3_offload.json, auto as the Trainer has it

@@ -50,6 +50,8 @@ LOOPS = {
     "litgpt": Loop("litgpt", "uncast"),
     "lit-gpt": Loop("litgpt", "uncast"),
     "lit-llama": Loop("litgpt", "uncast"),
+    # DeepSpeedExamples training/bf16_master_weight/train.py at a43031e: a model of torch.nn's, and the logits stay
+    "bf16_master_weight": Loop("torch.nn", "uncast_held"),
     "torchtitan": Loop("torchtitan"),
     "llm-foundry": Loop("llm-foundry"),
 }
@@ -59,10 +61,13 @@ CUDNN_FIRST_MONTH = "2026-04"  # of tables that do not name a release
 
 
 def loop(row: Row) -> Loop:
-    """The loop that the row's framework names; lightning-thunder's benchmark of litgpt is one of its own."""
+    """The loop that the row's framework names; lightning-thunder's benchmark of litgpt and DeepSpeed's example are ones
+    of their own."""
     framework = row["framework"].lower()
     if "lit" in framework and "benchmark_litgpt" in row.get("notes"):
         framework = "thunder"
+    if "/bf16_master_weight/" in row["source"]:
+        framework = "bf16_master_weight"
     return next((rules for name, rules in LOOPS.items() if name in framework), OWN)
 
 

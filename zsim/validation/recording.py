@@ -282,6 +282,7 @@ def _deepspeed(config: Mapping[str, Any], world: int) -> DeepSpeedPlan:
         check_grad_overflow=settings.get("bf16", {}).get("check_grad_overflow", True),
         bf16_master_weights_and_grads=settings.get("bf16", {}).get("bf16_master_weights_and_grads", False),
         bf16_optimizer_states=settings.get("bf16", {}).get("bf16_optimizer_states", False),
+        torch_autocast=settings["torch_autocast"]["dtype"] if "torch_autocast" in settings else None,
         zero_init=bool(config.get("zero_init")),
         leaf_blocks=bool(config.get("leaf")),
         gpus_per_node=config.get("gpus_per_node"),

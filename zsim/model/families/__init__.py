@@ -80,6 +80,10 @@ def build(net: Net) -> Module:
         if family != "mpt":
             raise NotModeled(f"llm-foundry's implementation of {family!r}", accepted="mpt")
         return MPT(net)
+    if net.implementation == "torch.nn":
+        from zsim.model.families.encoder import SimpleTransformerModel
+
+        return SimpleTransformerModel(net)
     if family in LLAMA_LIKE:
         from zsim.model.families import llama
 
