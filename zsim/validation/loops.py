@@ -66,7 +66,7 @@ def loop(row: Row) -> Loop:
     framework = row["framework"].lower()
     if "lit" in framework and "benchmark_litgpt" in row.get("notes"):
         framework = "thunder"
-    if "/bf16_master_weight/" in row["source"]:
+    if "/bf16_master_weight/" in row.get("source"):
         framework = "bf16_master_weight"
     return next((rules for name, rules in LOOPS.items() if name in framework), OWN)
 
