@@ -24,8 +24,8 @@ class Fsdp2(Hooks[Fsdp2Plan]):
         self.model, self.tree, self.plan = model, tree, plan
         # torchtitan's Llama computes its rotary table in every forward
         self.buffers_bytes = 0 if workload.implementation == "torchtitan" else model.buffers_bytes
-        # a loop of its own computes the loss, not the model as in transformers
-        self.loss_outside = workload.implementation != "hf" or workload.loss in ("uncast", "uncast_held")
+        # The loop computes this loss, not the model as in transformers (and in the recordings of torchtitan's Llama).
+        self.loss_outside = workload.loss in ("uncast", "uncast_held")
         self.builder = Builder()
         self.comm = Collectives(model, plan, self.builder)
         self.units = self._units()
