@@ -40,6 +40,10 @@ from zsim.errors import InputError
         ("Tesla V100-SXM2-32GB", "V100-SXM2-32GB"),
         ("B200", "B200-SXM"),
         ("GB300", "GB300"),
+        ("A100-40GB SXM", "A100-SXM-40GB"),
+        ("H200-141GB", "H200-SXM"),
+        ("NVIDIA H200 141GB SXM", "H200-SXM"),
+        ("H100 94GB NVL", "H100-NVL"),
     ],
 )
 def test_names_as_people_write_them(written: str, known: str) -> None:
@@ -53,6 +57,11 @@ def test_an_unknown_gpu_is_refused_with_the_nearest_names() -> None:
     with pytest.raises(InputError, match="unknown GPU 'A100X'") as refused:
         catalog.device("A100X")
     assert "A100" in (refused.value.accepted or "")
+
+
+@pytest.mark.parametrize("written", ["H100-64GB", "A100-64GB", "RTX 4090 48GB", "A100-16GB SXM"])
+def test_another_memory_is_another_gpu(written: str) -> None:
+    assert catalog.known_name(written) is None
 
 
 def test_every_device_can_be_read_and_is_plausible() -> None:

@@ -99,7 +99,18 @@ def test_flash_attention_2_on_h100(seq, causal, tflops):
 
 
 def test_unknown_implementation_falls_back_to_flash():
-    assert seconds(attention(impl="sdpa")) == seconds(attention(impl="flash"))  # on A100
+    assert seconds(attention(impl="fa4")) == seconds(attention(impl="flash"))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "taken"), [("A100-SXM-80GB", "flash"), ("H200-SXM", "cudnn"), ("B200-SXM", "cudnn"), ("RTX 5090", "flash")]
+)
+def test_sdpa_takes_cudnn_where_the_gpu_has_it(gpu: str, taken: str):
+    def of(impl: str) -> float:
+        return kernel_seconds(attention(impl=impl), catalog.device(gpu), load_profile(gpu, "default"))
+
+    assert of("sdpa") == of(taken)
+    assert of("flash") != of("cudnn")
 
 
 def test_memory_kernel_moves_bytes_at_its_kinds_share():

@@ -12,6 +12,7 @@ from zsim.cost import profile as profiles
 from zsim.cost.profile import load_profile
 from zsim.errors import InputError, NotModeled
 from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
+from zsim.validation import stated
 from zsim.validation.calibrate import KNOBS, Knob, cases, errors, fit, unfitted, with_values, without_device
 from zsim.validation.evidence import setup_of
 from zsim.validation.published import Score, extrapolate, micro_steps, predict, text, to_dict
@@ -92,6 +93,24 @@ def test_setups_say_what_the_rows_say(rows):
     assert (zero.plan.stage, zero.plan.offload_param, zero.plan.grad_accum) == (3, "cpu", 2)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "linked"),
+    [
+        ("H200", True),
+        ("H20-SXM", True),
+        ("GB300", True),
+        ("MI300X", True),
+        ("RTX A6000", False),
+        ("A100 80GB PCIe", False),
+        ("H100 NVL", False),
+    ],
+)
+def test_devices_in_nodes_of_linked_gpus(row, gpu, linked):
+    """Named as sources name them."""
+    links = setup_of(changed(row, gpu=gpu)).cluster.links.values()
+    assert any(link.kind == "nvlink" for link in links) == linked
+
+
 def test_what_llama_factory_sets_for_deepspeed(rows):
     """Its ds_z3_offload.json (GitHub IST-DASLab/llmq, benchmarks/4x4090), auto as the Trainer has it."""
     plan = setup_of(rows["llmq-lf-4x4090-14b"]).plan
@@ -100,10 +119,30 @@ def test_what_llama_factory_sets_for_deepspeed(rows):
     assert (plan.stage3_param_persistence_threshold, plan.grad_clip, plan.omp_num_threads) == (51_200, 1.0, 1)
     assert plan.offload_optimizer_pin_memory
     assert plan.offload_param_pin_memory
+    # the last release that it took then, which does not know its file's bf16_master_weights_and_grads; its launcher's
+    assert "bf16_master_weights_and_grads" in rows["llmq-lf-4x4090-14b"]["precision"]
+    assert (plan.version, plan.bf16_master_weights_and_grads) == ("0.16.9", False)
+    assert plan.allocator.expandable_segments
     for name in ("llmq-lf-1x4090-1.5b", "llmq-lf-4x4090-1.5b"):  # pure_bf16, without DeepSpeed
         pure = setup_of(rows[name]).plan
         assert isinstance(pure, DdpPlan)
         assert (pure.dtype, pure.autocast) == ("bfloat16", None)
+
+
+@pytest.mark.parametrize(
+    ("precision", "offloads", "expected"),
+    [
+        ("bf16, fp32 master and Adam states", False, {}),
+        ("bf16 (bf16_master_weights_and_grads)", False, (True, True)),  # DeepSpeed has no other on GPUs
+        ("bf16 (bf16_master_weights_and_grads)", True, (True, False)),
+        ("bf16 (bf16_master_weights_and_grads, bf16_optimizer_states)", True, (True, True)),
+        ("bf16, bf16 master weights and Adam states", True, (True, True)),
+    ],
+)
+def test_master_weights_as_a_row_states_them(precision, offloads, expected):
+    fields = stated.master_weights(Row("rows.csv", 2, {"precision": precision}), "0.19.8", offloads)
+    assert tuple(fields.values()) == tuple(expected)
+    assert stated.master_weights(Row("rows.csv", 2, {"precision": precision}), "0.16.9", offloads) == {}
 
 
 def test_a_loop_of_ones_own_runs_deepspeed_as_its_version_was(rows):

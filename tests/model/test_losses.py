@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from zsim.errors import NotModeled
-from zsim.model.huggingface import read_config
-from zsim.model.spec import Compute, Module, Workload
-from zsim.model.trace import trace
+from zsim.model.families import build
+from zsim.model.huggingface import from_config, read_config
+from zsim.model.layers import Net
+from zsim.model.spec import Compute, ModelSpec, Module, Workload
+from zsim.model.trace import parameters, trace
 
 LLAMA = Path(__file__).parents[2] / "scenarios" / "models" / "llama-3.1-8b"
 TOKENS, VOCABULARY = 512, 128256
@@ -33,9 +36,21 @@ def test_compiled_loss_keeps_the_logits_as_they_came() -> None:
 
 
 @pytest.mark.parametrize("implementation", ["torchtitan", "hf"])
+def test_logits_that_are_not_cast(implementation) -> None:
+    """Logits, log-softmax and two gradients of 2 bytes; no float32 copy."""
+    uncast, eager = (of_loss(implementation=implementation, loss=loss) for loss in ("uncast", "hf"))
+    logits = TOKENS * VOCABULARY
+    assert uncast.saved_bytes == pytest.approx(2 * logits, rel=0.01)
+    assert eager.saved_bytes == pytest.approx(4 * logits, rel=0.01)
+    assert uncast.backward_peak + uncast.saved_bytes == pytest.approx(6 * logits, rel=0.01)
+
+
+@pytest.mark.parametrize("implementation", ["torchtitan", "hf"])
 def test_held_logits_are_saved_besides(implementation) -> None:
     held, eager = (of_loss(implementation=implementation, loss=loss) for loss in ("held", "hf"))
     assert held.saved_bytes - eager.saved_bytes == 4 * TOKENS * VOCABULARY
+    held, uncast = (of_loss(implementation=implementation, loss=loss) for loss in ("uncast_held", "uncast"))
+    assert held.saved_bytes - uncast.saved_bytes == 2 * TOKENS * VOCABULARY
 
 
 def test_unsloth_writes_the_gradient_over_a_copy_of_the_logits() -> None:
@@ -57,6 +72,30 @@ def test_compiled_selective_checkpointing_keeps_what_the_partitioner_keeps() -> 
         blocks = [m for m in trace(read_config(LLAMA), workload).body if isinstance(m, Module) and m.role == "block"]
         saved = sum(work.saved_bytes for work in works(blocks[5]))
         assert saved == pytest.approx(TOKENS * (kept + more), abs=32)  # and states of random numbers
+
+
+def test_litgpts_attention_keeps_the_whole_product() -> None:
+    """Llama-2-13B, 8,192 tokens, compiled: 1.84 GB per layer on each of 8 GPUs, less 6 bytes for an eighth of its
+    parameters (lightning-thunder issue 474, from 2 to 20 layers)."""
+    config = {
+        "model_type": "llama", "hidden_size": 5120, "num_hidden_layers": 2, "num_attention_heads": 40,
+        "intermediate_size": 13824, "vocab_size": 32000,
+    }  # fmt: skip
+    arch = from_config(config, "x").arch
+    model = ModelSpec("x", "llama", parameters(build(Net(arch, implementation="litgpt"))), arch)
+    tree = trace(model, Workload(2, 4096, implementation="litgpt", compile=True))
+    block = next(m for m in tree.body if isinstance(m, Module) and m.role == "block")
+    parameters_of_block = 4 * 5120**2 + 3 * 5120 * 13824 + 2 * 5120
+    assert sum(work.saved_bytes for work in works(block)) == pytest.approx(
+        1.841e9 - 6 * parameters_of_block / 8, rel=0.01
+    )
+
+
+@pytest.mark.parametrize("field", [{"family": "qwen3"}, {"loss": "held"}])
+def test_litgpt_is_llama_with_its_own_loss(field) -> None:
+    arch = replace(read_config(LLAMA).arch, family=field.get("family", "llama"))
+    with pytest.raises(NotModeled, match="litgpt"):
+        build(Net(arch, implementation="litgpt", loss=field.get("loss", "hf")))
 
 
 def test_a_compiled_loss_is_torchtitans() -> None:

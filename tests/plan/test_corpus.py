@@ -54,8 +54,6 @@ REFUSED = {
     "D011": "DeepCompile",
     "D018": "tensor parallelism",
     "D031": "tensor parallelism",
-    "D130": "master weights and gradients in bf16, in host memory",
-    "D131": "master weights and gradients in bf16, in host memory",
     "D143": "OneBitAdam",
     "Y011": "tensor parallelism",
     "Y018": "model.freeze",

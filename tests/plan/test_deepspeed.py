@@ -9,7 +9,6 @@ import pytest
 
 from zsim.errors import InputError, NotModeled
 from zsim.plan.deepspeed import read_deepspeed, read_document
-from zsim.plan.deepspeed_keys import SECTIONS
 from zsim.plan.document import Document
 from zsim.plan.reading import Reading
 
@@ -222,10 +221,30 @@ def test_the_trainer_makes_two_groups_where_the_file_names_no_optimizer(tmp_path
     assert detect.read(found, detect.identify(found)).fields["optimizer", "decay_groups"] is True
 
 
-def test_low_precision_master_weights_under_offload_say_what_is_accepted() -> None:
+def test_low_precision_master_weights_under_offload() -> None:
+    data: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
+    data["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+    data["bf16"] = {"enabled": True, "bf16_master_weights_and_grads": True}
+
+    def states(**sections: Any) -> Any:
+        reading = read_document(Document("ds.json", data | sections))
+        assert reading.fields["zero", "bf16_master_weights_and_grads"] is True
+        return reading.fields.get(("zero", "bf16_optimizer_states"))
+
+    assert states() is None
+    own = {"type": "AdamW", "params": {"fp32_optimizer_states": False}}
+    assert states(optimizer=own) is True
+    both = data | {"bf16": data["bf16"] | {"bf16_optimizer_states": True}}
+    assert any("fp32_optimizer_states=False" in note for note in read_document(Document("ds.json", both)).notes)
+    with pytest.raises(NotModeled, match="in bf16 on the CPU before"):
+        read_document(Document("ds.json", data | {"optimizer": own}), "0.18.9")
+
+
+def test_releases_before_low_precision_master_weights() -> None:
+    """config.py passed unknown keys of the section over until 0.17.0, precision_config.py stops on them."""
     data = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}
-    data["zero_optimization"] = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
-    with pytest.raises(NotModeled, match="in host memory") as refused:
-        read_document(Document("ds.json", data))
-    assert refused.value.accepted == "false, or no offload_optimizer"
-    assert SECTIONS["bf16"]["bf16_master_weights_and_grads"].why.startswith("refused beside offload_optimizer")
+    old = read_document(Document("ds.json", data), "0.16.9")
+    assert ("zero", "bf16_master_weights_and_grads") not in old.fields
+    assert any("bf16_master_weights_and_grads (of DeepSpeed 0.18.3" in text for text in old.without_effect)
+    with pytest.raises(InputError, match="stops on it here"):
+        read_document(Document("ds.json", data), "0.17.5")

@@ -55,6 +55,8 @@ def read_with(section: str, name: str, value: Any) -> Reading:
         data["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
     if section == "torch_autocast":
         data["torch_autocast"] = {"enabled": True, "dtype": "bf16"}
+    if section == "expert_parallel" or name == "use_data_before_expert_parallelism":
+        data["expert_parallel"] = {"enabled": True}
     if section.startswith("optimizer"):
         data["optimizer"] = {"type": "AdamW"}
     inner = data
@@ -256,7 +258,7 @@ def test_the_table_holds_every_key_of_expert_parallelism(config: Any) -> None:
 
     from deepspeed.module_inject import auto_ep_config
 
-    names = re.findall(r'param_dict\.get\("(\w+)"', inspect.getsource(auto_ep_config))
+    names = re.findall(r'param_dict(?:\.get\(|\[)"(\w+)"', inspect.getsource(auto_ep_config))
     assert set(names) == SECTIONS["expert_parallel"].keys()
 
 

@@ -10,9 +10,9 @@ FOUNDRY = Evidence("llm-foundry, H100-SXM, Composer (PyTorch FSDP1)", 2.0, 0.5, 
 OTHERS = Evidence("GPUs of which no run was fitted", 9.5, -5.0, 248, 1, 512)
 
 
-def said(*evidence, gpus=8, framework="fsdp2", on_cpu=False):
+def said(*evidence, gpus=8, framework="fsdp2", on_cpu=False, adapters=False):
     profile = dataclasses.replace(load_profile("H100-SXM"), evidence=evidence)
-    return accuracy(profile, gpus, framework, on_cpu)
+    return accuracy(profile, gpus, framework, on_cpu, adapters)
 
 
 def test_runs_of_the_same_framework_come_first():
@@ -58,3 +58,14 @@ def test_each_shipped_evidence_names_its_framework():
         assert profile.evidence
         for evidence in profile.evidence:
             assert any(evidence.is_of(name) for name in ("deepspeed", "fsdp2", "fsdp1", "ddp")), evidence.text
+
+
+def test_runs_of_adapters_speak_for_adapters() -> None:
+    """Near in scale is worth less than alike: adapters keep the host busier than a GPU."""
+    full = Evidence("TinyLlama, H100-SXM, Trainer (DDP)", 2.0, 0.5, 4, 1, 8, "default")
+    lora = Evidence("Qwen, H100-SXM, peft (DDP)", 15.0, -10.0, 18, 1, 1, "default", adapters=True)
+    assert said(full, lora, gpus=4, framework="ddp").step_time_error == 0.02
+    found = said(full, lora, gpus=4, framework="ddp", adapters=True)
+    assert found.step_time_error == 0.15
+    assert found.evidence.endswith("18 runs on 1 GPU, and this is on 4")
+    assert said(full, gpus=4, framework="ddp", adapters=True).evidence.endswith("on 1 to 8 GPUs, without adapters")

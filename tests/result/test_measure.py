@@ -5,7 +5,9 @@ import json
 import pytest
 
 from tests.result import made
-from zsim.result.memory import process_bytes
+from zsim.cluster import catalog
+from zsim.program.ops import Program
+from zsim.result.memory import NVLS_BYTES, framework_bytes, process_bytes
 
 
 @pytest.fixture(scope="module")
@@ -87,3 +89,14 @@ def test_contract_of_json(result):
     assert said["model"] == {"params": 1_000_010, "trainable_params": 1_000_000}
     assert {"zsim_version", "simulated_ranks", "rank_classes", "events", "wall_s"} <= set(said["meta"])
     assert said["assumptions"] == ["NVLink at 100 GB/s", "made by hand", "engine note"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "multicasts"),
+    [("H200", True), ("B300", True), ("GB200", True), ("A100", False), ("RTX 5090", False), ("RTX PRO 6000", False)],
+)
+def test_buffers_for_multicast_are_where_nvswitch_has_it(gpu, multicasts):
+    """NVLink 4 and later; the cards of the same generations have no NVLink."""
+    world = Program(8, {"world": (tuple(range(8)),)}, (), ())
+    found = framework_bytes(catalog.device(gpu), world) - framework_bytes(catalog.device("A100"), world)
+    assert found == (NVLS_BYTES if multicasts else 0)

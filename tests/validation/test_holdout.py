@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from zsim.errors import InputError
 from zsim.model.lora import Lora, Tuning
 from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp2Plan
 from zsim.validation import stated
@@ -17,6 +18,8 @@ from zsim.validation.rows import Row, read_folder, read_rows, split_of
 PUBLISHED = Path(__file__).parents[2] / "validation" / "published"
 HOLDOUT = PUBLISHED / "holdout"
 ROWS = {row.id: row for row in read_folder(HOLDOUT)}
+HOLDOUTS = (HOLDOUT, PUBLISHED / "second_holdout")
+AGAIN = {row.id: row for row in read_folder(HOLDOUTS[1])}
 
 
 def row(**fields: str) -> Row:
@@ -24,27 +27,39 @@ def row(**fields: str) -> Row:
     return Row("rows.csv", 2, base | fields)
 
 
-def test_no_source_of_theirs_is_among_the_rows_that_shaped_zsim() -> None:
-    assert not {r["source"] for r in ROWS.values()} & {r["source"] for r in read_folder(PUBLISHED)}
-    assert len(ROWS) >= 40
+@pytest.mark.parametrize("folder", HOLDOUTS)
+def test_no_source_of_theirs_is_among_the_rows_that_shaped_zsim(folder: Path) -> None:
+    rows = read_folder(folder)
+    assert not {r["source"] for r in rows} & {r["source"] for r in read_folder(PUBLISHED)}
+    assert len(rows) >= 40
 
 
-def test_all_are_test_rows() -> None:
-    assert {r.get("split") or split_of(r) for r in ROWS.values()} == {"test"}
+@pytest.mark.parametrize("folder", HOLDOUTS)
+def test_all_are_test_rows(folder: Path) -> None:
+    assert {r.get("split") or split_of(r) for r in read_folder(folder)} == {"test"}
 
 
-def test_the_first_errors_are_on_record_for_every_row() -> None:
-    record = yaml.safe_load((HOLDOUT / "blind.yaml").read_text())
-    assert set(record["errors"]) == set(ROWS)
-    assert set(record["out_of_memory"]) <= set(ROWS)
-    explained = HOLDOUT / "explained.yaml"
-    if explained.exists():
-        assert {name.removeprefix("memory ") for name in yaml.safe_load(explained.read_text())} <= set(ROWS)
+@pytest.mark.parametrize("folder", HOLDOUTS)
+def test_the_first_errors_are_on_record_for_every_row(folder: Path) -> None:
+    record, rows = yaml.safe_load((folder / "blind.yaml").read_text()), {r.id for r in read_folder(folder)}
+    assert set(record["errors"]) == rows
+    assert set(record["out_of_memory"]) <= rows
+    explained = yaml.safe_load((folder / "explained.yaml").read_text())
+    assert {name.removeprefix("memory ") for name in explained} <= rows
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_every_row_is_read(name: str) -> None:
     assert setup_of(ROWS[name]).cluster.world_size == ROWS[name].count("n_gpus")
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_rows_are_read_or_refused_for_what_is_not_modeled(name: str) -> None:
+    if AGAIN[name]["gpu"] in ("H100-64GB", "A100-64GB") or AGAIN[name]["offload"] != "none":
+        with pytest.raises(InputError, match=r"unknown GPU|activations-cpu"):
+            setup_of(AGAIN[name])
+    else:
+        assert setup_of(AGAIN[name]).cluster.world_size == AGAIN[name].count("n_gpus")
 
 
 def test_what_rows_state_is_what_is_simulated() -> None:
@@ -56,8 +71,10 @@ def test_what_rows_state_is_what_is_simulated() -> None:
     ddp = setup_of(ROWS["at-gpt2-ddp-b8"])
     assert isinstance(ddp.plan, DdpPlan)
     assert (ddp.plan.autocast, ddp.plan.optimizer.impl, ddp.workload.attention) == ("float16", "loop", "eager")
-    some = setup_of(ROWS["why-a100x1"]).workload  # kernels as Liger's, the loss torch's
-    assert (some.kernels, some.loss) == ("liger", "hf")
+    some = setup_of(ROWS["why-a100x1"])
+    assert (some.workload.kernels, some.workload.loss, some.workload.wide_cache) == ("flash-attn", "hf", True)
+    assert isinstance(some.plan, DdpPlan)
+    assert (some.plan.dtype, some.plan.autocast) == ("bfloat16", "bfloat16")
     pure = setup_of(ROWS["lt-940-fsdp2-eager"]).plan
     assert isinstance(pure, Fsdp2Plan)
     assert (pure.storage_dtype, pure.reduce_dtype) == ("bfloat16", "bfloat16")

@@ -34,6 +34,9 @@ WIDE = {
 WIDE_GPT2 = {"n_embd": 64, "n_head": 4, "vocab_size": 300}
 TIED = {"tie_word_embeddings": True}
 ACCELERATE = {"accelerate": True, "root_reshard": "default"}  # as its fsdp2_prepare_model does since 1.14
+# The optimizer that partial offload and master weights in bf16 ask for.
+CPU_ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "zero_force_ds_cpu_optimizer": True}
+ON_NVME = {"device": "nvme", "pin_memory": False, "buffer_count": 80, "buffer_size": 300000, "max_in_cpu": 0}
 LORA = {"r": 8, "targets": ["q_proj", "v_proj", "down_proj"]}
 
 
@@ -41,6 +44,7 @@ def configurations() -> list[Config]:
     return [
         *_ddp(), *_fsdp2(), *_fsdp1(), *_deepspeed(), *_deepspeed_corners(), *_offload(), *_decay_groups(),
         *_zero_plus_plus(), *_leaves(), *_mics(), *_ulysses(), *_muon(), *_precision(),
+        *_experts(),
     ]  # fmt: skip
 
 
@@ -277,13 +281,10 @@ def _offload() -> list[Config]:
     on_cpu = {"device": "cpu", "pin_memory": False}
     on_nvme = {"device": "nvme", "pin_memory": False}
     piped = {"pipeline_read": True, "pipeline_write": True, "buffer_count": 12}
-    many = on_nvme | {"buffer_count": 80, "buffer_size": 300000, "max_in_cpu": 0}
     optimizer = SMALL_ZERO | {"offload_optimizer": on_cpu}
     both = optimizer | {"offload_param": on_cpu}
     regather = REGATHER | {"offload_optimizer": on_cpu, "offload_param": on_cpu}
     parts = {"sub_group_size": 300000}
-    # the optimizer that partial offload asks for
-    cpu_adam = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "zero_force_ds_cpu_optimizer": True}
     half = SMALL_ZERO | parts | {"offload_optimizer": on_cpu | {"ratio": 0.5}}
     fp32_sum = {"data_types": {"grad_accum_dtype": "fp32"}}
     return [
@@ -294,15 +295,15 @@ def _offload() -> list[Config]:
         _zero("offload", 2, 4, zero=optimizer),
         _zero("offload", 3, 4, zero=optimizer),
         _zero("offload_subgroups", 3, zero=optimizer | parts),
-        _zero("offload_half", 3, zero=half, extra=cpu_adam),
-        _zero("offload_half", 3, ga=2, zero=half, extra=cpu_adam),
+        _zero("offload_half", 3, zero=half, extra=CPU_ADAM),
+        _zero("offload_half", 3, ga=2, zero=half, extra=CPU_ADAM),
         _zero("offload_both", 3, ga=2, zero=both),
         _zero("offload_both_zeroinit", 3, zero=both, zero_init=True),
         _zero("offload_both_regather_ckpt", 3, ga=2, zero=regather, ckpt=True),
         _zero("offload_lora", 3, zero=both, lora=LORA),
         _zero("offload_nvme", 3, ga=2, zero=SMALL_ZERO | {"offload_optimizer": on_nvme}),
         _zero("offload_nvme_piped", 3, zero=SMALL_ZERO | parts | {"offload_optimizer": on_nvme | piped}),
-        _zero("offload_nvme_both", 3, zero=SMALL_ZERO | {"offload_optimizer": on_nvme, "offload_param": many}),
+        _zero("offload_nvme_both", 3, zero=SMALL_ZERO | {"offload_optimizer": on_nvme, "offload_param": ON_NVME}),
         _make("fsdp2", "cpuoffload_nosync", ga=2, fsdp={"offload": True, "sync_only_last": True}),
         _make("fsdp2", "cpuoffload_sync", ga=2, fsdp={"offload": True}),
         _make("fsdp2", "cpuoffload_alone", 1, fsdp={"offload": True}),
@@ -418,6 +419,7 @@ def _leaves() -> list[Config]:
         _zero("coarse_block", 3, 4, model="gpt2", zero=REGATHER | coarse(87760), over=wide, ckpt=True),
         _zero("coarse_tiny", 3, zero=SMALL_ZERO | coarse(10)),
         _zero("coarse_mixtral", 3, model="mixtral", zero=SMALL_ZERO | coarse(1000)),
+        _zero("held_experts", 3, model="mixtral", zero=REGATHER | {"reduce_scatter": False}),
     ]
 
 
@@ -455,9 +457,44 @@ def _precision() -> list[Config]:
     """Master weights, gradients and optimizer states all in bf16; torch.autocast over a model in bf16."""
     low = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
     autocast = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+    fp32_sum = {"data_types": {"grad_accum_dtype": "fp32"}}
     found = [_zero("bf16master", stage, ga=2, zero=SMALL_ZERO, extra={"bf16": low}) for stage in (1, 2, 3)]
+    found += [
+        _zero("bf16master_accfp32", stage, ga=2, zero=SMALL_ZERO, extra={"bf16": low} | fp32_sum) for stage in (1, 2, 3)
+    ]
+    found += _low_precision_offload()
     found += [_zero("autocast_bf16", stage, zero=SMALL_ZERO, extra=autocast) for stage in (0, 1, 2, 3)]
     return [*found, _zero("autocast_bf16master", 3, zero=SMALL_ZERO, extra=autocast | {"bf16": low})]
+
+
+def _low_precision_offload() -> list[Config]:
+    """Master weights and gradients in bf16 on the CPU, Adam's states there in float32 or in bf16 too."""
+    on_cpu = {"device": "cpu", "pin_memory": False}
+    optimizer = SMALL_ZERO | {"offload_optimizer": on_cpu}
+    both = REGATHER | {"offload_optimizer": on_cpu, "offload_param": on_cpu}
+    on_nvme = SMALL_ZERO | {"offload_optimizer": on_cpu, "offload_param": ON_NVME}
+    half = SMALL_ZERO | {"sub_group_size": 300000, "offload_optimizer": on_cpu | {"ratio": 0.5}}
+    master = {"enabled": True, "bf16_master_weights_and_grads": True}
+    fp32_sum = {"data_types": {"grad_accum_dtype": "fp32"}}
+
+    def run(
+        tag: str, stage: int, zero: Config, states: str = "float32", extra: Config | None = None, **more: Any
+    ) -> Config:
+        section = master | ({"bf16_optimizer_states": True} if states == "bfloat16" else {})
+        return _zero(
+            f"offload_bf16master{tag}", stage, zero=zero, extra=CPU_ADAM | {"bf16": section} | (extra or {}), **more
+        )
+
+    return [
+        *[run("", stage, optimizer, ga=2) for stage in (1, 2, 3)],
+        *[run("_states", stage, optimizer, "bfloat16") for stage in (1, 2, 3)],
+        *[run("_accfp32", stage, optimizer, extra=fp32_sum, ga=2) for stage in (1, 2, 3)],
+        run("_overlap", 2, optimizer | {"overlap_comm": True}, ga=2),
+        run("_groups", 2, optimizer, world=4, decay_groups=True),
+        run("_both_regather_ckpt", 3, both, ga=2, ckpt=True),
+        run("_parameters_nvme", 3, on_nvme),
+        run("_half", 3, half),
+    ]
 
 
 def _mics() -> list[Config]:
@@ -504,4 +541,44 @@ def _ulysses() -> list[Config]:
         _zero("ulysses2_qgz", 3, 4, zero=SMALL_ZERO | {"zero_quantized_gradients": True}, gpus_per_node=2, **two),
         # DeepSpeed takes the size of a head from a configuration that has the field, be it empty
         _zero("ulysses2", 3, model="mixtral", zero=SMALL_ZERO, over={"head_dim": 32}, **two),
+    ]
+
+
+def _experts() -> list[Config]:
+    """AutoEP: ranks that share a model's experts, `size` of them; see experts.py."""
+
+    def shared(tag: str, stage: int, world: int, size: int, *, zero: Config | None = None, **settings: Any) -> Config:
+        extra = {"expert_parallel": {"enabled": True, "autoep_size": size}} | settings.pop("extra", {})
+        settings = {"model": "mixtral", "zero": SMALL_ZERO | (zero or {}), "extra": extra} | settings
+        return _zero(f"experts{size}{tag}", stage, world, **settings)
+
+    offload = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
+    apart = {"use_data_before_expert_parallelism": True}
+    found = [shared("", stage, 4, 2) for stage in (1, 2, 3)]
+    found += [shared("_offload", stage, 4, 2, ga=2, zero=offload) for stage in (1, 2, 3)]
+    found += [shared("", stage, 2, size) for stage in (2, 3) for size in (1, 2)]
+    found += [shared("_fp32", stage, 4, 2, precision="fp32") for stage in (2, 3)]
+    found += [shared("_ckpt", stage, 4, 4, ga=2, ckpt=True, zero=REGATHER) for stage in (2, 3)]
+    found += [shared("_apart", stage, 4, 2, extra=apart) for stage in (2, 3)]
+    found += [shared("", stage, 4, 2, model=model) for stage in (2, 3) for model in ("qwen2_moe", "qwen3_moe")]
+    found += [shared("_overlap", stage, 4, 2, ga=2, zero={"overlap_comm": True}) for stage in (1, 2)]
+    found += [shared("_frozen", stage, 4, 2, freeze=["layers.0.mlp.experts", "embed"]) for stage in (2, 3)]
+    return [
+        *found,
+        shared("_owners", 2, 4, 2, zero={"use_multi_rank_bucket_allreduce": False}),
+        shared("_roundrobin", 2, 4, 2, zero={"round_robin_gradients": True}),
+        shared("_oversize", 2, 4, 2, ga=2, zero=OVERSIZE),
+        shared("_commfp32", 2, 4, 2, extra={"communication_data_type": "fp32"}),
+        shared("_accfp32", 2, 4, 2, ga=2, extra={"data_types": {"grad_accum_dtype": "fp32"}}),
+        shared("_regather", 3, 4, 2, ga=2, zero=REGATHER),
+        shared("_zeroinit", 3, 4, 2, zero_init=True),
+        shared("_zeroinit", 3, 2, 2, model="qwen2_moe", zero=REGATHER, zero_init=True),
+        shared("_groups", 3, 4, 2, decay_groups=True),
+        shared("_groups_zeroinit", 3, 4, 2, zero=REGATHER, decay_groups=True, zero_init=True, ckpt=True),
+        shared("_sequential", 3, 4, 2, zero=REGATHER | {"stage3_allgather_sequential": True}),
+        shared("_inorder", 3, 4, 2, zero={"overlap_comm": False, "sub_group_size": 100000}),
+        shared("_rsfalse", 3, 4, 2, zero=REGATHER | {"reduce_scatter": False}),
+        shared("", 2, 2, 2, model="qwen2_moe"),
+        shared("_noncontiguous", 3, 4, 2, zero=OVERSIZE | {"contiguous_gradients": False}),
+        shared("_accfp32", 3, 4, 2, ga=2, extra={"data_types": {"grad_accum_dtype": "fp32"}}),
     ]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from validation.oracles import aio, autocast, mics, models, quantizer, ulysses
+from validation.oracles import aio, autocast, experts, mics, models, quantizer, ulysses
 from validation.oracles.recorder import Recorder
 from validation.oracles.storage import StorageTracker
 
@@ -266,6 +266,8 @@ def run_deepspeed(config: Config, rank: int, world: int, recorder: Watcher) -> R
         quantizer.install()
     if "mics_shard_size" in settings["zero_optimization"]:
         mics.install()
+    if "expert_parallel" in settings:
+        experts.install()
     # It has no CPU kernel; on GPUs it only defers the reuse of memory.
     torch.Tensor.record_stream = lambda *arguments: None  # type: ignore[method-assign]
     with recorder:
@@ -277,10 +279,16 @@ def run_deepspeed(config: Config, rank: int, world: int, recorder: Watcher) -> R
             model, header = _build(recorder, config)
         if config.get("leaf"):
             deepspeed.utils.set_z3_leaf_modules(model, [type(models.blocks(model)[0])])
-        trained = models.decay_groups(model) if config.get("decay_groups") else model.parameters()
+        trained = models.decay_groups(model) if config.get("decay_groups") else list(model.parameters())
         parallel, steps = config.get("sequence_parallel"), config.get("steps", STEPS)
         mpu = parallel and ulysses.register(model, config.get("attention", "sdpa"), parallel, MICRO_BATCH)
-        engine, *_ = deepspeed.initialize(model=model, model_parameters=trained, config=settings, mpu=mpu)
+        given: dict[str, Any] = {"model_parameters": trained}
+        if "expert_parallel" in settings and config.get("decay_groups"):  # DeepSpeed makes no groups of these
+            del settings["optimizer"]
+            given = {"optimizer": torch.optim.AdamW(trained, lr=1e-3, foreach=False)}
+        engine, *_ = deepspeed.initialize(model=model, config=settings, mpu=mpu, **given)
+        if "expert_parallel" in settings:
+            header["converted"] = [_describe(name, parameter) for name, parameter in model.named_parameters()]
         recorder.watch_backward(model)
         recorder.watch_optimizer(engine.optimizer)
         dealt = mpu and ulysses.batches(mpu, lambda index: _tokens(header, rank, index), steps * accumulation)

@@ -48,6 +48,11 @@ def configurations() -> list[Config]:
         _zero("z3_sub_groups", 3, **few),
         _zero("z3_parameters", 3, offload_param=OFFLOAD),
         _zero("z2_pinned", 2, offload_optimizer=PINNED),
+        _low("z1_bf16", 1),
+        _low("z2_bf16_accumulated", 2, accumulation=2),
+        _low("z2_bf16_states_pinned", 2, states=True, offload_optimizer=PINNED),
+        _low("z3_bf16", 3, accumulation=2, **few),
+        _low("z3_bf16_states_pinned", 3, states=True, offload_optimizer=PINNED, offload_param=PINNED),
         _zero("z3_pinned", 3, offload_optimizer=PINNED, offload_param=PINNED),
         _zero("z3_nvme", 3, offload_optimizer=NVME, **few),
         _zero(
@@ -83,6 +88,13 @@ def _zero(name: str, stage: int, accumulation: int = 1, **zero: Any) -> Config:
     }
     # the dtype in which transformers loads a checkpoint for such a run
     return {"name": name, "engine": "ds", "world": 2, "model": "llama", "dtype": "bfloat16", "ds": ds}
+
+
+def _low(name: str, stage: int, states: bool = False, accumulation: int = 1, **zero: Any) -> Config:
+    """Master weights and their gradients in bfloat16, Adam's moments too where `states`."""
+    config = _zero(name, stage, accumulation, **zero)
+    config["ds"]["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": states}
+    return config
 
 
 class HostWatcher(StorageTracker):

@@ -81,8 +81,8 @@ def published(
     from zsim.validation.calibrate import calibrate, fitted_on
     from zsim.validation.rows import read_folder
 
-    holdout = folder / "holdout"
-    result = calibrate(read_folder(folder), read_folder(holdout) if holdout.is_dir() else ())
+    unseen = [row for part in sorted(folder.glob("*holdout")) for row in read_folder(part)]
+    result = calibrate(read_folder(folder), unseen)
     document = result.document()
     target = out or PROFILES / "fitted.yaml"
     text = yaml.safe_dump(document, sort_keys=True, width=120, allow_unicode=True)

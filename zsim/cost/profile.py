@@ -91,6 +91,7 @@ class Evidence:
     min_gpus: int
     max_gpus: int
     stack: str = ""
+    adapters: bool = False  # on a frozen model
 
     def is_of(self, framework: str) -> bool:
         """Whether runs of "deepspeed", "fsdp2", "fsdp1" or "ddp" stand behind it, by what `text` names."""
@@ -115,14 +116,15 @@ class Profile:
     collectives: Mapping[str, Measured] = field(default_factory=dict)
     copies: Mapping[str, MeasuredCopy] = field(default_factory=dict)  # "h2d pinned"
 
-    def expected_error(self, gpus: int, framework: str) -> Evidence | None:
+    def expected_error(self, gpus: int, framework: str, adapters: bool = False) -> Evidence | None:
         """The nearest evidence for a run of `framework` on `gpus` GPUs: first the same stack, then the same framework,
-        then nearest in scale. All of the same framework that is equally near counts together; of others the worst, as
-        nothing says that this one is closer to the best. None: none at all."""
+        then adapters or none, then nearest in scale. All of the same framework that is equally near counts together;
+        of others the worst, as nothing says that this one is closer to the best. None: none at all."""
 
-        def distance(evidence: Evidence) -> tuple[bool, bool, float]:
+        def distance(evidence: Evidence) -> tuple[bool, bool, bool, float]:
             outside = max(evidence.min_gpus / gpus, gpus / evidence.max_gpus, 1.0)
-            return evidence.stack not in ("", self.stack), not evidence.is_of(framework), outside
+            other_stack, other_framework = evidence.stack not in ("", self.stack), not evidence.is_of(framework)
+            return other_stack, other_framework, evidence.adapters != adapters, outside
 
         if not self.evidence:
             return None

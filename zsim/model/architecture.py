@@ -14,6 +14,7 @@ class Moe:
     intermediate: int
     norm_top_k: bool = True  # the chosen weights are divided by their sum
     shared: int = 0  # width of the expert that every token goes through (Qwen2-MoE)
+    autoep_size: int = 0  # ranks that share the experts, in DeepSpeed's own layer (AutoEP); 0: transformers' layer
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,12 +79,19 @@ def head(net: Net, embedding: Embedding, bias: bool = False) -> Head:
 
 
 def causal_loss(net: Net, logits: Tensor, labels: Tensor) -> Tensor:
-    logits = F.to(logits, "float32")
-    if net.loss == "held":
-        logits.tape.share(logits)
+    logits = cast_and_held(net, logits)
     _padded, target = shifted(net, labels)
     logits = F.reshape(logits, -1, logits.shape[-1])
     return cross_entropy(logits, target)
+
+
+def cast_and_held(net: Net, logits: Tensor) -> Tensor:
+    """As the loss takes them, and shared with the training loop where that holds them."""
+    if net.loss not in ("uncast", "uncast_held"):
+        logits = F.to(logits, "float32")
+    if net.loss in ("held", "uncast_held"):
+        logits.tape.share(logits)
+    return logits
 
 
 def shortened_loss(net: Net, logits: Tensor, labels: Tensor) -> Tensor:

@@ -96,17 +96,24 @@ class Memory:
 Kernel = Gemm | Attention | Memory
 
 
+# Groups of ranks that share one micro-batch's work, and of those that have the same experts
+SEQUENCE_PARALLEL, EXPERT_PARALLEL = "sequence_parallel", "expert_parallel"
+EXPERT_DATA_PARALLEL = "expert_data_parallel"
+
+
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A collective among the ranks that share a sequence (Ulysses), in the middle of a module's own work.
+    """A collective in the middle of a module's own work, among ranks that share its sequences (Ulysses) or its experts.
 
-    `kind` and element counts as in `zsim.program.ops.Collective`.
+    `kind`, `group` and element counts as in `zsim.program.ops.Collective`. `awaited`: the host waits for what comes.
     """
 
     kind: str
     dtype: str
     in_numel: int
     out_numel: int
+    group: str = SEQUENCE_PARALLEL
+    awaited: bool = False
 
 
 Work = Kernel | Exchange

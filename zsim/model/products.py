@@ -23,7 +23,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, conv1d: bool =
     m, dtype = flat.shape[0], x.dtype
     x_grad, w_grad = flat.needs_grad, weight.needs_grad
     b_grad = bias is not None and bias.needs_grad
-    bias_bytes = bias.nbytes if bias is not None and tape.autocast else 0
+    bias_bytes = bias.nbytes if bias is not None and tape.autocast and bias.dtype != dtype else 0
     saved = tape.save(*([flat] if w_grad else []), *([weight] if x_grad else [])) if x_grad or w_grad else None
 
     def product() -> tuple[Tensor]:
@@ -77,6 +77,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, conv1d: bool =
 def _widened(weight: Tensor, grad: Tensor | None) -> Tensor | None:
     """Under torch.autocast, a gradient that others are added to, in the weight's dtype."""
     if grad is None or not weight.tape.autocast or weight.param is None or weight.param.pending == 1:
+        return grad
+    if grad.dtype == weight.dtype:
         return grad
     return pointwise(grad, dtype=weight.dtype)
 
@@ -271,19 +273,24 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-def grouped_linear(x: Tensor, weight: Tensor, offsets: Tensor, transposed: bool = False) -> Tensor:
+def grouped_linear(
+    x: Tensor, weight: Tensor, offsets: Tensor, transposed: bool = False, rows: int | None = None
+) -> Tensor:
     """`_grouped_mm`: rows of x [r, k], sorted by expert, times their expert's weight [e, n, k]. Rows taken as even.
 
-    `transposed`: the weight is [e, k, n]. torch.autocast does not know it, and transformers 5.24 casts the rows to the
+    `transposed`: the weight is [e, k, n]. `rows`: those up to the last offset, of which alone products are made.
+
+    torch.autocast does not know it, and transformers 5.24 casts the rows to the
     weight's dtype (integrations/moe.py `_grouped_mm`).
     """
     tape, x = x.tape, to(x, weight.dtype)
-    rows, k = x.shape
+    held, k = x.shape
+    rows = rows or held
     experts, n, _ = (weight.shape[0], weight.shape[2], k) if transposed else weight.shape
     dtype = x.dtype
     x_grad, w_grad = x.needs_grad, weight.needs_grad
     saved = tape.save(*([x] if w_grad else []), *([weight] if x_grad else []), offsets) if x_grad or w_grad else None
-    out = tape.empty((rows, n), dtype)
+    out = tape.empty((held, n), dtype)
     _grouped(tape, rows, experts, "m", n, k, dtype)
 
     def backward(g: Tensor) -> tuple[Tensor | None, ...]:
@@ -293,7 +300,7 @@ def grouped_linear(x: Tensor, weight: Tensor, offsets: Tensor, transposed: bool 
             grad_w = tape.gradient(weight, weight.shape, dtype)
             _grouped(tape, rows, experts, "k", n, k, dtype)
         if x_grad:
-            grad_x = tape.empty((rows, k), dtype)
+            grad_x = tape.empty((held, k), dtype)
             _grouped(tape, rows, experts, "m", k, n, dtype)
         return grad_x, grad_w
 
@@ -331,6 +338,36 @@ def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
         tape.link((x,), backward, values)
     return values, indices
+
+
+def gather_last(x: Tensor, indices: Tensor) -> Tensor:
+    """`x.gather(-1, indices)`: saves both; backward scatters into zeros, in place."""
+    tape = x.tape
+    saved = tape.save(x, indices) if x.needs_grad else None
+    out = tape.empty(indices.shape, x.dtype)
+    tape.memory(indices.nbytes + out.nbytes, out.nbytes)
+    if x.needs_grad:
+        shape = x.shape
+
+        def backward(g: Tensor) -> tuple[Tensor]:
+            kept = saved()  # type: ignore[misc]  # noqa: F841
+            grad = tape.empty(shape, g.dtype)
+            tape.memory(2 * g.nbytes, grad.nbytes + g.nbytes)
+            return (grad,)
+
+        tape.link((x,), backward, out)
+    return out
+
+
+def scatter_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """`zeros[rows] = x`: saves the rows; backward picks them."""
+    tape = x.tape
+    out = tape.empty(x.shape, x.dtype)
+    saved = tape.save(rows) if x.needs_grad else None
+    tape.memory(x.nbytes + rows.nbytes, 2 * out.nbytes)
+    if x.needs_grad:
+        tape.link((x,), lambda g: (pointwise(g, *saved()),), out)  # type: ignore[misc]
+    return out
 
 
 def gather(x: Tensor, rows: Tensor) -> Tensor:

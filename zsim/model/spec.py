@@ -29,6 +29,8 @@ class Parameter:
     trainable: bool = True
     dtype: str | None = None  # storage dtype if it is not the run's (bitsandbytes nf4, fp32 routers)
     expert: bool = False  # belongs to one of several routed experts (MoE)
+    parts: int = 1  # ranks that have others of this name (expert parallelism), itself among them
+    home: str = "world"  # the group of ranks that have the same, as `zsim.program.ops.Program` names it
     packed: int = 1  # weights that one stored element holds (4-bit weights in 16-bit storage: 4)
 
     @property
@@ -145,9 +147,10 @@ class Workload:
     attention: str = "flash"
     checkpointing: str = "none"  # none | full | selective (torchtitan's per-op policy)
     checkpointed: tuple[int, ...] | None = None  # the blocks it applies to; None: all
-    implementation: str = "hf"  # hf | torchtitan | llm-foundry: whose modules (decides what is saved, fp32 logits ...)
-    # hf: fp32 logits | held: which the training loop holds through the backward | compiled: by torch.compile
-    # (torchtitan) | fused: in chunks, so that all logits never exist
+    # hf | torchtitan | llm-foundry | litgpt | torch.nn (families/encoder.py): whose modules (decides what is saved ...)
+    implementation: str = "hf"
+    # hf: fp32 logits | uncast: logits in their own dtype | held, uncast_held: which the training loop holds through the
+    # backward | compiled: by torch.compile (torchtitan) | fused: in chunks, so that all logits never exist
     loss: str = "hf"
     # liger: its RMSNorm and SwiGLU | unsloth: its RMSNorm and cross-entropy, as fms-acceleration's fast kernels |
     # flash-attn, flash-attn packed: see model.flash_attn
@@ -188,13 +191,24 @@ class ModelSpec:
     buffers_bytes: int = 0  # non-parameter state on the GPU: rotary tables
     notes: tuple[str, ...] = ()  # what was assumed while reading
     tuning: Tuning | None = None  # adapters and quantized weights
+    conversion: Conversion | None = None  # of its experts into those of one rank among several
     _cache: dict = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def numel(self) -> int:
-        """Weights, however they are stored."""
-        return sum(parameter.numel * parameter.packed for parameter in self.parameters)
+        """Weights, however they are stored, of all experts."""
+        return sum(parameter.numel * parameter.packed * parameter.parts for parameter in self.parameters)
 
     @property
     def trainable_numel(self) -> int:
-        return sum(parameter.numel for parameter in self.parameters if parameter.trainable)
+        return sum(parameter.numel * parameter.parts for parameter in self.parameters if parameter.trainable)
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What DeepSpeed's AutoEP made of `source`. `executed`: the same with parameters in the order of its modules, where
+    their numbers follow another."""
+
+    size: int  # ranks that share the experts
+    source: ModelSpec  # before
+    executed: ModelSpec | None = None

@@ -13,7 +13,7 @@ from zsim.model.architecture import Architecture
 from zsim.model.families.torchtitan import transformers_name
 from zsim.model.fusion import fused, kept
 from zsim.model.graph import Call, Segment, Storage, Tensor, row_major
-from zsim.model.kernels import Exchange, Memory, Work
+from zsim.model.kernels import SEQUENCE_PARALLEL, Exchange, Memory, Work
 from zsim.model.layers import Blocks, Net
 from zsim.model.layers import Module as Layer
 from zsim.model.spec import Compute, ModelSpec, Module, Parameter, Workload
@@ -29,7 +29,12 @@ def trace(spec: ModelSpec, workload: Workload) -> Module:
     """
     key = ("trace", workload)
     if key not in spec._cache:
-        spec._cache[key] = undisturbed(_attempt, replace(spec, _cache={}), workload)
+        if spec.conversion and (executed := spec.conversion.executed):
+            from zsim.model.expert_parallel import renumber
+
+            spec._cache[key] = renumber(trace(executed, workload), executed, spec)
+        else:
+            spec._cache[key] = undisturbed(_attempt, replace(spec, _cache={}), workload)
     return spec._cache[key]
 
 
@@ -216,7 +221,11 @@ def _layer_keys(spec: ModelSpec, reached: bool) -> tuple[tuple[object, ...], ...
 
 
 def _exchanges(tape: Tape) -> bool:
-    return any(isinstance(kernel, Exchange) for segment in tape.segments for kernel in segment.forward)
+    return any(
+        isinstance(kernel, Exchange) and kernel.group == SEQUENCE_PARALLEL
+        for segment in tape.segments
+        for kernel in segment.forward
+    )
 
 
 def _number_labels(call: Call, seen: Counter[tuple[int, str]]) -> None:

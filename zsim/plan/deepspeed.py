@@ -21,6 +21,7 @@ AUTO_FROM_HIDDEN_SIZE = {
     "stage3_prefetch_bucket_size": "0.9 * hidden_size ** 2",
     "stage3_param_persistence_threshold": "10 * hidden_size",
 }
+LOW_PRECISION_STATES = ("bf16_master_weights_and_grads", "bf16_optimizer_states")
 _TRAINER_ARGUMENT = {
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
@@ -69,6 +70,7 @@ class _Reader(Keys):
         self.precision()
         self.optimizer()
         self.sequences()
+        self.experts()
         self.batch()
         self.training()
         for why, keys in self.without_effect.items():
@@ -208,19 +210,24 @@ class _Reader(Keys):
         else:
             self.set(("precision",), "fp32", f"{section}.enabled" if bf16 is not None else "fp16.enabled")
             self.reading.notes.append("neither bf16 nor fp16 is enabled: fp32")
-        for name in ("check_grad_overflow", "bf16_master_weights_and_grads", "bf16_optimizer_states"):
+        for name in ("check_grad_overflow", *LOW_PRECISION_STATES):
             value = self.values.get(f"{section}.{name}")
-            if bf16 is True and value not in (None, AUTO):
+            if bf16 is True and value not in (None, AUTO) and self.in_release(section, name):
                 self.set(("zero", name), value, f"{section}.{name}")
-        low = self.values.get(f"{section}.bf16_master_weights_and_grads")
-        if bf16 is True and low is True and ("zero", "offload_optimizer", "device") in self.reading.fields:
-            path = (section, "bf16_master_weights_and_grads")
-            why, accepted = "master weights and gradients in bf16, in host memory", "false, or no offload_optimizer"
-            raise self.document.error(path, why, accepted, kind=NotModeled)
         if self.values.get(f"{section}.immediate_grad_update") is True:
             self.immediate_grad_update(section)
         if self.values.get("torch_autocast.enabled") is True:
             self.autocast("bf16" if bf16 in (True, AUTO) else "fp16" if fp16 in (True, AUTO) else "fp32")
+
+    def in_release(self, section: str, name: str) -> bool:
+        """Whether the release knows the key; precision_config.py forbids others since 0.17.1, config.py passed them
+        over before."""
+        if name not in LOW_PRECISION_STATES or self.version >= (0, 18, 3):
+            return True
+        if self.version >= (0, 17, 1):
+            raise self.document.error((section, name), "a key of DeepSpeed 0.18.3 and later, which stops on it here")
+        self.reading.without_effect.append(f"{section}.{name} (of DeepSpeed 0.18.3 and later)")
+        return False
 
     def immediate_grad_update(self, section: str) -> None:
         """bf16_optimizer.py, which the engine takes for stage 1 with float32 accumulation alone."""
@@ -234,7 +241,7 @@ class _Reader(Keys):
 
     def autocast(self, precision: str) -> None:
         """torch_autocast.py: parameters of Linear and convolutions are gathered and reduced in its type, all others in
-        their own. Over a model in that same type, runs of DeepSpeed have the collectives and bytes of one without."""
+        their own. Over a model in that same type all are alike, and only operators in float32 are left of it."""
         stated = self.values.get("torch_autocast.dtype")
         short = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32"}
         name = str(stated).lower().removeprefix("torch.")
@@ -247,12 +254,12 @@ class _Reader(Keys):
             raise self.document.error(
                 ("torch_autocast", "enabled"), why, "bf16.enabled: true, dtype: bfloat16", kind=NotModeled
             )
-        self.reading.not_modeled.append(
-            f"torch_autocast.enabled, in its dtype {dtype}: operators that torch.autocast runs in float32"
-        )
+        self.set(("zero", "torch_autocast"), TORCH_DTYPE[dtype], "torch_autocast.dtype")
 
     def optimizer(self) -> None:
         name = self.values.get("optimizer.type")
+        if ("zero", "offload_optimizer", "device") in self.reading.fields:
+            self.states_on_host(name)
         if name is None:
             self.reading.notes.append("no optimizer section: the training script's own (the Trainer's is AdamW)")
             return
@@ -269,6 +276,22 @@ class _Reader(Keys):
             impl = "loop" if self.values.get("optimizer.params.foreach") is False else "foreach"
             self.set(("optimizer", "impl"), impl, "optimizer.params.torch_adam")
 
+    def states_on_host(self, name: str | None) -> None:
+        """engine.py, get_optimizer_configuration: DeepSpeedCPUAdam's, where master weights are in bf16."""
+        low = self.reading.fields.get(("zero", "bf16_optimizer_states"))
+        if low and name is None:
+            self.reading.notes.append(
+                "bf16_optimizer_states: DeepSpeed asserts that the script's own DeepSpeedCPUAdam was made with "
+                "fp32_optimizer_states=False; accelerate's is not"
+            )
+        masters = self.reading.fields.get(("zero", "bf16_master_weights_and_grads"))
+        if masters and not low and self.values.get("optimizer.params.fp32_optimizer_states") is False:
+            if self.version < (0, 19, 1):
+                path = ("optimizer", "params", "fp32_optimizer_states")
+                why = "moments in bf16 on the CPU before DeepSpeed 0.19.1"
+                raise self.document.error(path, why, "true", kind=NotModeled)
+            self.set(("zero", "bf16_optimizer_states"), True, "optimizer.params.fp32_optimizer_states")
+
     def sequences(self) -> None:
         """config.py divides the batch by it; registering the attention is the script's business."""
         size = self.values.get("sequence_parallel_size")
@@ -276,6 +299,19 @@ class _Reader(Keys):
             if size < 1:
                 raise self.document.error(("sequence_parallel_size",), f"{size} is too small", accepted="1 or more")
             self.set(("sequence_parallel_size",), size, "sequence_parallel_size")
+
+    def experts(self) -> None:
+        """auto_ep_config.py parse_autoep_config. Nobody fills in an auto."""
+        if not self.values.get("expert_parallel.enabled"):
+            return
+        size = self.values.get("expert_parallel.autoep_size", 1)
+        if not isinstance(size, int) or size < 1:
+            path = ("expert_parallel", "autoep_size")
+            raise self.document.error(path, f"{size} is not a number of ranks", accepted="1 or more")
+        self.set(("zero", "autoep_size"), size, "expert_parallel.autoep_size")
+        if self.values.get("use_data_before_expert_parallelism") is True:
+            name = "use_data_before_expert_parallelism"
+            self.set(("zero", name), True, name)
 
     def batch(self) -> None:
         for key, field in (

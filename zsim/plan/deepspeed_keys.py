@@ -150,7 +150,7 @@ BF16: dict[str, Key] = {
     "enabled": used(bool, False),
     "immediate_grad_update": used(bool, False),
     "check_grad_overflow": used(bool, True),
-    "bf16_master_weights_and_grads": used(bool, False, "refused beside offload_optimizer: not modeled in host memory"),
+    "bf16_master_weights_and_grads": used(bool, False),
     "bf16_optimizer_states": used(bool, False),
 }
 
@@ -161,7 +161,7 @@ OPTIMIZER_PARAMS: dict[str, Key] = {
     "momentum": used(float, 0.0),
     "ns_method": used(str, "gram"),
     "per_head_muon": refused(bool, False, "Muon that orthogonalizes each attention head by itself"),
-    "fp32_optimizer_states": none(bool, "DeepSpeedCPUAdam's states are in the type of master weights in float32"),
+    "fp32_optimizer_states": used(bool, True, "beside offloaded master weights in bf16; otherwise all are float32"),
     **{
         name: none(kind, _OPTIMIZER_NUMBER)
         for name, kind in {
@@ -184,15 +184,43 @@ OPTIMIZER_PARAMS: dict[str, Key] = {
 
 _MONITOR = none(dict, _PRINTS)
 
-_EXPERT_PARALLEL = (
-    "async_split_plan", "autoep_size", "combine_impl", "comm_backend", "comm_max_tokens_per_rank", "comm_num_sm",
-    "comm_qp_margin", "disable_triton_grouped_mm", "expert_activation", "expert_pattern",
-    "expert_tensor_parallel_size", "expert_w1", "expert_w2", "gate_up_impl", "has_shared_experts",
-    "moe_layer_pattern", "num_expert_groups", "num_experts_attr", "num_limited_groups", "preset_model",
-    "route_norm", "route_scale", "routed_scaling_factor", "router_pattern", "row_weighting_impl", "score_apply",
-    "score_func", "shared_experts_gate_pattern", "shared_experts_pattern", "top_k", "top_k_attr", "use_grouped_mm",
-    "validate_folding_routing",
-)  # fmt: skip
+_OTHER_MODELS = "layers of experts that AutoEP has no preset for"
+_ROUTING = "another routing than the model's own"
+_DEEPEP = "only with comm_backend deepep"
+EXPERT_PARALLEL: dict[str, Key] = {
+    "enabled": used(bool, False),
+    "autoep_size": used(int, 1),
+    "expert_tensor_parallel_size": refused(int, 1, "tensor parallelism within experts, which DeepSpeed refuses too"),
+    "validate_folding_routing": none(bool, "only with tensor parallelism"),
+    "async_split_plan": listed(bool, False, "counts of rows that come to the host beside other work"),
+    "preset_model": none(str, "the preset of the model's own type is simulated"),
+    **{
+        name: refused(object, None, _OTHER_MODELS)
+        for name in (
+            "moe_layer_pattern", "expert_pattern", "router_pattern", "expert_w1", "expert_w2", "expert_w3",
+            "num_experts_attr", "top_k_attr", "has_shared_experts", "shared_experts_pattern",
+            "shared_experts_gate_pattern", "expert_activation",
+        )
+    },
+    "use_grouped_mm": refused(bool, True, "experts one after another"),
+    "disable_triton_grouped_mm": none(bool, "which kernel multiplies, of the same shapes"),
+    "gate_up_impl": refused(str, "separate", "gate and up projection in one product"),
+    "route_norm": refused(bool, None, _ROUTING),
+    "route_scale": none(float, "a factor"),
+    "routed_scaling_factor": none(object, "a factor"),
+    "num_expert_groups": refused(int, None, _ROUTING),
+    "num_limited_groups": refused(int, None, _ROUTING),
+    "score_func": refused(str, "auto", _ROUTING),
+    "top_k": refused(object, "auto", _ROUTING),
+    "load_balance_coeff": refused(float, None, "balancing by a bias, which DeepSpeed refuses too"),
+    "score_apply": refused(str, "auto", "scores that weigh rows before the experts"),
+    "combine_impl": refused(str, "auto", "another way to sum rows"),
+    "row_weighting_impl": refused(str, "auto", "a kernel of the DeepEP route"),
+    "comm_backend": refused(str, "comm", "DeepEP in place of all-to-alls"),
+    "comm_num_sm": none(int, _DEEPEP),
+    "comm_qp_margin": none(int, _DEEPEP),
+    "comm_max_tokens_per_rank": none(int, _DEEPEP),
+}  # fmt: skip
 
 TOP: dict[str, Key] = {
     "train_batch_size": used(int),
@@ -227,7 +255,7 @@ TOP: dict[str, Key] = {
     "data_parallel_size": refused(
         int, None, "a device mesh (data_parallel_size x sequence_parallel_size), over whose one side alone ZeRO shards"
     ),
-    "use_data_before_expert_parallelism": none(bool, "expert parallel groups"),
+    "use_data_before_expert_parallelism": used(bool, False),
     "dataloader_drop_last": none(bool, "the data loader"),
     "activation_checkpointing": used(dict),
     "aio": used(dict),
@@ -363,10 +391,7 @@ SECTIONS: dict[str, dict[str, Key]] = {
             }.items()
         },
     },
-    "expert_parallel": {
-        "enabled": refused(bool, False, "expert parallelism (AutoEP)"),
-        **{name: none(object, "expert parallelism") for name in _EXPERT_PARALLEL},
-    },
+    "expert_parallel": EXPERT_PARALLEL,
 }
 
 # Sections that pydantic checks with extra="forbid". What stands inside the others is looked up by name.

@@ -67,6 +67,9 @@ class Keys:
                 raise self.document.error(path, f"{shown(value)} is not a section", accepted="{ ... }")
             if full == "optimizer":
                 self.refuse_optimizer(value)
+            if full == "expert_parallel" and value.get("enabled") is not True:
+                self.without_effect.setdefault("expert parallelism is off", []).append(full)
+                return None
             if full in SECTIONS:
                 self.values[full] = value
                 return self.walk(full, path, value)

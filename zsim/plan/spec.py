@@ -83,6 +83,8 @@ class DeepSpeedPlan(Plan):
     communication_data_type: str | None = None
     sequence_parallel_size: int = 1  # neighbouring ranks that share their sequences (Ulysses)
     seq_parallel_communication_data_type: str = "float32"  # instead of communication_data_type, if they do
+    autoep_size: int = 0  # ranks that share the experts (expert_parallel.autoep_size); 0: AutoEP is off
+    use_data_before_expert_parallelism: bool = False  # and these are not neighbours
     grad_accum_dtype: str | None = None  # data_types.grad_accum_dtype
     reduce_bucket_size: int = 500_000_000
     allgather_bucket_size: int = 500_000_000
@@ -135,11 +137,16 @@ class DeepSpeedPlan(Plan):
     check_grad_overflow: bool = True  # bf16.check_grad_overflow
     bf16_master_weights_and_grads: bool = False  # of the bf16 section: no float32 copy of weights and gradients
     bf16_optimizer_states: bool = False
+    torch_autocast: str | None = None  # torch_autocast.dtype, over a model in that same type
 
     @property
     def data_parallel_size(self) -> int:
         """Groups of ranks with sequences of their own."""
         return self.world_size // self.sequence_parallel_size
+
+    def sharing(self, home: str) -> int:
+        """Ranks that ZeRO partitions a parameter of that `home` over."""
+        return self.world_size // self.autoep_size if home == "expert_data_parallel" else self.world_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

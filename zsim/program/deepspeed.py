@@ -83,21 +83,34 @@ def _check_master_weights(plan: DeepSpeedPlan) -> None:
     if not plan.bf16_master_weights_and_grads:
         why = "requires bf16_master_weights_and_grads to be enabled"
         raise InputError(why, field="zero.bf16_optimizer_states", accepted="false")
-    if plan.offload_optimizer:
-        raise NotModeled(
-            "master weights in bf16 in host memory", field=field, accepted="false, or no offload_optimizer"
-        )
-    if not plan.bf16_optimizer_states:
+    if plan.optimizer.name == "muon":
+        raise NotModeled("Muon beside master weights in bf16", field=field, accepted="false")
+    if not plan.offload_optimizer and not plan.bf16_optimizer_states:
         why = "requires offloading with DeepSpeedCPUAdam, or bf16_optimizer_states"
         raise InputError(why, field=field, accepted="bf16_optimizer_states: true")
-    if accum_dtype(plan) != "bfloat16" or plan.optimizer.name == "muon":
-        what = "Muon" if plan.optimizer.name == "muon" else f"accumulation in {accum_dtype(plan)}"
-        raise NotModeled(f"{what} beside master weights in bf16", field=field, accepted="false")
+    if not plan.offload_optimizer:
+        return
+    if plan.optimizer.name not in ("adam", "adamw") or plan.optimizer.impl != "cpu":
+        why = "requires DeepSpeedCPUAdam under offload_optimizer"
+        raise InputError(why, field="optimizer.impl", accepted="adam or adamw, with impl: cpu")
+    if plan.offload_optimizer == "nvme":
+        # swap_tensor/utils.py, SwapBufferManager.allocate asserts one type, and what was written comes back as float32
+        why = "DeepSpeed stops when it reads master weights in bf16 back from NVMe"
+        raise InputError(why, field="zero.offload_optimizer", accepted="cpu")
+    if plan.offload_optimizer_super_offload:  # superoffload_utils.py: float32 buffers between the processes
+        raise NotModeled("SuperOffload with master weights in bf16", field=field, accepted="false")
 
 
 def master_dtype(plan: DeepSpeedPlan) -> str:
-    """base_optimizer.py, _configure_master_weights: of the weights that the optimizer steps, and of its states."""
+    """base_optimizer.py, _configure_master_weights: of the weights that the optimizer steps, and of their gradients."""
     return "bfloat16" if plan.bf16_master_weights_and_grads else "float32"
+
+
+def state_dtype(plan: DeepSpeedPlan) -> str:
+    """Of Adam's moments. DeepSpeedCPUAdam's are float32 unless told otherwise (engine.py, get_optimizer_configuration,
+    since pull request 8010)."""
+    low = plan.bf16_optimizer_states and not (plan.offload_optimizer and before(plan, 0, 19, 1))
+    return "bfloat16" if low else "float32"
 
 
 def _check_muon(plan: DeepSpeedPlan) -> None:
@@ -114,7 +127,20 @@ def _check_muon(plan: DeepSpeedPlan) -> None:
 
 
 def whole_world(plan: DeepSpeedPlan) -> dict[str, tuple[tuple[int, ...], ...]]:
-    return {"world": (tuple(range(plan.world_size)),), **ulysses.groups(plan)}
+    groups = {"world": (tuple(range(plan.world_size)),), **ulysses.groups(plan)}
+    if plan.autoep_size:
+        from zsim.program import experts
+
+        groups |= experts.groups(plan)
+    return groups
+
+
+def check_experts(plan: DeepSpeedPlan, model: ModelSpec) -> None:
+    """Raises InputError, NotModeled as `zsim.program.experts.check`."""
+    if plan.autoep_size or model.conversion:
+        from zsim.program import experts
+
+        experts.check(plan, model)
 
 
 def frozen_bytes(model: ModelSpec, dtype: str) -> int:
@@ -135,7 +161,7 @@ def parameter_groups(model: ModelSpec, plan: DeepSpeedPlan) -> list[list[int]]:
 
     Without `decay_groups` one; with it two as the Trainer makes them (transformers 5.24 trainer.py,
     get_decay_parameter_names): biases and the weights of norms, which do not decay, are the second. Muon makes two of
-    each: its own and Adam's (engine.py, _muon_param_groups).
+    each: its own and Adam's (engine.py, _muon_param_groups). Experts that ranks share are in groups of their own.
     """
     params = trainable(model)
     groups = [params]
@@ -148,7 +174,12 @@ def parameter_groups(model: ModelSpec, plan: DeepSpeedPlan) -> list[list[int]]:
         if not plan.zero_init:  # original_muon.py sorts its own by shape, which zero.Init hides
             shapes = [parameter.shape for parameter in model.parameters]
             groups = [sorted(g, key=shapes.__getitem__, reverse=True) if hidden.issuperset(g) else g for g in groups]
-    return [group for group in groups if group]
+    groups = [group for group in groups if group]
+    if plan.autoep_size:
+        from zsim.program import experts
+
+        return experts.parameter_groups(groups, model, plan)
+    return groups
 
 
 def sub_groups(model: ModelSpec, plan: DeepSpeedPlan, shard: list[int]) -> list[list[int]]:
@@ -237,7 +268,10 @@ def broadcast_model(builder: Builder, parameters: Iterable[Parameter], plan: Dee
         dtype = parameter.dtype or plan.dtype
         numel = parameter.numel if as_they_are else parameter.numel * dtype_bytes(dtype)
         kind = dtype if as_they_are else "uint8"
-        collective(builder, COMPUTE, "broadcast", kind, numel, numel, "init", "broadcast parameter", root=0)
+        collective(
+            builder, COMPUTE, "broadcast", kind, numel, numel, "init", "broadcast parameter", group=parameter.home,
+            root=0,
+        )  # fmt: skip
 
 
 def collective(

@@ -16,9 +16,10 @@ from zsim.plan.spec import Plan
 from zsim.program.activations import OffloadedInputs, StreamedTensors
 from zsim.program.builder import Builder
 from zsim.program.ops import COMPUTE, Collective, Compute
-from zsim.program.ulysses import GROUP, Shared
+from zsim.program.ulysses import Shared
 
 P = TypeVar("P", bound=Plan)
+Parts = tuple[tuple[Compute | Collective, bool], ...]
 
 
 class Hooks(Generic[P]):
@@ -50,7 +51,7 @@ class Execution:
         self._layer: int | None = None
         self._dropped: spec.Module | None = None  # checkpointed, in backward, not yet recomputed
         self._known_sizes: dict[int, tuple[int, ...]] = {}  # equal blocks share their tuples of tensors
-        self._known_parts: dict[int, tuple[Compute | Collective, ...]] = {}
+        self._known_parts: dict[int, Parts] = {}
         offload = hooks.plan.offload_activations
         self._offloaded = OffloadedInputs(builder, micro) if offload == "blocking" else None
         self._streamed = StreamedTensors(builder, micro) if offload == "stream" else None
@@ -155,11 +156,13 @@ class Execution:
         parts = self._known_parts.get(id(work))
         if parts is None:
             parts = self._known_parts[id(work)] = _parts(work)
-        for number, part in enumerate(parts, 1):
+        for number, (part, awaited) in enumerate(parts, 1):
             if isinstance(part, Collective):
-                self.builder.launch(
+                event = self.builder.launch(
                     COMPUTE, part.kind, phase, part, module=module.name, layer=self._layer, micro=self.micro
                 )
+                if awaited:
+                    self.builder.host_wait(event)
                 continue
             self.builder.launch(
                 COMPUTE,
@@ -209,21 +212,23 @@ class Execution:
         return f"{'re' if again else ''}saved:{self.micro}:{module.name}.{compute.label}"
 
 
-def _parts(work: tuple[Work, ...]) -> tuple[Compute | Collective, ...]:
-    """Runs of kernels, cut by the collectives among them; one run, though empty, where there are none."""
-    parts: list[Compute | Collective] = []
+def _parts(work: tuple[Work, ...]) -> Parts:
+    """Runs of kernels, cut by the collectives among them; one run, though empty, where there are none. Of each whether
+    the host waits for it."""
+    parts: list[tuple[Compute | Collective, bool]] = []
     kernels: list[Kernel] = []
     for item in work:
         if not isinstance(item, Exchange):
             kernels.append(item)
             continue
         if kernels:
-            parts.append(Compute(tuple(kernels)))
+            parts.append((Compute(tuple(kernels)), False))
         kernels = []
-        parts.append(Collective(item.kind, item.dtype, item.in_numel, item.out_numel, GROUP))
+        call = Collective(item.kind, item.dtype, item.in_numel, item.out_numel, item.group)
+        parts.append((call, item.awaited))
     if not parts:
-        return (Compute(work),)  # type: ignore[arg-type]
-    return (*parts, Compute(tuple(kernels)))
+        return ((Compute(work), False),)  # type: ignore[arg-type]
+    return (*parts, (Compute(tuple(kernels)), False))
 
 
 def _saves(module: spec.Module, compute: spec.Compute) -> bool:

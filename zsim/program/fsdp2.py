@@ -24,6 +24,8 @@ class Fsdp2(Hooks[Fsdp2Plan]):
         self.model, self.tree, self.plan = model, tree, plan
         # torchtitan's Llama computes its rotary table in every forward
         self.buffers_bytes = 0 if workload.implementation == "torchtitan" else model.buffers_bytes
+        # The loop computes this loss, not the model as in transformers (and in the recordings of torchtitan's Llama).
+        self.loss_outside = workload.loss in ("uncast", "uncast_held")
         self.builder = Builder()
         self.comm = Collectives(model, plan, self.builder)
         self.units = self._units()
@@ -134,6 +136,11 @@ class Fsdp2(Hooks[Fsdp2Plan]):
 
     def pre_backward(self, module: Module) -> None:
         """A hook on the output of the unit's last module; without gradient there it never fires."""
+        if self.loss_outside:
+            if module.role == "root":
+                return  # its hook is on the logits, which are its output
+            if module.role == "head" and module.name not in self.by_module:
+                module = self.tree
         unit = self.by_module.get(module.name)
         if unit is None or module.name != unit.modules[-1] or not unit.output_has_grad:
             return

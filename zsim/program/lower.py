@@ -7,6 +7,7 @@ from dataclasses import replace
 from zsim.errors import InputError, NotModeled
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
+from zsim.plan.version import parse_version
 from zsim.program.ops import HostWait, Program
 from zsim.program.startup import with_startup
 
@@ -31,13 +32,15 @@ def lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, ste
 
 def under(plan: AnyPlan, workload: Workload) -> Workload:
     """The workload as the plan runs it: under torch.autocast over weights of the plan's dtype, where it has that, and
-    with adapters in the dtype of their shards.
+    with adapters in the dtype of their shards; SDPA as its release of torch has it (FlashAttention first until 2.10:
+    sdp_utils.cpp).
 
     Of xformers' SwiGLU (0.0.22 to 0.0.25, ops/swiglu_op.py `SwiGLUOpDispatch`), in bfloat16, only the kernel for packed
     weights is taken; without it torch's own ones run. The weights of gate and up are packed where they lie in one
     storage, as in the flat groups of ZeRO's stages 1 and 2. Raises NotModeled where shards are gathered.
     """
-    weights = plan.dtype if isinstance(plan, DdpPlan) and plan.autocast else None
+    autocast = plan.autocast if isinstance(plan, DdpPlan) else isinstance(plan, DeepSpeedPlan) and plan.torch_autocast
+    weights = plan.dtype if isinstance(plan, DdpPlan | DeepSpeedPlan) and autocast else None
     apart = isinstance(plan, Fsdp1Plan | Fsdp2Plan) and plan.adapter_units and plan.storage_dtype != plan.param_dtype
     adapters = plan.storage_dtype if apart else None  # type: ignore[union-attr]
     if (workload.weights, workload.adapters) != (weights, adapters):
@@ -48,6 +51,9 @@ def under(plan: AnyPlan, workload: Workload) -> Workload:
             why = "xformers' SwiGLU over gathered shards"
             raise NotModeled(why, field="kernels", accepted="torch, liger; flash-attn under DDP and ZeRO-1 and 2")
         workload = replace(workload, kernels="flash-attn packed" if packed else "flash-attn")
+    of_torch = not isinstance(plan, DeepSpeedPlan)
+    if of_torch and workload.attention == "sdpa" and parse_version(plan.version) < (2, 11):
+        workload = replace(workload, attention="flash")
     return workload
 
 
@@ -67,6 +73,11 @@ def _lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, st
         found = f"{workload.sequence_parallel_size} ranks share a sequence in the model and {sharing} in the plan"
         raise InputError(found, field="sequence_parallel_size", accepted="the same number; 1 without DeepSpeed")
     if isinstance(plan, DeepSpeedPlan):
+        if model.conversion and model.conversion.executed and not (plan.stage == 3 and plan.zero_init):
+            from zsim.model.trace import trace
+
+            model = model.conversion.executed  # nothing has numbered its parameters anew
+            tree = trace(model, workload)
         if plan.stage == 3:
             from zsim.program.zero3 import lower_zero3
 

@@ -80,7 +80,7 @@ class Zero3OnNvme(Zero3OnCpu):
         if swapped:
             builder.alloc("gradients on NVMe", "gradients", 4 * swapped, "nvme")
 
-    def _fp32_to_host(self, param: int) -> None:
+    def _cast_gradient(self, param: int) -> None:
         """swap_out_gradients: written as soon as they are in a buffer, in the background."""
         nbytes = 4 * self.shard[param]
         if param in self.unswapped:

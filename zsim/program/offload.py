@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
-from zsim.program.deepspeed import accum_dtype, collective, dtype_bytes, elementwise
+from zsim.program.deepspeed import accum_dtype, collective, dtype_bytes, elementwise, master_dtype, state_dtype
 from zsim.program.ops import COMPUTE, CPU, D2H, H2D, Copy, CpuWork
 from zsim.program.optimizer import FRESH_ON_CPU, update
 from zsim.program.versions import before
@@ -41,6 +42,15 @@ def copy(builder: Builder, lane: str, label: str, phase: str, nbytes: float, pin
     return event
 
 
+def step_on_host(builder: Builder, plan: DeepSpeedPlan, numel: int, first: bool, index: int) -> None:
+    """The optimizer on a flat piece of `numel` elements, number `index`."""
+    update(
+        builder, plan.optimizer, [numel], master_dtype(plan), first=first, device="host", key=f"optimizer:{index}",
+        state_dtype=state_dtype(plan),
+    )  # fmt: skip
+    builder.host_wait(builder.last(CPU))
+
+
 class Zero3OnCpu:
     """offload_optimizer in stage 3 (stage3.py, the branches on `self.offload_optimizer`)."""
 
@@ -50,6 +60,7 @@ class Zero3OnCpu:
         self.shard = gradients.shard
         self.sub_groups = gradients.sub_groups
         self.accum_size = dtype_bytes(accum_dtype(self.plan))
+        self.master_size = dtype_bytes(master_dtype(self.plan))
         self.pinned = self.plan.offload_optimizer_pin_memory
         self.blocking = before(self.plan, 0, 15, 4)
         # ZeRO-Offload++ (_create_fp32_partitions, subgroup_to_device): the first sub-groups stay on the GPU
@@ -57,24 +68,25 @@ class Zero3OnCpu:
         self.on_gpu = {param for group in self.sub_groups[: self.gpu_groups] for param in group}
 
     def allocate(self) -> None:
-        """stage3.py: of the gradients one buffer in all and a float32 one per sub-group on the host are pinned."""
+        """stage3.py: of the gradients one buffer in all, and one per sub-group like the master weights, are pinned."""
         builder, owned = self.builder, [sum(self.shard[param] for param in group) for group in self.sub_groups]
-        builder.alloc("master weights", "master_weights", 4 * sum(owned[self.gpu_groups :]), "host")
+        size = self.master_size
+        builder.alloc("master weights", "master_weights", size * sum(owned[self.gpu_groups :]), "host")
         if self.gpu_groups:
-            there = 4 * sum(owned[: self.gpu_groups])
+            there = size * sum(owned[: self.gpu_groups])
             builder.alloc("master weights on the GPU", "master_weights", there)
-            builder.alloc("fp32 gradients on the GPU", "gradients", there)
+            builder.alloc("master gradients on the GPU", "gradients", there)
         # initialize_optimizer_states: zeros for states on NVMe, made without need for those on the host too
-        builder.alloc("zeros of a sub-group", "buffers", 4 * max(owned, default=0), "host")
+        builder.alloc("zeros of a sub-group", "buffers", size * max(owned, default=0), "host")
         for index, numel in enumerate(owned[self.gpu_groups :]):
-            builder.alloc_host(f"fp32 gradients:{index}", "gradients", 4 * numel, self.pinned)
+            builder.alloc_host(f"master gradients:{index}", "gradients", size * numel, self.pinned)
         builder.free("zeros of a sub-group")
         builder.alloc_host("gradient shards", "gradients", sum(owned) * self.accum_size, self.pinned)
 
     def keep(self, params: list[int]) -> None:
         """partition_grads: to the host buffer and back; from the second micro-step on first added to it on the GPU.
 
-        At the boundary the norm of each shard is taken on the GPU and its float32 copy goes to the host.
+        At the boundary the norm of each shard is taken on the GPU, and it goes to the host in the master weights' type.
         """
         gradients, builder, lane = self.gradients, self.builder, self.gradients.lane
         for param in params:
@@ -97,40 +109,45 @@ class Zero3OnCpu:
                 if param not in self.on_gpu and self.blocking:
                     self._blocking_to_host(numel)
                 else:
-                    self._cast_to_host(param, f"{key} fp32")
+                    self._cast_to_host(param, f"{key} cast")
             builder.free(key)
 
     def _blocking_to_host(self, numel: int) -> None:
         """A blocking copy_ converts on the CPU, out of a new, pageable tensor (ATen/native/cuda/Copy.cu); until pull
         request 6670 of DeepSpeed."""
         self._move(D2H, numel * self.accum_size, pinned=False)
-        if self.accum_size != 4:
-            on_host(self.builder, "cast", numel, (4 + self.accum_size) * numel + fresh(numel * self.accum_size))
+        if self.accum_size != self.master_size:
+            moved = (self.master_size + self.accum_size) * numel
+            on_host(self.builder, "cast", numel, moved + fresh(numel * self.accum_size))
 
     def _cast_to_host(self, param: int, key: str) -> None:
         numel, builder, lane = self.shard[param], self.builder, self.gradients.lane
-        if self.accum_size != 4:
-            builder.alloc(key, "gradients", 4 * numel, lane=lane)
+        cast = self.accum_size != self.master_size
+        if cast:
+            builder.alloc(key, "gradients", self.master_size * numel, lane=lane)
             nbytes = numel * self.accum_size
-            elementwise(builder, lane, "cast", "backward", nbytes, 4 * numel, micro=self.gradients.micro)
-        self._fp32_to_host(param)
-        if self.accum_size != 4:
+            elementwise(builder, lane, "cast", "backward", nbytes, self.master_size * numel, micro=self.gradients.micro)
+        self._cast_gradient(param)
+        if cast:
             builder.free(key)
 
-    def _fp32_to_host(self, param: int) -> None:
+    def _cast_gradient(self, param: int) -> None:
+        nbytes = self.master_size * self.shard[param]
         if param in self.on_gpu:
-            nbytes = 4 * self.shard[param]
             elementwise(self.builder, self.gradients.lane, "copy", "backward", nbytes, nbytes)
-        else:
-            self._move(D2H, 4 * self.shard[param])
+            return
+        event = self._move(D2H, nbytes)
+        if before(self.plan, 0, 19, 6):  # not `non_blocking` before _offload_grad_partition_at_boundary
+            self.builder.host_wait(event)
 
-    def _move(self, lane: str, nbytes: float, pinned: bool | None = None) -> None:
+    def _move(self, lane: str, nbytes: float, pinned: bool | None = None) -> int:
         """A copy on the reduction stream: in order with its kernels."""
         stream, pinned = self.gradients.lane, self.pinned if pinned is None else pinned
         self.builder.wait_stream(lane, stream)
         label = "offload gradient" if lane == D2H else "fetch gradient"
         event = copy(self.builder, lane, label, "backward", nbytes, pinned, self.gradients.micro)
         self.builder.stream_wait(stream, event)
+        return event
 
     def step(self, first: bool) -> None:
         builder, plan = self.builder, self.plan
@@ -142,8 +159,9 @@ class Zero3OnCpu:
         for group in self.sub_groups:  # complete_grad_norm_calculation_for_cpu_offload
             elementwise(builder, COMPUTE, "grad_norm", "optimizer", 8 * len(group), 8, launches=2 * len(group))
             builder.host_wait(builder.last(COMPUTE))
-            event = collective(builder, COMPUTE, "all_reduce", "float32", 1, 1, "optimizer", "grad norm")
-            builder.host_wait(event)
+            for home in self.gradients.norm_groups(group):
+                collective(builder, COMPUTE, "all_reduce", "float32", 1, 1, "optimizer", "grad norm", group=home)
+            builder.host_wait(builder.last(COMPUTE))
         for index, group in enumerate(self.sub_groups):
             numel = sum(self.shard[param] for param in group)
             if index < self.gpu_groups:
@@ -152,26 +170,26 @@ class Zero3OnCpu:
                 self._update(index, numel, first)
 
     def _update_on_gpu(self, index: int, numel: int, first: bool) -> None:
-        """backup_optimizer: torch's, on the sub-groups that stay."""
+        """backup_optimizer: torch's, on the sub-groups that stay; its states are like the weights."""
         builder, plan, size = self.builder, self.plan, dtype_bytes(self.plan.dtype)
-        elementwise(builder, COMPUTE, "scale", "optimizer", 4 * numel, 4 * numel)
-        update(
-            builder, replace(plan.optimizer, impl="foreach"), [numel], "float32", first=first, key=f"optimizer:{index}"
-        )
-        elementwise(builder, COMPUTE, "cast", "optimizer", 4 * numel, size * numel)
+        master, optimizer = self.master_size * numel, replace(self.plan.optimizer, impl="foreach")
+        elementwise(builder, COMPUTE, "scale", "optimizer", master, master)
+        update(builder, optimizer, [numel], master_dtype(plan), first=first, key=f"optimizer:{index}")
+        elementwise(builder, COMPUTE, "cast", "optimizer", master, size * numel)
         if plan.offload_param:
             builder.wait_stream(D2H, COMPUTE)
             builder.host_wait(copy(builder, D2H, "parameters to host", "optimizer", size * numel, True))
 
     def _update(self, index: int, numel: int, first: bool) -> None:
-        """Scale, Adam, cast and copy back: a blocking copy_ converts on the CPU (ATen/native/cuda/Copy.cu)."""
-        builder, plan = self.builder, self.plan
+        """Scale, Adam, copy back: between types a blocking copy_ converts on the CPU (ATen/native/cuda/Copy.cu)."""
+        builder, plan, master = self.builder, self.plan, self.master_size
         size = dtype_bytes(plan.dtype)
-        on_host(builder, "scale", numel, 8 * numel)
-        update(builder, plan.optimizer, [numel], "float32", first=first, device="host", key=f"optimizer:{index}")
-        builder.host_wait(builder.last(CPU))
-        made = 0.0 if plan.offload_param else fresh(size * numel)  # for a target on the GPU copy_ makes a new tensor
-        on_host(builder, "cast", numel, (4 + size) * numel + made)
+        on_host(builder, "scale", numel, 2 * master * numel)
+        step_on_host(builder, plan, numel, first, index)
+        if plan.offload_param:
+            on_host(builder, "cast", numel, (master + size) * numel)
+        elif master != size:  # copy_ makes a new tensor
+            on_host(builder, "cast", numel, (master + size) * numel + fresh(size * numel))
         if not plan.offload_param:
             event = copy(builder, H2D, "upload parameters", "optimizer", size * numel, pinned=False)
             builder.stream_wait(COMPUTE, event)
@@ -186,7 +204,7 @@ class Zero12OnCpu:
         self.rank, self.builder, self.plan = rank, rank.builder, rank.plan
         self.partitions = rank.partitions
         self.pinned = self.plan.offload_optimizer_pin_memory
-        self.size = dtype_bytes(self.plan.dtype)
+        self.size, self.master_size = dtype_bytes(self.plan.dtype), dtype_bytes(master_dtype(self.plan))
         # _use_compact_grad_partition_buffer: float32 accumulation stays on the GPU until the boundary
         self.compact = accum_dtype(self.plan) == "float32" and self.plan.dtype != "float32"
         self.compact_held = False
@@ -196,7 +214,7 @@ class Zero12OnCpu:
     def allocate(self) -> None:
         builder, parts = self.builder, [group.size for group in self.partitions.groups]
         for index, part in enumerate(parts):
-            builder.alloc_host(f"master weights {index}", "master_weights", 4 * part, self.pinned)
+            builder.alloc_host(f"master weights {index}", "master_weights", self.master_size * part, self.pinned)
             builder.alloc_host(f"updated parameters {index}", "buffers", self.size * part, self.pinned)
             if self.pinned:  # the pageable one has a name until the next one, or until the optimizer is built
                 if index:
@@ -206,7 +224,7 @@ class Zero12OnCpu:
         builder.alloc_host("staged gradient", "buffers", largest, self.pinned)
         builder.alloc("staged gradient on the GPU", "reduce_buffers", largest)
         for index, part in enumerate(parts):
-            builder.alloc_host(f"fp32 gradients {index}", "gradients", 4 * part, self.pinned)
+            builder.alloc_host(f"master gradients {index}", "gradients", self.master_size * part, self.pinned)
         if self.pinned:
             builder.free(f"updated parameters {len(parts) - 1}, still pageable")
 
@@ -238,12 +256,17 @@ class Zero12OnCpu:
         rank.drop(param)
 
     def _accumulate(self, param: int) -> None:
-        """async_accumulate_grad_in_cpu_via_gpu: the host's sum comes to the GPU, is added there and goes back."""
+        """async_accumulate_grad_in_cpu_via_gpu: the host's sum comes to the GPU, is added there and goes back.
+
+        Of the whole gradient in a buffer of its own; beside master weights in the model's type of this rank's part, in
+        their gradient.
+        """
         rank, builder = self.rank, self.builder
         if not before(self.plan, 0, 19, 6):  # no _wait_for_offload_copies yet (main, August 2026)
             self._wait_for_copies()
-        nbytes = rank.numel[param] * self.size
-        if param not in self.accumulated:
+        apart = self.master_size == 4
+        nbytes = (rank.numel[param] if apart else self.partitions.fullest[param]) * self.size
+        if apart and param not in self.accumulated:
             self.accumulated.add(param)
             builder.alloc_host(f"summed:{param}", "gradients", nbytes, self.pinned)
         if rank.micro:
@@ -252,18 +275,18 @@ class Zero12OnCpu:
         self.pending.append(self._move(D2H, nbytes))
 
     def _offload(self, param: int, elements: int, size: int) -> None:
-        """At the boundary: norm and overflow on the GPU (the host asks for each), then float32 to the host."""
-        rank, builder = self.rank, self.builder
+        """At the boundary: norm and overflow on the GPU (the host asks for each), then to the host, cast if need be."""
+        rank, builder, master = self.rank, self.builder, self.master_size
         elementwise(
             builder, rank.lane, "grad_norm", "backward", (3 * size + 8) * elements, 8 * elements, launches=6,
             micro=rank.micro, temp_peak=8 * elements,
         )  # fmt: skip
         builder.host_wait(builder.last(rank.lane))  # update_offload_overflow_tracker
-        if size != 4:
-            builder.alloc("cast gradient", "gradients", 4 * elements, lane=rank.lane)
-            elementwise(builder, rank.lane, "cast", "backward", size * elements, 4 * elements, micro=rank.micro)
-        self.pending.append(self._move(D2H, 4 * elements))
-        if size != 4:
+        if size != master:
+            builder.alloc("cast gradient", "gradients", master * elements, lane=rank.lane)
+            elementwise(builder, rank.lane, "cast", "backward", size * elements, master * elements, micro=rank.micro)
+        self.pending.append(self._move(D2H, master * elements))
+        if size != master:
             builder.free("cast gradient")
 
     def _move(self, lane: str, nbytes: float) -> int:
@@ -294,15 +317,15 @@ class Zero12OnCpu:
         # complete_grad_norm_calculation_for_cpu_offload: .item() of one norm after another
         for _ in self.partitions.groups:
             builder.host_wait(collective(builder, COMPUTE, "all_reduce", "float32", 1, 1, "optimizer", "grad norm"))
+        self.rank.average_expert_norms()
         for index, group in enumerate(self.partitions.groups):
             self._update(index, group.size, first)
 
     def _update(self, index: int, part: int, first: bool) -> None:
         builder, plan = self.builder, self.plan
         if plan.grad_clip or plan.dtype == "float16":
-            on_host(builder, "scale", part, 8 * part)
-        update(builder, plan.optimizer, [part], "float32", first=first, device="host", key=f"optimizer:{index}")
-        builder.host_wait(builder.last(CPU))
-        on_host(builder, "cast", part, (4 + self.size) * part)
+            on_host(builder, "scale", part, 2 * self.master_size * part)
+        step_on_host(builder, plan, part, first, index)
+        on_host(builder, "cast", part, (self.master_size + self.size) * part)
         event = copy(builder, H2D, "upload parameters", "optimizer", self.size * part, self.pinned)
         builder.stream_wait(COMPUTE, event)

@@ -135,12 +135,17 @@ def update(
     device: str = "gpu",
     key: str = "optimizer",
     shapes: Sequence[tuple[int, ...]] | None = None,
+    state_dtype: str | None = None,
 ) -> None:
-    """`optimizer.step()` on tensors of `numels` elements; the first one creates the states, named after `key`."""
+    """`optimizer.step()` on tensors of `numels` elements of `dtype`; the first one creates the states, named after
+    `key`, of `state_dtype` or the same."""
     rule, size = rule_of(optimizer), int(DTYPE_BYTES[dtype])
     impl = "cpu" if device == "host" else optimizer.impl
     paged = _paged_bytes(optimizer, numels, device)
-    tensors = _unpaged(optimizer, numels) if optimizer.paged else _state_tensors(optimizer, numels, size, shapes)
+    # bitsandbytes' paged states are float32
+    state_size = 4 if optimizer.paged else int(DTYPE_BYTES[state_dtype or dtype])
+    wider = rule.states * (state_size - size)  # bytes per element that one pass over the states reads or writes more
+    tensors = _unpaged(optimizer, numels) if optimizer.paged else _state_tensors(optimizer, numels, state_size, shapes)
     if first and tensors:
         builder.alloc(f"{key}_states", "optimizer_states", sum(tensors), device, tensors=tuple(tensors))
     if first and rule.counters and numels and optimizer.impl != "cpu":
@@ -159,7 +164,7 @@ def update(
         # DeepSpeedCPUAdam and torch's fused one pass once over the states; without them torch loops on the CPU
         single = rule.fused if optimizer.impl in ("cpu", "fused") else None
         if single:
-            _on_cpu(builder, optimizer.name, total, (single.reads + single.writes) * size)
+            _on_cpu(builder, optimizer.name, total, (single.reads + single.writes) * size + 2 * wider)
             return
         bytes_each = size * sum(p.reads + p.writes for p in rule.passes)
         temporary = _loop_temporaries(rule, numels, size)
@@ -172,7 +177,6 @@ def update(
         return
     kernels: tuple[Memory, ...]
     if rule.fused and (impl == "fused" or not rule.passes):
-        wider = rule.states * (4 - size) if optimizer.paged else 0  # bitsandbytes' states are float32
         reads, writes = rule.fused.reads * size + wider, rule.fused.writes * size + wider
         fused = foreach("optimizer", numels, reads, writes, ceil(rule.fused.reads))
         kernels, temporary, each = (fused,), 0, []

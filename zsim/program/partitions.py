@@ -7,16 +7,27 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
+from zsim.model.kernels import EXPERT_DATA_PARALLEL
+from zsim.model.spec import ModelSpec
 from zsim.plan.spec import DeepSpeedPlan
 
 
 @dataclass(frozen=True)
 class Flat:
-    """A group's flat buffer: parameters in `order`, padded at the end, in `world` partitions of `size` elements."""
+    """A group's flat buffer: parameters in `order`, padded at the end, in `world` partitions of `size` elements.
+
+    `home`: the group of ranks that has one partition each; of all ranks, rank r has number r // `stride` % `world`.
+    """
 
     order: tuple[int, ...]
     numel: Sequence[int]
     world: int
+    home: str = "world"
+    stride: int = 1
+
+    def of(self, rank: int) -> int:
+        """The partition of a rank."""
+        return rank // self.stride % self.world
 
     @cached_property
     def offset(self) -> dict[int, int]:
@@ -53,9 +64,10 @@ class Flat:
 
 @dataclass(frozen=True)
 class Partitions:
-    """The flat buffers, one per parameter group of the optimizer; a rank owns the same partition of each."""
+    """The flat buffers of `ranks` ranks, one per parameter group of the optimizer; a rank owns a partition of each."""
 
     groups: tuple[Flat, ...]
+    ranks: int
 
     @property
     def size(self) -> int:
@@ -63,10 +75,10 @@ class Partitions:
         return sum(group.size for group in self.groups)
 
     def slices(self, param: int) -> Iterator[tuple[int, int]]:
-        return self._group[param].slices(param)
+        return self.group[param].slices(param)
 
     @cached_property
-    def _group(self) -> dict[int, Flat]:
+    def group(self) -> dict[int, Flat]:
         return {param: group for group in self.groups for param in group.order}
 
     @cached_property
@@ -80,11 +92,11 @@ class Partitions:
     @property
     def kept(self) -> list[dict[int, int]]:
         """The same, per group."""
-        return [group.touched[self.fullest_rank] for group in self.groups]
+        return [group.touched[group.of(self.fullest_rank)] for group in self.groups]
 
     @cached_property
     def fullest_rank(self) -> int:
-        return max(range(self.groups[0].world), key=lambda rank: sum(map(sum, self._whole(rank))))
+        return max(range(self.ranks), key=lambda rank: sum(map(sum, self._whole(rank))))
 
     @property
     def touched(self) -> list[int]:
@@ -92,12 +104,19 @@ class Partitions:
         return [sum(numels) for numels in self._whole(self.fullest_rank)]
 
     def _whole(self, rank: int) -> list[list[int]]:
-        return [[group.numel[param] for param in group.touched[rank]] for group in self.groups]
+        return [[group.numel[param] for param in group.touched[group.of(rank)]] for group in self.groups]
 
 
-def partition(groups: Sequence[Sequence[int]], numel: Sequence[int], plan: DeepSpeedPlan) -> Partitions:
+def partition(model: ModelSpec, groups: Sequence[Sequence[int]], plan: DeepSpeedPlan) -> Partitions:
+    numel = [parameter.numel for parameter in model.parameters]
+    return Partitions(tuple(_flat(model, params, numel, plan) for params in groups), plan.world_size)
+
+
+def _flat(model: ModelSpec, params: Sequence[int], numel: Sequence[int], plan: DeepSpeedPlan) -> Flat:
     """_round_robin_reorder gives every world-th parameter to the same partition."""
-    world = plan.world_size
+    home = model.parameters[params[0]].home
+    world = plan.sharing(home)
     if plan.round_robin_gradients:
-        groups = [[param for first in range(world) for param in params[first::world]] for params in groups]
-    return Partitions(tuple(Flat(tuple(params), numel, world) for params in groups))
+        params = [param for first in range(world) for param in params[first::world]]
+    apart = home == EXPERT_DATA_PARALLEL and not plan.use_data_before_expert_parallelism
+    return Flat(tuple(params), numel, world, home, plan.autoep_size if apart else 1)

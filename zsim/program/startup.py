@@ -39,7 +39,7 @@ def model_bytes(model: ModelSpec, plan: AnyPlan) -> int:
     """In the dtype of the run, in which transformers 5 loads a checkpoint (dtype: auto)."""
     dtype = plan.dtype if isinstance(plan, (DdpPlan, DeepSpeedPlan)) else plan.param_dtype
     size = DTYPE_BYTES[dtype]
-    return round(sum(p.numel * (DTYPE_BYTES[p.dtype] if p.dtype else size) for p in model.parameters))
+    return round(sum(p.numel * p.parts * (DTYPE_BYTES[p.dtype] if p.dtype else size) for p in model.parameters))
 
 
 def _on_host(instruction: Instruction) -> bool:

@@ -6,13 +6,13 @@ integrations/deepspeed.py, deepspeed_sp_compute_loss. The exchanges around atten
 
 from __future__ import annotations
 
-from zsim.model.kernels import DTYPE_BYTES
+from zsim.model.kernels import DTYPE_BYTES, SEQUENCE_PARALLEL
 from zsim.model.spec import Workload
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
 from zsim.program.ops import COMPUTE, Collective
 
-GROUP = "sequence_parallel"
+GROUP = SEQUENCE_PARALLEL
 TENSORS = ("input_ids", "position_ids", "labels")  # of a sample; the adapter asks for these
 
 

@@ -17,6 +17,7 @@ from zsim.program.deepspeed import (
     accum_dtype,
     broadcast_model,
     check,
+    check_experts,
     collective,
     comm_dtype,
     dtype_bytes,
@@ -30,7 +31,7 @@ from zsim.program.execute import Execution, Hooks
 from zsim.program.muon import is_muon, matrices
 from zsim.program.offload import Zero12OnCpu
 from zsim.program.ops import COMPUTE, REDUCE_SCATTER, Program
-from zsim.program.partitions import partition
+from zsim.program.partitions import Flat, partition
 from zsim.program.ulysses import differing, shared
 from zsim.program.versions import before
 from zsim.program.zero0 import lower_zero0
@@ -40,6 +41,7 @@ from zsim.program.zero12_update import Zero12OnGpu
 def lower_zero12(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: Workload, steps: int) -> Program:
     """Stages 0, 1 and 2. Step 1 creates the optimizer's states; all later steps are the same."""
     check(plan)
+    check_experts(plan, model)
     # engine.py _do_optimizer_sanity_check: bf16 with float32 accumulation is BF16_Optimizer's, not this file's
     bf16_optimizer = plan.dtype == "bfloat16" and accum_dtype(plan) == "float32" and not plan.offload_optimizer
     if plan.stage == 0 or (plan.stage == 1 and bf16_optimizer):
@@ -58,7 +60,7 @@ class Zero12(Hooks[DeepSpeedPlan]):
         self.builder, self.model, self.plan = builder, model, plan
         self.numel = [parameter.numel for parameter in model.parameters]
         self.groups = parameter_groups(model, plan)
-        self.partitions = partition(self.groups, self.numel, plan)
+        self.partitions = partition(model, self.groups, plan)
         self.lane = REDUCE_SCATTER if overlaps(plan) else COMPUTE
         self.contiguous = plan.contiguous_gradients or bool(plan.offload_optimizer)
         self.size = dtype_bytes(plan.dtype)
@@ -80,7 +82,8 @@ class Zero12(Hooks[DeepSpeedPlan]):
     def allocate(self) -> None:
         builder, plan = self.builder, self.plan
         broadcast_model(builder, self.model.parameters, plan)
-        nbytes = self.partitions.size * plan.world_size * self.size + frozen_bytes(self.model, plan.dtype)
+        flat = sum(group.size * group.world for group in self.partitions.groups)
+        nbytes = flat * self.size + frozen_bytes(self.model, plan.dtype)
         builder.alloc("parameters", "parameters", nbytes)
         self.owner.allocate()
 
@@ -94,13 +97,22 @@ class Zero12(Hooks[DeepSpeedPlan]):
             if plan.stage == 2 or self.boundary:
                 self._end_backward()
         self.owner.step(first)
-        if plan.world_size > 1:  # all_gather_into_tensor_dp_groups: allgather_bucket_size has no say
-            for group in self.partitions.groups:
-                part = group.size
+        for group in self.partitions.groups:
+            if group.world > 1:  # all_gather_into_tensor_dp_groups: allgather_bucket_size has no say
                 collective(
-                    self.builder, COMPUTE, "all_gather", plan.dtype, part, part * plan.world_size, "optimizer",
-                    "gather parameters",
+                    self.builder, COMPUTE, "all_gather", plan.dtype, group.size, group.size * group.world, "optimizer",
+                    "gather parameters", group=group.home,
                 )  # fmt: skip
+
+    def average_expert_norms(self) -> int | None:
+        """_average_expert_grad_norms; the event of the last one, if there is any."""
+        event = None
+        for group in self.partitions.groups:
+            if group.home != "world":
+                event = collective(
+                    self.builder, COMPUTE, "all_reduce", "float32", 1, 1, "optimizer", "grad norm", group=group.home
+                )
+        return event
 
     # ---- gradients ---------------------------------------------------------------------------------------------------
     def alloc_grads(self, params: Sequence[int]) -> None:
@@ -200,17 +212,18 @@ class Zero12(Hooks[DeepSpeedPlan]):
             self._keep_reduced(temporaries)
             return
         self._kernel("scale", self.elements * self.grad_size, self.elements * self.grad_size)
-        calls: dict[int | None, list[int]] = {}
-        for owner, elements, sharers in self._slices():
+        calls: dict[tuple[int | None, str], list[tuple[int, bool]]] = {}
+        for owner, elements, sharers, flat in self._slices():
             root = None if plan.use_multi_rank_bucket_allreduce or sharers else owner
-            calls.setdefault(root, []).append(elements)
-        for root, slices in calls.items():
-            for call in _split(slices, plan.reduce_bucket_size):
+            owned = root in (None, flat.of(self.partitions.fullest_rank))
+            calls.setdefault((root, flat.home), []).append((elements, owned))
+        for (root, home), slices in calls.items():
+            for call in _split([elements for elements, _ in slices], plan.reduce_bucket_size):
                 if root is not None:
                     self._synchronize()  # allreduce_and_copy
                 kind = "all_reduce" if root is None else "reduce"
-                temporaries = self._call(kind, sum(call), root, flattened=len(call) > 1)
-                self._keep_reduced(temporaries, owned=root in (None, self.partitions.fullest_rank))
+                temporaries = self._call(kind, sum(call), root, flattened=len(call) > 1, group=home)
+                self._keep_reduced(temporaries, owned=slices[0][1])
 
     def _reduce_slices(self) -> None:
         """average_tensor until 0.12.3: each run of the bucket is reduced to its owner, in place and without a wait in
@@ -220,7 +233,7 @@ class Zero12(Hooks[DeepSpeedPlan]):
         if cast:
             builder.alloc("cast gradients", "reduce_buffers", self.elements * self.comm_size, lane=self.lane)
             self._kernel("cast", self.elements * self.grad_size, self.elements * self.comm_size)
-        for owner, elements, _ in self._slices():
+        for owner, elements, *_ in self._slices():
             collective(
                 builder, self.lane, "reduce", comm_dtype(self.plan), elements, elements, "backward",
                 "reduce gradients", micro=self.micro, root=owner,
@@ -245,25 +258,27 @@ class Zero12(Hooks[DeepSpeedPlan]):
         """Parameters of the bucket -> elements of them that this rank owns."""
         return {param: self.partitions.fullest[param] for param in self.bucket if param in self.partitions.fullest}
 
-    def _slices(self) -> list[tuple[int, int, tuple[int, ...]]]:
+    def _slices(self) -> list[tuple[int, int, tuple[int, ...], Flat]]:
         """Runs of the bucket that belong to one rank; what goes into a float32 partition is not joined into runs.
 
-        Of each the owner, the elements and, for a matrix that Muon needs whole on several ranks, these ranks.
+        Of each the owner, the elements, for a matrix that Muon needs whole on several ranks these ranks, and the flat
+        buffer that the last of it belongs to.
         """
-        runs: list[tuple[int, int, tuple[int, ...]]] = []
-        apart = self.partitions.fullest_rank if self.owner.compact else None
+        runs: list[tuple[int, int, tuple[int, ...], Flat]] = []
         for param in self.bucket:
-            slices = list(self.partitions.slices(param))
+            slices, flat = list(self.partitions.slices(param)), self.partitions.group[param]
+            apart = flat.of(self.partitions.fullest_rank) if self.owner.compact else None
             split = param in self.muon and len(slices) > 1
             sharers = tuple(owner for owner, _ in slices) if split else ()
             for owner, elements in slices:
-                if runs and runs[-1][0] == owner != apart and runs[-1][2] == sharers:
-                    runs[-1] = (owner, runs[-1][1] + elements, sharers)
+                last = runs[-1] if runs else None
+                if last and last[0] == owner != apart and last[2] == sharers and last[3].home == flat.home:
+                    runs[-1] = (owner, last[1] + elements, sharers, flat)
                 else:
-                    runs.append((owner, elements, sharers))
+                    runs.append((owner, elements, sharers, flat))
         return runs
 
-    def _call(self, kind: str, elements: int, root: int | None, flattened: bool) -> list[str]:
+    def _call(self, kind: str, elements: int, root: int | None, flattened: bool, group: str = "world") -> list[str]:
         """allreduce_bucket: slices are flattened into a temporary, and cast into another to communicate."""
         builder = self.builder
         temporaries: list[str] = []
@@ -278,7 +293,7 @@ class Zero12(Hooks[DeepSpeedPlan]):
             self._kernel("cast", elements * self.grad_size, elements * self.comm_size)
         collective(
             builder, self.lane, kind, comm_dtype(self.plan), elements, elements, "backward", "reduce gradients",
-            micro=self.micro, root=root,
+            group=group, micro=self.micro, root=root,
         )  # fmt: skip
         if cast:
             self._kernel("cast", elements * self.comm_size, elements * self.grad_size)

@@ -28,7 +28,7 @@ class Zero12OnGpu:
         self.master_size = dtype_bytes(master_dtype(self.plan))
         # _use_compact_grad_partition_buffer: accumulation in float32 goes straight into the flat partition
         self.compact = accum_dtype(self.plan) == "float32" and self.plan.dtype in MIXED
-        self.kept: str | None = None  # the accumulated gradients; their key, per group with its number
+        self.kept: str | None = None  # the accumulated gradients; their key, with a number if each group has a buffer
         self.fresh: str | None = None  # this micro-step's
         self.muon = rank.muon
         self.momentum = False  # of Muon: whether it is there yet
@@ -76,9 +76,24 @@ class Zero12OnGpu:
     def _allocate_fresh(self) -> None:
         if self.fresh is None:
             self.fresh = "kept gradients" if self.kept is None else "fresh gradients"
-            for index, elements in enumerate(self.partitions.touched):
-                nbytes = elements * self.rank.grad_size
+            sizes = [elements * self.rank.grad_size for elements in self.partitions.touched]
+            if self._one_buffer:
+                self.builder.alloc(self.fresh, "gradients", sum(sizes), lane=self.rank.lane)
+                return
+            for index, nbytes in enumerate(sizes):
                 self.builder.alloc(f"{self.fresh} {index}", "gradients", nbytes, lane=self.rank.lane)
+
+    @property
+    def _one_buffer(self) -> bool:
+        """copy_grads_in_partition: grads_in_partition holds the gradients of all groups."""
+        return self.rank.contiguous and not self.compact
+
+    def _drop(self, key: str, index: int) -> None:
+        """Group `index` has done with `key`; with a buffer that all have, the last one gives it back."""
+        if not self._one_buffer:
+            self.builder.free(f"{key} {index}")
+        elif index == len(self.partitions.groups) - 1:
+            self.builder.free(key)
 
     def end_backward(self) -> None:
         """independent_gradient_partition_epilogue: keep what was reduced, or add it to what is kept."""
@@ -98,7 +113,7 @@ class Zero12OnGpu:
                 launches=len(self.partitions.fullest), micro=rank.micro,
             )  # fmt: skip
             for index in range(len(self.partitions.groups)):
-                builder.free(f"{self.fresh} {index}")
+                self._drop(self.fresh, index)
             self.fresh = None
         if self.muon and rank.boundary:
             self._orthogonalize()
@@ -137,6 +152,7 @@ class Zero12OnGpu:
                 launches=2 * len(kept), temp_peak=8 * max(kept.values(), default=0),
             )  # fmt: skip
             event = collective(builder, COMPUTE, "all_reduce", "float32", 1, 1, "optimizer", "grad norm")
+        event = self.rank.average_expert_norms() or event
         if plan.dtype != "bfloat16" or plan.check_grad_overflow:  # is_invalid_grad_norm
             builder.host_wait(event)
         for index, group in enumerate(self.partitions.groups):
@@ -147,9 +163,11 @@ class Zero12OnGpu:
         """One parameter group after the other."""
         builder, plan = self.builder, self.plan
         updates = self.updates.pop(index, None)
-        gradients = self._flat_gradients(updates or f"{self.kept} {index}", numel)
+        gradients = self._flat_gradients(index, numel)
         if updates:
-            builder.free(f"{self.kept} {index}")  # free_grad_in_param_list
+            builder.free(updates)
+        if self.kept and not self.compact:
+            self._drop(self.kept, index)  # free_grad_in_param_list
         if plan.grad_clip or plan.dtype == "float16":  # unscale_and_clip_grads
             elementwise(builder, COMPUTE, "scale", "optimizer", self.master_size * numel, self.master_size * numel)
         if updates:
@@ -163,18 +181,17 @@ class Zero12OnGpu:
         aux, dtype = auxiliary(self.plan.optimizer), master_dtype(self.plan)
         update(self.builder, aux, [numel], dtype, first=first, key=f"optimizer:{index}")
 
-    def _flat_gradients(self, kept: str, numel: int) -> str:
-        """Flattened in the accumulation's dtype (a copy), cast to the master weights' (another), then the kept go."""
-        builder = self.builder
-        if self.compact:
-            return kept
-        builder.alloc("flat gradients", "gradients", numel * self.accum_size)
-        elementwise(builder, COMPUTE, "copy", "optimizer", numel * self.accum_size, numel * self.accum_size)
-        key = "flat gradients"
-        if self.accum_size != self.master_size:
-            key = "fp32 gradients"
-            builder.alloc(key, "gradients", 4 * numel)
-            elementwise(builder, COMPUTE, "cast", "optimizer", numel * self.accum_size, 4 * numel)
-            builder.free("flat gradients")
-        builder.free(kept)
-        return key
+    def _flat_gradients(self, index: int, numel: int) -> str:
+        """Flattened in the accumulation's dtype (a copy, but for the compact partition), cast to the master weights'
+        (another)."""
+        builder, flat = self.builder, f"{self.kept} {index}"
+        if not self.compact:
+            flat = "flat gradients"
+            builder.alloc(flat, "gradients", numel * self.accum_size)
+            elementwise(builder, COMPUTE, "copy", "optimizer", numel * self.accum_size, numel * self.accum_size)
+        if self.accum_size == self.master_size:
+            return flat
+        builder.alloc("cast gradients", "gradients", self.master_size * numel)
+        elementwise(builder, COMPUTE, "cast", "optimizer", numel * self.accum_size, self.master_size * numel)
+        builder.free(flat)
+        return "cast gradients"

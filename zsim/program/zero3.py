@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from zsim.model.spec import ModelSpec, Module, Workload
+from zsim.model.spec import ModelSpec, Module, Parameter, Workload
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
 from zsim.program.deepspeed import (
     broadcast_model,
     check,
+    check_experts,
     collective,
     in_backward,
     parameter_groups,
@@ -39,6 +40,7 @@ Instructions = tuple[Instruction, ...]
 def lower_zero3(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: Workload, steps: int) -> Program:
     """Step 1 records the trace, which the next forward compares between ranks; after that all steps are the same."""
     check(plan)
+    check_experts(plan, model)
     if plan.mics_shard_size > 0:
         check_mics(plan)
     builder = Builder()
@@ -91,7 +93,7 @@ class Zero3(Hooks[DeepSpeedPlan]):
         self._check_leaves(modules)
         self.in_leaf = {param: leaf for leaf in self.coordinator.leaves for param in self.coordinator.inside[leaf]}
         self.bias_of = _linear_biases(model)
-        self.saved = self._saved_weights() if _torch_linear(plan) else {}
+        self.saved = self._saved_weights()
         self.recomputed = {
             inner.name for module in modules_in_order(tree) if module.checkpointed for inner in modules_in_order(module)
         }
@@ -118,12 +120,7 @@ class Zero3(Hooks[DeepSpeedPlan]):
             builder.alloc("whole model", "parameters", nbytes)
             broadcast_model(builder, self.model.parameters, plan)
             builder.free("whole model")
-        # partition_parameters.py _zero_init_param; adapters come to the model after zero.Init
-        adapters = {p for p in self.model.parameters if plan.zero_init and ".lora_" in p.name}
-        broadcast_model(builder, [p for p in self.model.parameters if p not in adapters], plan)
-        if plan.zero_init:
-            self._broadcast_untied_head()
-            broadcast_model(builder, [p for p in self.model.parameters if p in adapters], plan)
+        self._broadcast_shards()
         self.parameters.allocate()
         self.gradients.allocate()
         for _ in range(3):  # stage3.py: before the flat partitions, before and after the optimizer's states
@@ -131,12 +128,25 @@ class Zero3(Hooks[DeepSpeedPlan]):
         # create_reduce_and_remove_grad_hooks
         for param in [param for group in parameter_groups(self.model, plan) for param in group]:
             shard, key = self.parameters.shard[param], f"gathered for hooks:{param}"
-            builder.alloc(key, "all_gather_buffers", shard * self.parameters.world * self.parameters.size)
-            collective(
-                builder, COMPUTE, "all_gather", plan.dtype, shard, shard * self.parameters.world, "init",
-                "gather for hooks", group=self.parameters.home,
-            )  # fmt: skip
+            home = self.parameters.homes[param]
+            full = shard * self.parameters.ranks(home)
+            builder.alloc(key, "all_gather_buffers", full * self.parameters.size)
+            collective(builder, COMPUTE, "all_gather", plan.dtype, shard, full, "init", "gather for hooks", group=home)
             builder.free(key)
+
+    def _broadcast_shards(self) -> None:
+        """partition_parameters.py _zero_init_param; adapters come to the model after zero.Init."""
+        builder, plan, conversion = self.builder, self.plan, self.model.conversion
+        built = conversion.source.parameters if conversion and plan.zero_init else self.model.parameters
+        adapters = {p for p in built if plan.zero_init and ".lora_" in p.name}
+        broadcast_model(builder, [p for p in built if p not in adapters], plan)
+        if plan.zero_init:
+            self._broadcast_untied_head()
+            broadcast_model(builder, [p for p in built if p in adapters], plan)
+        if conversion and plan.zero_init:
+            from zsim.program.zero3_conversion import convert
+
+            convert(builder, self.model, plan, conversion)
 
     def _broadcast_untied_head(self) -> None:
         """Under zero.Init a head exists, and is broadcast and cut, before the model ties it to the embedding."""
@@ -170,8 +180,8 @@ class Zero3(Hooks[DeepSpeedPlan]):
         return self.prologue, self.builder.finish()
 
     def _saved_weights(self) -> dict[str, Params]:
-        """By module with hooks and a backward: the weights of its Linear layers, or of all inside a leaf."""
-        found = {}
+        """By module with hooks and a backward: what autograd saves a view of, of its own or of all inside a leaf."""
+        found, linear = {}, _torch_linear(self.plan)
         for module in modules_in_order(self.tree):
             if module.name in self.in_backward:
                 inside = modules_in_order(module) if module.name in self.coordinator.leaves else (module,)
@@ -179,7 +189,8 @@ class Zero3(Hooks[DeepSpeedPlan]):
                     param
                     for inner in inside
                     for param in inner.params
-                    if inner.role == "head" or self.model.parameters[param].module_class == "Linear"
+                    if _transposed_experts(self.model.parameters[param])
+                    or (linear and (inner.role == "head" or self.model.parameters[param].module_class == "Linear"))
                 )
         return found
 
@@ -281,6 +292,7 @@ class Zero3(Hooks[DeepSpeedPlan]):
 
     def grad_ready(self, param: int) -> None:
         """linear.py LinearFunctionForZeroStage3 returns the weight's gradient before the bias's; addmm, bias first."""
+        self.parameters.drop((param,))  # what made the gradient has run
         if param in self.in_leaf or param in self.biases:
             return
         self.gradients.ready(param)
@@ -293,6 +305,13 @@ def _torch_linear(plan: DeepSpeedPlan) -> bool:
     bytes stay until backward. DeepSpeed's saves the parameter itself. zero.Init puts that one in place,
     the engine only from 0.19.4 on (github.com/deepspeedai/DeepSpeed pull request 8189)."""
     return not plan.memory_efficient_linear or (before(plan, 0, 19, 4) and not plan.zero_init)
+
+
+def _transposed_experts(parameter: Parameter) -> bool:
+    """Whether torch._grouped_mm gets the weights of experts as `weight.transpose(-2, -1)`, a view that autograd saves:
+    so transformers 5.24 integrations/moe.py `_grouped_linear` and DeepSpeed's moe/ep_experts.py do, but not for
+    GPT-OSS, whose weights lie the other way."""
+    return parameter.expert and len(parameter.shape) == 3 and parameter.module_class != "GptOssExperts"
 
 
 def _prefetch_bucket(plan: DeepSpeedPlan) -> int:

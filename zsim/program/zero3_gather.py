@@ -11,7 +11,8 @@ from zsim.program.zero3_coordinator import Params
 class Gather:
     """A gather in flight. `flat` is the buffer that its parameters are copied out of; None if there is but one.
 
-    Quantized: `ranks` of the group, `sent` the buffers of what this one contributes; else 0 and none.
+    Quantized: `ranks` of the group, `sent` the buffers of what this one contributes; else 0 and none. `together`: those
+    that are waited for with it, itself among them. `alone`: no other rank has a part of its parameters.
     """
 
     params: Params
@@ -21,3 +22,5 @@ class Gather:
     done: bool = False
     ranks: int = 0
     sent: tuple[str, ...] = ()
+    together: tuple[Gather, ...] = ()
+    alone: bool = False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from zsim.model.kernels import EXPERT_DATA_PARALLEL, EXPERT_PARALLEL
 from zsim.model.spec import ModelSpec
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
@@ -71,7 +72,9 @@ class Gradients:
         """reduce_independent_p_g_buckets_and_remove_grads, then __add_grad_to_ipg_bucket."""
         numel = self.numel[param]
         self.builder.host_work("zero3 gradient hook", "backward")
-        if self._bucket and self._elements + numel > self.plan.reduce_bucket_size:
+        homes = self.parameters.homes
+        other = bool(self._bucket) and homes[self._bucket[0]] != homes[param]
+        if other or (self._bucket and self._elements + numel > self.plan.reduce_bucket_size):
             self.reduce()
         if self.lane != COMPUTE:
             self.builder.wait_stream(self.lane, COMPUTE)
@@ -97,7 +100,7 @@ class Gradients:
         if self.quantized:
             temporaries = self._reduce_quantized(bucket)
         else:
-            temporaries = self._all_reduce() if whole else self._reduce_scatter(bucket)
+            temporaries = self._all_reduce(bucket) if whole else self._reduce_scatter(bucket)
         self.owner.keep(bucket)
         if self.parameters.mics and self.last_micro:
             reduce_replicas(self, bucket, accum_dtype(self.plan))
@@ -110,12 +113,12 @@ class Gradients:
         self._bucket, self._elements = [], 0
         self._events.append(builder.last(self.lane))
 
-    def _all_reduce(self) -> list[str]:
+    def _all_reduce(self, bucket: list[int]) -> list[str]:
         """__avg_scatter_contiguous_grads: in the bucket's own buffer, unpadded; scaled by 1.0 into a new tensor."""
         temporaries: list[str] = []
         nbytes = self._elements * self.comm_size
         elementwise(self.builder, self.lane, "scale", "backward", nbytes, nbytes, micro=self.micro)
-        self._call("all_reduce", self._elements, self._elements)
+        self._call("all_reduce", self._elements, self._elements, self.parameters.homes[bucket[0]])
         if self.parameters.world > 1:
             self._temporary(temporaries, "scaled gradients", nbytes, nbytes)
         if comm_dtype(self.plan) != accum_dtype(self.plan):
@@ -128,8 +131,8 @@ class Gradients:
     def _reduce_scatter(self, bucket: list[int], mark: str = "") -> list[str]:
         """__avg_scatter_grads and reduce_scatter_coalesced: interleaved by rank and padded in a temporary, unless it
         is one parameter that divides evenly. Returns the keys of the temporaries, which end with `mark`."""
-        part = sum(self.shard[param] for param in bucket)
-        full = part * self.parameters.world
+        part, home = sum(self.shard[param] for param in bucket), self.parameters.homes[bucket[0]]
+        full = part * self.parameters.ranks(home)
         nbytes = full * self.comm_size
         temporaries: list[str] = []
         outside = sum(self.numel[param] for param in bucket if param not in self._in_bucket_buffer)
@@ -138,7 +141,10 @@ class Gradients:
         if len(bucket) > 1 or self.numel[bucket[0]] != full:
             self._temporary(temporaries, f"reduce input{mark}", nbytes, nbytes)
         elementwise(self.builder, self.lane, "scale", "backward", nbytes, nbytes, micro=self.micro)
-        self._call("reduce_scatter", full, part)
+        self._call("reduce_scatter", full, part, home)
+        if home == EXPERT_DATA_PARALLEL and full < part * self.plan.world_size:
+            # _gradient_averaging_world_size: averaged over all ranks, whose tokens the experts have seen
+            self._temporary(temporaries, f"scaled shards{mark}", part * self.comm_size, part * self.comm_size)
         if comm_dtype(self.plan) != accum_dtype(self.plan):
             size = dtype_bytes(accum_dtype(self.plan))
             self._temporary(temporaries, f"cast shards{mark}", part * self.comm_size, part * size)
@@ -159,14 +165,20 @@ class Gradients:
     def _temporary(self, keys: list[str], key: str, read_bytes: int, nbytes: int) -> None:
         keys.append(key)
         self.builder.alloc(key, "reduce_buffers", nbytes, lane=self.lane)
-        label = "copy" if key.startswith("reduce input") else "scale" if key == "scaled gradients" else "cast"
+        label = "copy" if key.startswith("reduce input") else "scale" if key.startswith("scaled") else "cast"
         elementwise(self.builder, self.lane, label, "backward", read_bytes, nbytes, micro=self.micro)
 
-    def _call(self, kind: str, in_numel: int, out_numel: int) -> None:
+    def _call(self, kind: str, in_numel: int, out_numel: int, group: str) -> None:
         collective(
             self.builder, self.lane, kind, comm_dtype(self.plan), in_numel, out_numel, "backward",
-            "reduce gradients", group=self.parameters.home, micro=self.micro,
+            "reduce gradients", group=group, micro=self.micro,
         )  # fmt: skip
+
+    def norm_groups(self, group: list[int]) -> list[str]:
+        """Over whom a sub-group's norm is summed: the ranks that share it and, of experts, those that have others."""
+        home = self.parameters.homes[group[0]]
+        others = home == EXPERT_DATA_PARALLEL and self.plan.autoep_size > 1
+        return [home, EXPERT_PARALLEL] if others else [home]
 
     def end_backward(self) -> None:
         """independent_gradient_partition_epilogue: the rest, then the host waits for the stream."""
@@ -243,8 +255,8 @@ class Zero3OnGpu:
             self.builder, COMPUTE, "grad_norm", "optimizer", (self.accum_size + 8) * numel, 8 * numel,
             launches=2 * len(group), temp_peak=8 * max(self.shard[param] for param in group),
         )  # fmt: skip
-        home = self.gradients.parameters.home
-        collective(self.builder, COMPUTE, "all_reduce", "float64", 1, 1, "optimizer", "grad norm", group=home)
+        for call in self.gradients.norm_groups(group):
+            collective(self.builder, COMPUTE, "all_reduce", "float64", 1, 1, "optimizer", "grad norm", group=call)
 
     def _update(self, index: int, numel: int, first: bool) -> None:
         """_prepare_sub_group flattens and casts the gradients; unscale_and_clip_grads; Adam; copy to the shards."""

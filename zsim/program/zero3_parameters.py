@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from math import ceil
+from typing import TYPE_CHECKING
 
 from zsim.model.spec import ModelSpec
 from zsim.plan.spec import DeepSpeedPlan
@@ -20,6 +21,9 @@ from zsim.program.zero3_coordinator import Params
 from zsim.program.zero3_gather import Gather
 from zsim.program.zero3_mics import SHARDS, gather_mics
 from zsim.program.zero3_quantized import QuantizedGathers
+
+if TYPE_CHECKING:
+    from zsim.program.experts import Places
 
 MAX_ONGOING_FETCH_EVENTS = 2  # PartitionedParameterCoordinator.__max_ongoing_fetch_events
 
@@ -33,7 +37,9 @@ class Parameters:
         self.world = plan.mics_shard_size if self.mics else plan.world_size  # ranks that share a parameter
         self.home = SHARDS if self.mics else "world"  # their group
         self.numel = [parameter.numel for parameter in model.parameters]
-        self.shard = [ceil(numel / self.world) for numel in self.numel]
+        self.homes = [self.home if self.mics else parameter.home for parameter in model.parameters]
+        self.shard = [ceil(numel / self.ranks(home)) for numel, home in zip(self.numel, self.homes, strict=True)]
+        self.places = _places(model) if plan.autoep_size else None
         self.trainable = trainable(model)
         self.size = dtype_bytes(plan.dtype)
         self.nvme = None
@@ -83,12 +89,29 @@ class Parameters:
                 small = tuple(param for param in some if param in self.secondary)
                 self._gather(small, "hpz", module, phase, quantize)
                 some = tuple(param for param in some if param not in self.secondary)
-            self._gather(some, self.home, module, phase, quantize)
+            if self.places:
+                self._gather_by_home(some, module, phase, quantize)
+            else:
+                self._gather(some, self.home, module, phase, quantize)
+
+    def _gather_by_home(self, params: Params, module: str, phase: str, quantize: bool) -> None:
+        """all_gather_coalesced, of parameters that not the same ranks share: a call each, which are waited for as one.
+
+        DeepSpeed goes through them as a Python set happens to lie, here it is by number.
+        """
+        for home in dict.fromkeys(self.homes[param] for param in params):
+            self._gather(tuple(p for p in params if self.homes[p] == home), home, module, phase, quantize)
+        together = tuple({id(gather): gather for param in params if (gather := self._inflight.get(param))}.values())
+        for gather in together if len(together) > 1 else ():
+            gather.together = together
 
     def _gather(self, params: Params, group: str, module: str, phase: str, quantize: bool) -> None:
-        if self.world == 1:
+        if self.ranks(group) == 1:
             if self.plan.offload_param:
                 self._copy(params, module, phase)
+            elif group != self.home:  # NoGatherHandle: there already, but whoever waits for it synchronizes the stream
+                gather = Gather(params, self.builder.last(self.stream), None, len(params), alone=True)
+                self._inflight.update(dict.fromkeys(params, gather))
             return
         if self.nvme:
             self.nvme.fetch(params, phase, self.micro)
@@ -181,10 +204,10 @@ class Parameters:
         return f"{kind}:{self._flats}"
 
     def ranks(self, group: str) -> int:
-        return self.world if group == self.home else self.hpz
+        return self.world if group == self.home else self.hpz if group == "hpz" else self.plan.sharing(group)
 
     def part(self, param: int, ranks: int) -> int:
-        return self.shard[param] * (self.world // ranks)
+        return self.shard[param] * (self.ranks(self.homes[param]) // ranks)
 
     def to_device(self, params: Params, group: str, module: str, phase: str) -> None:
         """offload_param: `.to(device)` of each shard, a blocking copy, on the all-gather stream."""
@@ -220,8 +243,9 @@ class Parameters:
                 continue
             if len(self._events) > MAX_ONGOING_FETCH_EVENTS:
                 self.builder.host_wait(self._events.popleft())
-            if not gather.done:
-                self._complete(gather, module, phase)
+            for other in gather.together or (gather,):
+                if not other.done:
+                    self._complete(other, module, phase)
             gather.unfetched -= 1
             if gather.flat and gather.unfetched == 0 and param not in self._views:
                 for key in self.quantized.buffers(gather) if gather.ranks else (gather.flat,):
@@ -235,6 +259,9 @@ class Parameters:
     def _complete(self, gather: Gather, module: str, phase: str) -> None:
         """AllGatherCoalescedHandle.wait: all parameters of the flat buffer are copied out of it, the later ones too."""
         gather.done = True
+        if gather.alone:
+            self.builder.host_wait(self.builder.last(self.stream))
+            return
         if gather.ranks:
             gather.event = self.quantized.complete(gather, module, phase)
             return
@@ -266,7 +293,7 @@ class Parameters:
                 self._make_secondary(param)
             if self.nvme:
                 self.nvme.release(param)
-            if self.world == 1 and not self.plan.offload_param:
+            if self.ranks(self.homes[param]) == 1 and not self.plan.offload_param:
                 continue
             key, view = self._buffers.get(param, ""), self._views.pop(param, None)
             viewed = view is not None and any(self._views.get(other) is view for other in view.params)
@@ -296,15 +323,18 @@ class Parameters:
             return
         if not self.plan.stage3_allgather_sequential:
             params = tuple(sorted(params, key=self.quantized.stored.__contains__))
-        for param in params:
+        for param in self.places.by_home(params, self.homes) if self.places else params:
             if param in self.quantized.stored:
                 self.quantized.gather_persistent(param)
                 continue
-            full = self.shard[param] * self.world
+            home = self.homes[param]
+            if self.ranks(home) == 1:
+                continue
+            full = self.shard[param] * self.ranks(home)
             self.builder.alloc(self.full(param), "all_gather_buffers", full * self.size)
-            self.to_device((param,), self.home, "", "optimizer")
+            self.to_device((param,), home, "", "optimizer")
             self.builder.wait_stream(ALL_GATHER, COMPUTE)
-            self.call("all_gather", self.shard[param], full, self.home, "", "optimizer")
+            self.call("all_gather", self.shard[param], full, home, "", "optimizer")
         self.builder.host_wait(None)
 
     # ---- hpZ ---------------------------------------------------------------------------------------------------------
@@ -338,3 +368,9 @@ class Parameters:
             if param in self.secondary:
                 self.secondary.remove(param)
                 self.builder.free(f"secondary:{param}")
+
+
+def _places(model: ModelSpec) -> Places:
+    from zsim.program.experts import Places
+
+    return Places(model)

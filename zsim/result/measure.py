@@ -76,7 +76,9 @@ def measure(*, setup: Setup, program: Program, timeline: Timeline, profile: Prof
         trainable_params=model.trainable_numel,
         assumptions=_unique(setup.assumptions, program.assumptions, timeline.notes),
         not_modeled=_unique(setup.not_modeled, program.not_modeled),
-        accuracy=accuracy(profile, cluster.world_size, _framework(setup.plan), _steps_on_cpu(setup.plan)),
+        accuracy=accuracy(
+            profile, cluster.world_size, _framework(setup.plan), _steps_on_cpu(setup.plan), model.tuning is not None
+        ),
         meta=Meta(
             __version__, len(views), len(timeline.rank_classes), timeline.events, round(clock.perf_counter() - begun, 4)
         ),
@@ -139,12 +141,12 @@ def _steps_on_cpu(plan: AnyPlan) -> bool:
 _TITLES = {"deepspeed": "DeepSpeed", "fsdp2": "FSDP2", "fsdp1": "FSDP1", "ddp": "DDP"}
 
 
-def accuracy(profile: Profile, gpus: int, framework: str, on_cpu: bool = False) -> Accuracy:
+def accuracy(profile: Profile, gpus: int, framework: str, on_cpu: bool = False, adapters: bool = False) -> Accuracy:
     """The error of the nearest runs that were measured, and how near they are. `on_cpu`: of the optimizer's step.
 
     No evidence is of offload alone, and the rows of validation/published that are furthest off all offload.
     """
-    evidence = profile.expected_error(gpus, framework)
+    evidence = profile.expected_error(gpus, framework, adapters)
     if evidence is None:
         return Accuracy(profile.device, profile.stack, None, "nothing measured on this device stands behind the times")
     low, high = evidence.min_gpus, evidence.max_gpus
@@ -156,6 +158,8 @@ def accuracy(profile: Profile, gpus: int, framework: str, on_cpu: bool = False) 
         text = f"no measurement with {_TITLES[framework]} on this kind of GPU; nearest is {text}"
     elif profile.device not in evidence.text:
         text = f"no measurement on {profile.device} itself; nearest is {text}"
+    if evidence.is_of(framework) and evidence.adapters != adapters:
+        text += f", {'without' if adapters else 'of'} adapters"
     if not low <= gpus <= high:
         text += f", and this is on {gpus}"
     if on_cpu:

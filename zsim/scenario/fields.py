@@ -212,6 +212,12 @@ class ZeroField(Section):
     stage3_max_live_parameters: Whole | None = None
     stage3_max_reuse_distance: Whole | None = None
     stage3_allgather_sequential: bool | None = None
+    autoep_size: Few | None = Field(
+        None, description="ranks that share the experts of each layer: expert_parallel.autoep_size of an enabled AutoEP"
+    )
+    use_data_before_expert_parallelism: bool | None = Field(
+        None, description="with autoep_size: neighbours hold the same experts, and do not share them"
+    )
     use_all_reduce_for_fetch_params: bool | None = Field(None, alias="stage3_use_all_reduce_for_fetch_params")
     zero_hpz_partition_size: Few | None = None
     zero_quantized_weights: bool | None = Field(None, description="ZeRO++: gathered in int8")
@@ -235,6 +241,7 @@ class ZeroField(Section):
     check_grad_overflow: bool | None = None
     bf16_master_weights_and_grads: bool | None = Field(None, description="DeepSpeed has it in its section bf16")
     bf16_optimizer_states: bool | None = None
+    torch_autocast: Literal["bfloat16"] | None = Field(None, description="torch_autocast.dtype, over a model in it")
 
 
 class DdpField(Section):
@@ -341,12 +348,16 @@ class ScenarioFields(Section):
     quantize: QuantizeField | None = Field(None, description="of the frozen weights; needs lora")
     checkpointing: CheckpointingField = CheckpointingField(policy="none", every=None, blocks=None)
     attention: Literal["flash", "flash3", "cudnn", "sdpa", "efficient", "eager"] = Field(
-        "flash", description="efficient: SDPA that is given a mask (padded batches; transformers 4.38 to 4.40)"
+        "flash",
+        description="sdpa: the kernel that torch takes on the GPU (cuDNN's on Hopper and B200, else FlashAttention, "
+        "before Ampere the memory-efficient one); efficient: SDPA that is given a mask (padded batches; transformers "
+        "4.38 to 4.40)",
     )
-    loss: Literal["hf", "held", "compiled", "fused"] = Field(
+    loss: Literal["hf", "uncast", "held", "uncast_held", "compiled", "fused"] = Field(
         "hf",
-        description="hf: float32 logits; held: which the training loop holds through the backward; compiled: by "
-        "torch.compile (torchtitan); fused: in chunks, so that all logits never exist",
+        description="hf: float32 logits; uncast: logits in their own type; held, uncast_held: which the training loop "
+        "holds through the backward; compiled: by torch.compile (torchtitan); fused: in chunks, so that all logits "
+        "never exist",
     )
     kernels: Literal["torch", "liger", "unsloth", "flash-attn"] = Field(
         "torch",

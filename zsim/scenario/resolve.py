@@ -15,7 +15,7 @@ from zsim.model.architecture import Architecture
 from zsim.model.spec import ModelSpec, Module, Workload, every_nth
 from zsim.plan.batch import triangle
 from zsim.plan.document import siblings
-from zsim.plan.spec import TORCH_DTYPE, Allocator, AnyPlan
+from zsim.plan.spec import TORCH_DTYPE, Allocator, AnyPlan, DeepSpeedPlan
 from zsim.program.lower import under
 from zsim.scenario.fields import FEW, MICRO_STEPS
 from zsim.scenario.plans import build_plan
@@ -78,6 +78,8 @@ def resolve(scenario: Scenario) -> Setup:
         workload = under(plan, workload)
     except InputError as error:
         raise scenario.error((error.field or "kernels",), error.message, error.accepted, kind=type(error)) from None
+    model, plan, shared_experts = _with_experts_shared(scenario, model, plan)
+    plan_notes += shared_experts
     return Setup(
         name=fields.name or Path(scenario.document.file).stem,
         model=model,
@@ -105,6 +107,19 @@ def _attention(workload: Workload, cluster: Cluster) -> tuple[str, ...]:
     if workload.attention != "flash" or not device.without_flash:
         return ()
     return (f"FlashAttention 2 does not run on {device.name}: torch's memory-efficient kernel in its place",)
+
+
+def _with_experts_shared(scenario: Scenario, model: ModelSpec, plan: AnyPlan) -> tuple[ModelSpec, AnyPlan, list[str]]:
+    """The model as one rank of DeepSpeed's AutoEP holds it, the plan, and what is assumed of both."""
+    if not (isinstance(plan, DeepSpeedPlan) and plan.autoep_size):
+        return model, plan, []
+    from zsim.scenario.experts import shared
+
+    try:
+        return shared(model, plan)
+    except InputError as error:
+        path = tuple(error.field.split(".")) if error.field else ("zero", "autoep_size")
+        raise scenario.error(path, error.message, error.accepted, kind=type(error)) from None
 
 
 def _check_memory(scenario: Scenario, cluster: Cluster, plan: AnyPlan) -> None:

@@ -83,6 +83,12 @@ def deepspeed(setup: Setup, plan: DeepSpeedPlan) -> dict[str, Any]:
         config["sequence_parallel_size"] = plan.sequence_parallel_size
         dtype = {"bfloat16": "bf16", "float16": "fp16"}.get(plan.seq_parallel_communication_data_type, "fp32")
         config["seq_parallel_communication_data_type"] = dtype
+    if plan.autoep_size:
+        config["expert_parallel"] = {"enabled": True, "autoep_size": plan.autoep_size}
+        if plan.use_data_before_expert_parallelism:
+            config["use_data_before_expert_parallelism"] = True
+        if not plan.optimizer.decay_groups:  # with the training script's own, stages 1 and 2 fail
+            config["optimizer"] = {"type": plan.optimizer.name}
     if plan.dtype != "float32":
         config["bf16" if plan.dtype == "bfloat16" else "fp16"] = {"enabled": True}
     return config

@@ -316,10 +316,11 @@ class _Group(NamedTuple):
     stack: str
     source: str
     program: str
+    adapters: bool
 
 
 def _group(case: Case) -> _Group:
-    return _Group(*_kind(case), case.row.source, _PROGRAMS[type(case.setup.plan)])
+    return _Group(*_kind(case), case.row.source, _PROGRAMS[type(case.setup.plan)], case.setup.model.tuning is not None)
 
 
 def _evidence(text: str, rows: Sequence[Case], found: Mapping[str, float]) -> dict[str, Any]:
@@ -333,6 +334,7 @@ def _evidence(text: str, rows: Sequence[Case], found: Mapping[str, float]) -> di
         "min_gpus": min(gpus),
         "max_gpus": max(gpus),
         "stack": rows[0].setup.profile if len({case.setup.profile for case in rows}) == 1 else "",
+        "adapters": all(case.setup.model.tuning is not None for case in rows),
     }
 
 

@@ -12,9 +12,8 @@ import tempfile
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from zsim.cluster.load import cluster_from
 from zsim.cluster.spec import Cluster
 from zsim.errors import InputError, NotModeled
 from zsim.model import families
@@ -24,16 +23,23 @@ from zsim.model.layers import Net
 from zsim.model.lora import tune
 from zsim.model.spec import Compute, ModelSpec, Module, Workload
 from zsim.model.trace import parameters
-from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
+from zsim.plan.spec import Allocator, AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 from zsim.plan.version import VERSION, parse_version
 from zsim.program.lower import under
 from zsim.scenario import Setup
 from zsim.validation import stated, titan_history
-from zsim.validation.rows import Row, gpu_name
+from zsim.validation.loops import loop, prefers_cudnn
+from zsim.validation.machines import cluster_of
+from zsim.validation.rows import Row
 
-# Gigabits per second and node, where the source does not say: what such machines are usually sold with.
-USUAL_NETWORK = {"A100": 1600, "A800": 1600, "H100": 3200, "H200": 3200, "B200": 3200, "MI300X": 3200}
 _LLAMA_FACTORY = "LLaMA-Factory"
+# DeepSpeedExamples training/bf16_master_weight: the tokens of GPT-2, and its two files. Of December 2025, for what
+# DeepSpeed 0.18.3 had just brought.
+_EXAMPLE_VOCAB = 50257
+_EXAMPLE_SETS: dict[str, Any] = {
+    "version": "0.18.3", "grad_clip": None, "overlap_comm": True, "reduce_bucket_size": 50_000_000,
+    "stage3_param_persistence_threshold": 0,
+}  # fmt: skip
 PARALLELISM = re.compile(r"\b(uses (TP|CP|PP)|TP \d|CP \d|PP \d|sequence parallel [2-9]|tensor parallel|pipeline)")
 
 
@@ -50,15 +56,15 @@ def setup_of(row: Row) -> Setup:
 def _setup(row: Row) -> Setup:
     _refuse_unmodeled(row)
     assumed: list[str] = []
-    cluster = _cluster(row, assumed)
+    cluster = cluster_of(row, assumed)
     workload = _workload(row, cluster, assumed)
     model = _model(row)
     plan = _plan(row, cluster)
     workload = under(plan, workload)
     if isinstance(plan, DeepSpeedPlan) and plan.zero_init:
         assumed.append("built under zero.Init, or peaks of memory read after the start")
-    if "bf16_master_weights_and_grads" in row["precision"] and isinstance(plan, DeepSpeedPlan):
-        assumed.append("master weights and their gradients in float32, not bfloat16 as run")
+    if _LLAMA_FACTORY in row["framework"] and isinstance(plan, DeepSpeedPlan):
+        assumed.append(f"DeepSpeed {plan.version} by LLaMA-Factory, and its launcher's expandable segments")
     if workload.loss == "held":
         assumed.append("the training loop holds the logits through the backward")
     device = cluster.devices[0]
@@ -84,59 +90,21 @@ def _refuse_unmodeled(row: Row) -> None:
         raise NotModeled(f"programs of {row['framework']}", row.file, row.line, "framework")
 
 
-def _cluster(row: Row, assumed: list[str]) -> Cluster:
-    gpus, device = row.count("n_gpus"), gpu_name(row)
-    per_node = min(row.count("gpus_per_node", 8), gpus)
-    if gpus % per_node:
-        raise InputError(f"{gpus} GPUs are not whole nodes of {per_node}", row.file, row.line, "gpus_per_node")
-    document: dict[str, Any] = {
-        "name": f"{gpus}x {device}",
-        "gpu": device,
-        "gpus": per_node,
-        "nvlink": "switch" if "SXM" in device or "MI3" in device else "none",
-        "pcie": {"switches": per_node} if per_node >= 4 else {},
-        "cpu": {"vendor": "amd" if "A100" in device else "intel", "sockets": 2, "cores": 96, "dram_gbps": 500.0},
-    }
-    if gpus > per_node:
-        gbps = _network(row, device, assumed)
-        nics = min(per_node, max(1, round(gbps / 100)))
-        document["nics"] = {"gbps": gbps / nics, "count": nics}
-        document["fabric"] = {"kind": "rail", "transport": "rdma"}
-    return _cluster_from(json.dumps(document, sort_keys=True), gpus // per_node)
-
-
-@cache
-def _cluster_from(document: str, nodes: int) -> Cluster:
-    return cluster_from(json.loads(document), nodes)
-
-
-def _network(row: Row, device: str, assumed: list[str]) -> float:
-    """Gbit/s of one node."""
-    text = row.get("inter_node_network")
-    found = re.search(r"(\d+)\s*Gb(?:ps|/s)(\s*per GPU)?", text)
-    if found:
-        return float(found[1]) * (row.count("gpus_per_node", 8) if found[2] else 1)
-    for family, gbps in USUAL_NETWORK.items():
-        if device.startswith(family):
-            assumed.append(f"network of {gbps} Gbit/s per node")
-            return float(gbps)
-    raise InputError("not stated by the source", row.file, row.line, "inter_node_network")
-
-
 def _workload(row: Row, cluster: Cluster, assumed: list[str]) -> Workload:
     checkpointing = row["activation_checkpoint"]
+    rules = loop(row)
     titan = "torchtitan" in row["framework"]
     chosen = None
     if checkpointing == "selective" and not (titan and not _every_second(row)):
         checkpointing, chosen = "full", _checkpointed(row)
-    foundry = row["framework"].startswith("llm-foundry")
+    foundry = rules.implementation == "llm-foundry"
     fused = "foak" in row["framework"]
     if fused:
         assumed.append("rotary embeddings as torch does them, not in place")
     tokens = row.count("micro_batch") * row.count("seq_len")
     # The loss in float32 holds 10 bytes per logit (logits, log-softmax, half a gradient); this run did fit. Trainers of
     # transformers' models switch Liger on by one flag; llm-foundry and torchtitan do not have it.
-    huge = not titan and not foundry and 10 * tokens * row.count("vocab") > cluster.devices[0].usable_bytes
+    huge = rules.implementation == "hf" and 10 * tokens * _vocab(row) > cluster.devices[0].usable_bytes
     # All of Liger, its loss included; where single kernels are as its own, the row says which.
     liger = "liger" in row["framework"] or "liger kernels" in row.get("attention_impl")
     if huge:
@@ -148,25 +116,42 @@ def _workload(row: Row, cluster: Cluster, assumed: list[str]) -> Workload:
         attention="triton" if foundry and "PURE" in row["precision"] else _fused_attention(row, assumed),
         checkpointing=checkpointing,
         checkpointed=chosen,
-        implementation="torchtitan" if titan else "llm-foundry" if foundry else "hf",
-        loss="fused" if huge or liger else titan_history.loss(row) if titan else _loss(row),
+        implementation=rules.implementation,
+        loss="fused" if huge or liger else _loss(row),
         kernels="unsloth" if fused else stated.kernels(row, "liger" if huge else "torch"),
         wide_cache="--bf16" in row["precision"] and checkpointing == "none" and "transformers 4.35" in row.get("notes"),
         compile=row.get("compile") == "yes",
     )
 
 
+def _is_example(row: Row) -> bool:
+    return loop(row).implementation == "torch.nn"
+
+
+def _vocab(row: Row) -> int:
+    return row.count("vocab", _EXAMPLE_VOCAB if _is_example(row) else None)
+
+
 def _loss(row: Row) -> str:
-    """A loop of one's own around DeepSpeed's engine holds the model's outputs through the backward; trainers let go of
-    them. (gist-a800: the steady allocation grows by 4 bytes per logit of a micro-batch.)"""
-    return "held" if row["framework"].startswith("DeepSpeed") else "hf"
+    """As notes or the loop's code have it. A loop of one's own around DeepSpeed's engine holds the model's outputs
+    through the backward; trainers let go of them. (gist-a800: what is allocated between steps grows by 4 bytes per
+    logit of a micro-batch.)"""
+    if "torchtitan" in row["framework"]:
+        return titan_history.loss(row)
+    known = loop(row).loss
+    if known == "hf" and re.search(r"cross-entropy of (?:the )?(?:bf16|fp16) logits", row.get("notes")):
+        return "uncast"
+    return "held" if row["framework"].startswith("DeepSpeed") else known
 
 
 def _fused_attention(row: Row, assumed: list[str]) -> str:
-    """FlashAttention, where the source does not say, too: by itself or as SDPA takes it. But in the months of DeepSpeed
-    0.14.0 to 0.14.2 (March to May 2024), of torch 2.2, transformers was 4.38 to 4.40, whose SDPA is given a mask."""
+    """FlashAttention, where the source does not say, too: by itself or as SDPA took it before torch 2.11. But in the
+    months of DeepSpeed 0.14.0 to 0.14.2 (March to May 2024), of torch 2.2, transformers was 4.38 to 4.40, whose SDPA is
+    given a mask."""
     if row.get("attention_impl").startswith("eager"):
         return "eager"
+    if prefers_cudnn(row) and re.match(r"SDPA(?! ?\(?flash)|$", row.get("attention_impl")):
+        return "sdpa"
     if row.get("attention_impl") or not re.search(r"DeepSpeed 0\.14\.[012]\b", row["framework"]):
         return "flash"
     assumed.append("attention not stated: SDPA with a mask, as transformers 4.38 to 4.40 of the same months have it")
@@ -188,6 +173,8 @@ def _recomputed_share(row: Row) -> float:
     """Share of blocks that are checkpointed whole, for policies that choose blocks; from HFU / MFU where printed."""
     if _every_second(row):
         return 0.5
+    if counted := re.search(r"(\d+) of (?:the )?(\d+) (?:layers|blocks) checkpointed", row.get("notes")):
+        return int(counted[1]) / int(counted[2])
     hfu, mfu = re.search(r"HFU (0?\.\d+)", row.get("notes")), row.number("mfu_pct")
     if not hfu or not mfu:
         raise InputError("the share of checkpointed blocks is not stated", row.file, row.line, "activation_checkpoint")
@@ -239,15 +226,16 @@ def _with_recompute(module: Module, work: Compute, kernels: tuple[Work, ...]) ->
 
 def _model(row: Row) -> ModelSpec:
     layers, width, heads = row.count("n_layers"), row.count("d_model"), row.count("n_heads")
-    kv_heads, ffn, vocab = row.count("n_kv_heads", heads), row.count("d_ff"), row.count("vocab")
-    name = row["model"].lower()
+    example = _is_example(row)
+    kv_heads, ffn = row.count("n_kv_heads", heads), row.count("d_ff", 4 * width if example else None)
+    vocab, name = _vocab(row), row["model"].lower()
     if name.startswith(("mixtral", "gpt_bigcode", "roberta")):
         raise NotModeled(f"model {row['model']}", row.file, row.line, "model")
-    if row["framework"].startswith("llm-foundry"):
-        return _mpt(
+    if example or row["framework"].startswith("llm-foundry"):
+        return _own(
             row["model"],
             Architecture(
-                family="mpt",
+                family="torch.nn" if example else "mpt",
                 hidden=width,
                 kinds=(LayerKind(),) * layers,
                 heads=heads,
@@ -256,9 +244,10 @@ def _model(row: Row) -> ModelSpec:
                 intermediate=ffn,
                 vocab=vocab,
                 positions=row.count("seq_len"),
-                tied=True,
+                tied=not example,
                 activation="gelu",
             ),
+            loop(row).implementation,
         )
     if name.startswith("gpt2"):
         config: dict[str, Any] = {
@@ -275,13 +264,15 @@ def _model(row: Row) -> ModelSpec:
             **({"head_dim": 128} if family == "qwen3" else {}),
         }  # fmt: skip
     model, tuning = _read_model(json.dumps(config, sort_keys=True), row["model"]), stated.adapters(row)
+    if loop(row).implementation == "litgpt" and tuning is None:
+        return _own(row["model"], cast(Architecture, model.arch), "litgpt")
     return tune(model, tuning) if tuning else model
 
 
 @cache
-def _mpt(name: str, arch: Architecture) -> ModelSpec:
-    model = families.build(Net(arch, implementation="llm-foundry"))
-    return ModelSpec(name, "mpt", parameters(model), arch)
+def _own(name: str, arch: Architecture, implementation: str) -> ModelSpec:
+    """A model with the parameters that `implementation` has, which are not those of transformers' checkpoint."""
+    return ModelSpec(name, arch.family, parameters(families.build(Net(arch, implementation=implementation))), arch)
 
 
 @cache
@@ -296,13 +287,18 @@ def _read_model(config: str, name: str) -> ModelSpec:
 
 
 def _plan(row: Row, cluster: Cluster) -> AnyPlan:
-    framework, strategy, precision = row["framework"], row.get("strategy"), row["precision"]
+    framework, strategy = row["framework"], row.get("strategy")
+    rules = loop(row)
     common: dict[str, Any] = {"world_size": cluster.world_size, "grad_accum": row.count("grad_accum", 1)}
     offload = row.get("offload", "none")
+    if _LLAMA_FACTORY in framework:  # launcher.py, under torchrun, since April 2025 (pull request 7714)
+        common["allocator"] = Allocator(expandable_segments=True)
     if strategy in ("zero1", "zero2", "zero3"):
+        given = _deepspeed(row, int(strategy[-1])) | stated.zero_settings(row)
         return DeepSpeedPlan(
             **common,
-            **(_deepspeed(row, int(strategy[-1])) | stated.zero_settings(row)),
+            **given,
+            **stated.master_weights(row, given.get("version", VERSION), "optimizer-cpu" in offload),
             offload_optimizer="cpu" if "optimizer-cpu" in offload else None,
             offload_param="cpu" if "param-cpu" in offload else None,
             optimizer=Optimizer(impl="cpu" if "optimizer-cpu" in offload else stated.optimizer(row, "fused")),
@@ -314,25 +310,28 @@ def _plan(row: Row, cluster: Cluster) -> AnyPlan:
     if offload not in ("none", ""):
         raise NotModeled(f"{offload} under {framework}", row.file, row.line, "offload")
     if cluster.world_size == 1 or strategy == "ddp":
-        pure = bool(re.search("pure[ _]bf16|bf16-true", precision)) or _loaded_in_bf16(row)
+        pure = stated.all_bf16(row) or rules.storage_dtype == "bfloat16" or _loaded_in_bf16(row)
         return DdpPlan(
             **common,
             dtype="bfloat16" if pure else "float32",
-            autocast=None if pure and "--bf16" not in precision else stated.half(row),
+            autocast=None if pure and "--bf16" not in row["precision"] else stated.half(row),
             optimizer=Optimizer(impl=stated.optimizer(row, "foreach" if "HF Trainer" in framework else "fused")),
         )
     if strategy not in ("fsdp-full", "fsdp-grad-op", "hsdp"):
         raise NotModeled(f"strategy {strategy!r}", row.file, row.line, "strategy")
     mesh = (cluster.nodes, cluster.gpus_per_node) if strategy == "hsdp" else None
-    if "FSDP1" not in framework and ("torchtitan" in framework or "FSDP2" in framework):
+    if "FSDP1" not in framework and ("FSDP2" in framework or rules.implementation == "torchtitan"):
+        titan = "torchtitan" in framework
         return Fsdp2Plan(
             **common,
             reshard_after_forward=strategy == "fsdp-full",
             mesh=mesh,
-            grouping=titan_history.grouping(row) if "torchtitan" in framework else "hf",
-            optimizer=Optimizer(impl=titan_history.optimizer(row) if "torchtitan" in framework else "fused"),
-            storage_dtype="bfloat16" if "pure bf16" in precision else "float32",
-            reduce_dtype="bfloat16" if "pure bf16" in precision else "float32",
+            grouping=titan_history.grouping(row) if titan else "hf",
+            optimizer=Optimizer(impl=titan_history.optimizer(row) if titan else stated.optimizer(row, "fused")),
+            storage_dtype=_storage(row),
+            reduce_dtype=rules.reduce_dtype or stated.reduce_dtype(row) or "float32",
+            sync_only_last=rules.sync_only_last,
+            root_reshard_after_forward=rules.root_reshard,
         )
     return _fsdp1(row, common, mesh)
 
@@ -343,10 +342,13 @@ def _deepspeed(row: Row, stage: int) -> dict[str, Any]:
     Peaks are of training: they leave out the start, where without zero.Init the model is whole on the GPU.
     """
     given: dict[str, Any] = {"stage": stage, "zero_init": stage == 3}
+    if _is_example(row):
+        given |= _EXAMPLE_SETS | {"torch_autocast": "bfloat16" if "bf16 master" in row["precision"] else None}
     if found := re.search(r"DeepSpeed (\d+(?:\.\d+)+)", row["framework"]):
         given["version"] = found[1]
     if _LLAMA_FACTORY in row["framework"]:  # its ds_z2_offload.json and ds_z3_offload.json, auto as the Trainer has it
-        given |= {"overlap_comm": True, "grad_clip": 1.0}
+        # parser.py takes no later DeepSpeed from mid 2025 to January 2026 (pull request 9714)
+        given = {"version": "0.16.9", **given, "overlap_comm": True, "grad_clip": 1.0}
         if stage == 2:
             return given | {"round_robin_gradients": True}
         hidden = row.count("d_model")
@@ -399,12 +401,20 @@ def _fsdp1(row: Row, common: dict[str, Any], mesh: tuple[int, int] | None) -> Fs
         )
     if precision.startswith("bf16 amp"):
         raise NotModeled("autocast over FSDP without its mixed precision", row.file, row.line, "precision")
-    reduce = "float32" if "fp32 reduce" in precision else "bfloat16"
+    rules = loop(row)
     return Fsdp1Plan(
         **common,
         sharding_strategy=kinds[strategy],
-        reduce_dtype=reduce,
-        storage_dtype="bfloat16" if "pure bf16" in precision else "float32",
+        reduce_dtype=rules.reduce_dtype or stated.reduce_dtype(row) or "bfloat16",
+        storage_dtype=_storage(row),
         mesh=mesh,
-        optimizer=Optimizer(impl=stated.optimizer(row, "foreach")),
+        no_sync=rules.sync_only_last,
+        forward_prefetch=rules.forward_prefetch,
+        adapter_units=rules.unit_per_module and "bucketing_mode block" not in row.get("notes"),
+        optimizer=Optimizer(impl=stated.optimizer(row, rules.optimizer or "foreach")),
     )
+
+
+def _storage(row: Row) -> str:
+    """Of shards, their gradients and optimizer states under FSDP."""
+    return loop(row).storage_dtype or ("bfloat16" if stated.all_bf16(row) else "float32")

@@ -21,7 +21,7 @@ def section(folder: Path) -> Iterator[str]:
         f"{len(predictions)} runs of sources that no constant, rule or choice of zsim's had been looked at with, all "
         f"`test`. They were predicted once, on {record['date']}, by the code of commit {record['commit']}: that is the "
         "blind error, and stays. Beside it what the present code says of the same rows. In percent. `zsim validate "
-        "published validation/published/holdout/*.csv`\n"
+        f"published validation/published/{folder.name}/*.csv`\n"
     )
     if known := record.get("known_before"):
         yield f"Known before: {known.strip()}\n"

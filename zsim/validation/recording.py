@@ -264,8 +264,11 @@ def _deepspeed(config: Mapping[str, Any], world: int) -> DeepSpeedPlan:
         fields["grad_accum_dtype"] = _DTYPES[accum]
     optimizer = settings.get("optimizer", {}).get("params", {})
     muon = settings.get("optimizer", {}).get("type") == "Muon"
+    experts = settings.get("expert_parallel", {})
     return DeepSpeedPlan(
         world_size=world,
+        autoep_size=experts.get("autoep_size", 1) if experts.get("enabled") else 0,
+        use_data_before_expert_parallelism=settings.get("use_data_before_expert_parallelism", False),
         sequence_parallel_size=config.get("sequence_parallel", 1),
         grad_accum=settings.get("gradient_accumulation_steps", 1),
         grad_clip=settings.get("gradient_clipping") or None,
@@ -279,6 +282,7 @@ def _deepspeed(config: Mapping[str, Any], world: int) -> DeepSpeedPlan:
         check_grad_overflow=settings.get("bf16", {}).get("check_grad_overflow", True),
         bf16_master_weights_and_grads=settings.get("bf16", {}).get("bf16_master_weights_and_grads", False),
         bf16_optimizer_states=settings.get("bf16", {}).get("bf16_optimizer_states", False),
+        torch_autocast=settings["torch_autocast"]["dtype"] if "torch_autocast" in settings else None,
         zero_init=bool(config.get("zero_init")),
         leaf_blocks=bool(config.get("leaf")),
         gpus_per_node=config.get("gpus_per_node"),
@@ -316,6 +320,8 @@ def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
         parameters = zip(model.parameters, trained, strict=True)
         model = replace(model, parameters=tuple(replace(p, trainable=flag) for p, flag in parameters), _cache={})
     plan = plan_of(header)
+    if isinstance(plan, DeepSpeedPlan) and plan.autoep_size:
+        model = _converted(header, model, plan)
     dtype = plan.dtype if isinstance(plan, DdpPlan | DeepSpeedPlan) else plan.param_dtype
     workload = Workload(
         header.get("micro_batch", 1),
@@ -327,6 +333,17 @@ def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
     )
     workload = under(plan, workload)
     return model, trace(model, workload), workload
+
+
+def _converted(header: Mapping[str, Any], model: ModelSpec, plan: DeepSpeedPlan) -> ModelSpec:
+    """The model with the experts of one rank. Raises InputError where its parameters differ from those recorded."""
+    from zsim.model.expert_parallel import converted
+
+    found = converted(model, plan.autoep_size)
+    recorded = [(parameter["name"], tuple(parameter["shape"])) for parameter in header["converted"]]
+    if [(parameter.name, parameter.shape) for parameter in found.parameters] != recorded:
+        raise InputError("parameters differ after the conversion of the experts", field="converted")
+    return converted(model, plan.autoep_size, renumbered=True) if plan.stage == 3 and plan.zero_init else found
 
 
 def differences(predicted: Sequence[Call], recorded: Sequence[Call]) -> int | None:

@@ -25,6 +25,7 @@ def markdown(evidence: Path) -> Iterator[str]:
         ("", _collectives(evidence / "measured" / "collectives.csv")),
         ("Published runs", _published(evidence / "published")),
         ("Runs never seen before", _holdout(evidence / "published" / "holdout")),
+        ("Runs never seen before, second round", _holdout(evidence / "published" / "second_holdout")),
         ("What users reported", _cases(evidence / "cases" / "cases.yaml")),
     ):
         yield f"\n## {title}\n" if title else ""

@@ -6,11 +6,25 @@ import re
 from typing import Any
 
 from zsim.model.lora import Lora, Tuning
+from zsim.plan.version import parse_version
 from zsim.validation.rows import Row
 
 
 def half(row: Row) -> str:
     return "float16" if row["precision"].startswith("fp16") else "bfloat16"
+
+
+def all_bf16(row: Row) -> bool:
+    """Whether weights, gradients and optimizer states are bfloat16, without anything wider."""
+    words = r"pure[ _]bf16|bf16-true|bf16 (?:params|weights)(?:, grads)? and (?:bf16 optimizer )?states"
+    return re.search(words, row["precision"]) is not None
+
+
+def reduce_dtype(row: Row) -> str | None:
+    """Of gradients between GPUs, where the precision says it."""
+    if "fp32 reduce" in row["precision"]:
+        return "float32"
+    return "bfloat16" if re.search(r"\breduce\b[^;]*bf16", row["precision"]) or all_bf16(row) else None
 
 
 def optimizer(row: Row, default: str) -> str:
@@ -34,6 +48,19 @@ def adapters(row: Row) -> Tuning | None:
         return None
     dropout = re.search(r"LoRA dropout (0?\.\d+)", row.get("notes"))
     return Tuning(Lora(int(found[1]), tuple(found[2].split(", ")), dropout=float(dropout[1]) if dropout else 0.0))
+
+
+def master_weights(row: Row, version: str, offloads: bool) -> dict[str, Any]:
+    """Fields of a DeepSpeedPlan: what the precision says of master weights in bf16, as DeepSpeed spells it or in words.
+
+    Adam's states beside them are in bf16 too on GPUs, where DeepSpeed has no other, and in float32 on the CPU unless
+    the row says more. Releases before 0.17.1 pass over the keys (plan/deepspeed.py, in_release).
+    """
+    precision = row["precision"]
+    if not re.search(r"bf16[ _]master", precision) or parse_version(version) < (0, 17, 1):
+        return {}
+    low = re.search(r"bf16[ _](master[\w ,]* and )?(optimizer|Adam)[ _]states", precision)
+    return {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": not offloads or bool(low)}
 
 
 def zero_settings(row: Row) -> dict[str, Any]:

@@ -53,6 +53,26 @@ def _names() -> dict[str, str]:
 
 
 @cache
+def _sized_names() -> dict[tuple[str, float], str]:
+    """(Plain name or alias without its memory, memory in GB) -> catalog name."""
+    names: dict[tuple[str, float], str] = {}
+    for alias, name in _names().items():
+        memory = re.search(r"^  memory_gb: ([\d.]+)$", _blocks("devices.yaml")[name], flags=re.MULTILINE)
+        if memory:
+            names.setdefault((re.sub(r"\d+gb", "", alias), float(memory[1])), name)
+    return names
+
+
+def known_name(name: str) -> str | None:
+    """The catalog's name of an accelerator; None where it has none. Sources put the memory where they like ("A100-40GB
+    SXM", "H200-141GB"): it has to be the accelerator's."""
+    found = _names().get(_plain(name))
+    if found is None and (memory := re.search(r"(\d+) ?GB", name, flags=re.IGNORECASE)):
+        found = _sized_names().get((_plain(name.replace(memory[0], "")), float(memory[1])))
+    return found
+
+
+@cache
 def _pci_ids() -> dict[str, str]:
     found: dict[str, str] = {}
     for name, block in _blocks("devices.yaml").items():
@@ -74,9 +94,9 @@ def known_devices() -> list[str]:
 @cache
 def device(name: str) -> Device:
     """The accelerator called `name` (any usual spelling). Raises InputError with the nearest names if unknown."""
-    known = _names()
-    found = known.get(_plain(name))
+    found = known_name(name)
     if found is None:
+        known = _names()
         close = difflib.get_close_matches(_plain(name), known, n=5, cutoff=0.4)
         nearest = list(dict.fromkeys(known[match] for match in close)) or known_devices()
         raise InputError(f"unknown GPU {name!r}", field="gpu", accepted=", ".join(nearest))

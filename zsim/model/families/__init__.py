@@ -68,12 +68,24 @@ def build(net: Net) -> Module:
                 "the fused loss in torchtitan's implementation", field="loss", accepted="hf, held, compiled"
             )
         return Transformer(net)
+    if net.implementation == "litgpt":
+        from zsim.model.families.litgpt import GPT
+
+        if family not in ("llama", "mistral") or net.arch.tied:
+            raise NotModeled(f"litgpt's implementation of {family!r}", accepted="llama, mistral")
+        if net.loss not in ("hf", "uncast", "uncast_held"):  # its own is uncast
+            raise NotModeled("another loss in litgpt's implementation", field="loss", accepted="uncast, uncast_held")
+        return GPT(net)
     if net.implementation == "llm-foundry":
         from zsim.model.families.foundry import MPT
 
         if family != "mpt":
             raise NotModeled(f"llm-foundry's implementation of {family!r}", accepted="mpt")
         return MPT(net)
+    if net.implementation == "torch.nn":
+        from zsim.model.families.encoder import SimpleTransformerModel
+
+        return SimpleTransformerModel(net)
     if family in LLAMA_LIKE:
         from zsim.model.families import llama
 

@@ -151,6 +151,10 @@ class Block(llama.Block):
 
     def feed_forward(self, prefix: str, index: int) -> Module:
         if self.net.arch.kinds[index].sparse:
+            if self.net.arch.experts.autoep_size:
+                from zsim.model.families import autoep
+
+                return autoep.AutoEPMoELayer(self.net, prefix)
             return (SharedMoeBlock if self.net.arch.experts.shared else SparseMoeBlock)(self.net, prefix)
         return llama.MLP(self.net, prefix)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from zsim.model import functional as F
 from zsim.model import products as P
 from zsim.model.attention import complex_rotate, rotate
-from zsim.model.decoder import CausalLM, head, run_block
+from zsim.model.decoder import CausalLM, cast_and_held, head, run_block
 from zsim.model.graph import Tensor
 from zsim.model.layers import Blocks, Embedding, Linear, Module, Net, Weight
 from zsim.model.layers import RMSNorm as HFNorm
@@ -132,9 +132,7 @@ class Transformer(CausalLM):
         if self.net.loss == "compiled":
             loss = cross_entropy_compiled(logits, target)
         else:
-            logits = F.to(logits, "float32")
-            if self.net.loss == "held":
-                tape.share(logits)
+            logits = cast_and_held(self.net, logits)
             loss = cross_entropy(logits, target)
         del logits
         return loss if self.remainder is None else F.touch(loss, self.remainder)

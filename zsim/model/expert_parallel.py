@@ -1,0 +1,93 @@
+"""A mixture-of-experts model as one of several ranks holds it that share its experts: DeepSpeed's AutoEP.
+
+DeepSpeed 0.19.8 module_inject/auto_ep.py and moe/ep_repack.py: each block of experts becomes a layer of DeepSpeed's own
+with `experts / size` of them; the rest of the model stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+from zsim.errors import InputError, NotModeled
+from zsim.model.architecture import Architecture
+from zsim.model.families import build
+from zsim.model.kernels import EXPERT_DATA_PARALLEL
+from zsim.model.layers import Net
+from zsim.model.spec import Compute, Conversion, ModelSpec, Module, Parameter
+from zsim.model.trace import parameters
+
+FIELD = "zero.autoep_size"
+DATA_PARALLEL = "data_parallel"  # all ranks, as DeepSpeed's own group
+ROUTER = ".router.gate.weight"
+# name of a replacement -> the source's
+_SOURCES = {
+    ".experts.w1": ".experts.gate_up_proj",
+    ".experts.w2": ".experts.down_proj",
+    ".experts.w3": ".experts.gate_up_proj",
+    ROUTER: ".gate.weight",
+    ".shared_experts_gate.": ".shared_expert_gate.",
+    ".shared_experts.": ".shared_expert.",
+}
+
+
+def converted(model: ModelSpec, size: int, *, renumbered: bool = False) -> ModelSpec:
+    """The model of one rank among `size` that share the experts.
+
+    `renumbered`: under zero.Init what AutoEP makes comes after all there was, layer by layer the experts, and last the
+    routers. These are partitioned over all ranks, too, but as another group: what is done for groups one by one is done
+    for them apart (engine.py _resolve_zero3_param_placement). Raises InputError where the experts cannot be shared so,
+    NotModeled where zsim does not know how they are.
+    """
+    arch = cast(Architecture, model.arch)
+    if arch.moe is None:
+        raise InputError(f"{model.name} has no experts", field=FIELD, accepted="null")
+    if arch.moe.experts % size:
+        why = f"{size} does not divide the {arch.moe.experts} experts of {model.name}"
+        raise InputError(why, field=FIELD, accepted="a number that does")
+    if model.tuning:
+        raise NotModeled("adapters or 4-bit weights with expert parallelism", field=FIELD, accepted="null")
+    shared = replace(arch, moe=replace(arch.moe, autoep_size=size))
+    source = {parameter.name: parameter for parameter in model.parameters}
+    own = tuple(_with_flags(parameter, source, size) for parameter in parameters(build(Net(shared))))
+    found = replace(model, arch=shared, parameters=own, conversion=Conversion(size, model), _cache={})
+    if not renumbered:
+        return found
+    late = sorted(own, key=lambda parameter: 2 * is_router(parameter) + parameter.expert)
+    late = [replace(parameter, home=DATA_PARALLEL) if is_router(parameter) else parameter for parameter in late]
+    return replace(found, parameters=tuple(late), conversion=Conversion(size, model, found), _cache={})
+
+
+def is_router(parameter: Parameter) -> bool:
+    """A converted layer's gate, which is a parameter new to the optimizer as the experts are."""
+    return parameter.name.endswith(ROUTER)
+
+
+def source_name(name: str) -> str:
+    """Of the parameter that one of a converted model was made from."""
+    for part, former in _SOURCES.items():
+        if part in name:
+            return name.replace(part, former)
+    return name
+
+
+def _with_flags(parameter: Parameter, source: dict[str, Parameter], size: int) -> Parameter:
+    before = source[source_name(parameter.name)]
+    parameter = replace(parameter, trainable=before.trainable, dtype=before.dtype)
+    return replace(parameter, parts=size, home=EXPERT_DATA_PARALLEL) if parameter.expert else parameter
+
+
+def renumber(tree: Module, executed: ModelSpec, model: ModelSpec) -> Module:
+    """`tree`, traced of `executed`, with the indices that its parameters have in `model`."""
+    places = {parameter.name: index for index, parameter in enumerate(model.parameters)}
+    new = [places[parameter.name] for parameter in executed.parameters]
+
+    def visit(module: Module) -> Module:
+        body = tuple(visit(item) if isinstance(item, Module) else _moved(item, new) for item in module.body)
+        return replace(module, params=tuple(new[index] for index in module.params), body=body)
+
+    return visit(tree)
+
+
+def _moved(compute: Compute, new: list[int]) -> Compute:
+    return replace(compute, grads=tuple(new[index] for index in compute.grads)) if compute.grads else compute

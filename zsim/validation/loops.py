@@ -1,0 +1,82 @@
+"""Training loops that rows name, by what their code does: whose modules, which element types, when gradients meet.
+
+A row rarely says what its loop does by itself; each rule was read in the loop's source, which its entry names. A loop
+that is not here runs as the nearest stack: transformers' modules, mixed precision over float32 shards.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from zsim.plan.version import parse_version
+from zsim.validation.rows import Row
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Fields named as in `Workload` and in the plans; None: as the row says, or the framework's own."""
+
+    implementation: str = "hf"
+    loss: str = "hf"
+    storage_dtype: str | None = None  # of weights and optimizer states, whatever the row calls "bf16"
+    reduce_dtype: str | None = None
+    sync_only_last: bool = False  # no reduction before the last micro-step of an accumulation
+    forward_prefetch: bool = False
+    optimizer: str | None = None
+    root_reshard: bool | None = None  # FSDP2's root: True where reshard_after_forward is passed for it, too
+    unit_per_module: bool = False  # FSDP1 wraps every module that has parameters
+    torch: str | None = None  # the oldest release that its tables can be of
+
+
+LOOPS = {
+    # kempnerforge/distributed/parallel.py at 01b461a (2026-04-05): `model.to(dtype=param_dtype)` before fully_shard
+    # with `reduce_dtype=float32`; training/grad.py `maybe_no_sync`; scripts/train.py: F.cross_entropy of the logits as
+    # they are, which stay; heads repeated as torchtitan does. Its profile of that week has cuDNN: torch 2.11.
+    "kempnerforge": Loop(
+        "torchtitan", "uncast_held", "bfloat16", "float32", sync_only_last=True, root_reshard=True, torch="2.11"
+    ),
+    # vectorlm/trainer.py, utils/model_utils.py at 9045f08 (2024-05-28): `model.no_sync()`, AdamW as torch has it
+    "vectorlm": Loop(
+        storage_dtype="bfloat16",
+        reduce_dtype="bfloat16",
+        sync_only_last=True,
+        forward_prefetch=True,
+        optimizer="foreach",
+    ),
+    # thunder/benchmarks/benchmark_litgpt.py at 56e267a97 (2024-06): `zero_bucket_wrap_policy`, and the logits stay
+    "thunder": Loop("litgpt", "uncast_held", unit_per_module=True),
+    # litgpt/model.py and pretrain.py; its tables state the element types
+    "litgpt": Loop("litgpt", "uncast"),
+    "lit-gpt": Loop("litgpt", "uncast"),
+    "lit-llama": Loop("litgpt", "uncast"),
+    # DeepSpeedExamples training/bf16_master_weight/train.py at a43031e: a model of torch.nn's, and the logits stay
+    "bf16_master_weight": Loop("torch.nn", "uncast_held"),
+    "torchtitan": Loop("torchtitan"),
+    "llm-foundry": Loop("llm-foundry"),
+}
+OWN = Loop()
+CUDNN_FIRST = "2.11"  # on Hopper: torch's wheels have cuDNN after 9.15.1 (sdp_utils.cpp, check_prefer_cudnn_attention)
+CUDNN_FIRST_MONTH = "2026-04"  # of tables that do not name a release
+
+
+def loop(row: Row) -> Loop:
+    """The loop that the row's framework names; lightning-thunder's benchmark of litgpt and DeepSpeed's example are ones
+    of their own."""
+    framework = row["framework"].lower()
+    if "lit" in framework and "benchmark_litgpt" in row.get("notes"):
+        framework = "thunder"
+    if "/bf16_master_weight/" in row.get("source"):
+        framework = "bf16_master_weight"
+    return next((rules for name, rules in LOOPS.items() if name in framework), OWN)
+
+
+def prefers_cudnn(row: Row) -> bool:
+    """Whether SDPA takes cuDNN's attention where the GPU has it: by the release of torch, else by the table's date."""
+    text = " ".join((row.id, row["source"], row["framework"], row.get("notes")))
+    release = re.search(r"\b(?:torch|PyTorch) (\d+\.\d+)", text)
+    stated = release[1] if release else loop(row).torch
+    if stated:
+        return parse_version(stated) >= parse_version(CUDNN_FIRST)
+    month = re.search(r"\b(20[2-9]\d-[01]\d)", text)
+    return month is not None and month[1] >= CUDNN_FIRST_MONTH

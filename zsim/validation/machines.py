@@ -1,0 +1,59 @@
+"""The machines of published rows: what their columns say, and what such machines are usually built like."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from typing import Any
+
+from zsim.cluster.load import cluster_from
+from zsim.cluster.spec import Cluster
+from zsim.errors import InputError
+from zsim.validation.rows import Row, gpu_name
+
+# Gigabits per second and node of 8 GPUs, where the source does not say: what such machines are usually sold with.
+USUAL_NETWORK = {"A100": 1600, "A800": 1600, "H100": 3200, "H200": 3200, "B200": 3200, "MI300X": 3200}
+# Devices that are sold in nodes of GPUs all linked to each other, besides those with SXM in their names.
+_ALL_LINKED = ("H20", "H20-141GB", "GB200", "GB300", "GH200-96GB", "GH200-144GB", "MI300X", "MI325X", "MI355X")
+
+
+def cluster_of(row: Row, assumed: list[str]) -> Cluster:
+    """The row's GPUs in nodes of the usual build; what of it is `assumed` is added there. Raises InputError."""
+    gpus, device = row.count("n_gpus"), gpu_name(row)
+    per_node = min(row.count("gpus_per_node", 8), gpus)
+    if gpus % per_node:
+        raise InputError(f"{gpus} GPUs are not whole nodes of {per_node}", row.file, row.line, "gpus_per_node")
+    document: dict[str, Any] = {
+        "name": f"{gpus}x {device}",
+        "gpu": device,
+        "gpus": per_node,
+        "nvlink": "switch" if "SXM" in device or device in _ALL_LINKED else "none",
+        "pcie": {"switches": per_node} if per_node >= 4 else {},
+        "cpu": {"vendor": "amd" if "A100" in device else "intel", "sockets": 2, "cores": 96, "dram_gbps": 500.0},
+    }
+    if gpus > per_node:
+        gbps = _network(row, device, assumed)
+        nics = min(per_node, max(1, round(gbps / 100)))
+        document["nics"] = {"gbps": gbps / nics, "count": nics}
+        document["fabric"] = {"kind": "rail", "transport": "rdma"}
+    return _cluster_from(json.dumps(document, sort_keys=True), gpus // per_node)
+
+
+@cache
+def _cluster_from(document: str, nodes: int) -> Cluster:
+    return cluster_from(json.loads(document), nodes)
+
+
+def _network(row: Row, device: str, assumed: list[str]) -> float:
+    """Gbit/s of one node. "InfiniBand NDR 400 Gbps" names a port, and not how many of them a node has."""
+    text = row.get("inter_node_network")
+    found, each = re.search(r"([\d.]+)\s*([GT])b(?:ps|/s)", text), re.search(r"per (GPU|node)", text)
+    gpus = row.count("gpus_per_node", 8)
+    if found and (each or not re.search(r"\b[EHNX]DR\b", text)):
+        return float(found[1]) * (1000 if found[2] == "T" else 1) * (gpus if each and each[1] == "GPU" else 1)
+    for family, gbps in USUAL_NETWORK.items():  # where the source says nothing, or the kind of port and not how many
+        if device.startswith(family):
+            assumed.append(f"network of {gbps * gpus / 8:g} Gbit/s per node")
+            return gbps * gpus / 8
+    raise InputError("not stated by the source", row.file, row.line, "inter_node_network")
