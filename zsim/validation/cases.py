@@ -82,10 +82,14 @@ class Report:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The document of cases."""
+    """The document of cases, with the models and machines of its `base` (a file beside it)."""
     import yaml
 
     document: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+    if "base" in document:
+        base = read(path.parent / document["base"])
+        for kind in ("models", "machines"):
+            document[kind] = base[kind] | document[kind]
     return document
 
 
