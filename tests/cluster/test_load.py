@@ -84,6 +84,7 @@ BAD = {
     "nvlink on a 4090": ("gpu: RTX 4090\ngpus: 2\nnvlink: [[0, 1, 4]]\n", "nvlink", 3, "has no NVLink"),
     "p2p": ("gpu: H100\np2p: maybe\n", "p2p", 2, "maybe"),
     "socket link": ("gpu: H100\ngpus: 2\ncpu: {sockets: 2, socket_link: string}\n", "cpu.socket_link", 3, "string"),
+    "avx512": ("gpu: H100\ncpu: {avx512: maybe}\n", "cpu.avx512", 2, "not true or false"),
     "not yaml": ("gpu: [H100\n", None, 2, "not YAML"),
     "a list": ("- H100\n", None, None, "expected a mapping"),
     "pcie 7": ("gpu: H100\npcie: {gen: 7}\n", "pcie.gen", 2, "got 7"),

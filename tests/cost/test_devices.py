@@ -137,4 +137,24 @@ def test_every_nvidia_and_amd_gpu_has_a_profile_of_its_own() -> None:
     ],
 )
 def test_which_attention_kernel_runs(gpu: str, asked: str, runs: str) -> None:
-    assert implementation(asked, catalog.device(gpu)) == runs
+    assert implementation(_attention(asked, 128, 0), catalog.device(gpu)) == runs
+
+
+@pytest.mark.parametrize(
+    ("gpu", "widths", "runs"),
+    [
+        ("H200", (192, 128), "cudnn"),  # DeepSeek
+        ("B300", (192, 128), "cudnn"),
+        ("H200", (96, 64), "cudnn"),
+        ("H200", (256, 128), "efficient"),
+        ("A100", (192, 128), "efficient"),  # FlashAttention takes one width alone
+        ("4090", (192, 128), "efficient"),
+        ("A100", (128, 128), "flash"),
+    ],
+)
+def test_which_kernel_takes_values_of_another_width(gpu: str, widths: tuple[int, int], runs: str) -> None:
+    assert implementation(_attention("sdpa", *widths), catalog.device(gpu)) == runs
+
+
+def _attention(asked: str, head_dim: int, value_dim: int) -> Attention:
+    return Attention(1, 8, 8, 512, 512, head_dim, True, asked, "bfloat16", value_dim=value_dim)

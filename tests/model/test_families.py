@@ -54,7 +54,7 @@ def test_a_step_is_the_recorded_one(name: str, index: int):
     model = recorded()[name]
     run = model["runs"][index]
     spec = from_config(model["config"], name)
-    attention = "eager" if run["attention"] == "eager" else "flash"
+    attention = "flash" if run["attention"] == "padded" else run["attention"]
     workload = Workload(
         run["batch"], run["seq"], attention=attention, checkpointing=run["checkpointing"], device="cpu"
     )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.model.ledger import computes
-from zsim.errors import NotModeled
+from zsim.errors import InputError, NotModeled
 from zsim.model.huggingface import from_config
 from zsim.model.kernels import Attention
 from zsim.model.spec import Workload
@@ -209,6 +209,52 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
             "num_local_experts": 32, "experts_per_token": 4, "sliding_window": 128,
         },
     ),
+    # The hub counts the bias of V3's router, a buffer in transformers, as well: 58 * 256 more, 671_026_419_200.
+    "DeepSeek-V2-Lite": (
+        15_706_484_224,
+        {
+            "model_type": "deepseek_v2", "hidden_size": 2048, "intermediate_size": 10944, "num_hidden_layers": 27,
+            "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 102400, "q_lora_rank": None,
+            "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+            "moe_intermediate_size": 1408, "n_shared_experts": 2, "n_routed_experts": 64, "num_experts_per_tok": 6,
+            "first_k_dense_replace": 1, "topk_method": "greedy", "n_group": 1, "topk_group": 1,
+        },
+    ),
+    "DeepSeek-V2": (
+        235_741_434_880,
+        {
+            "model_type": "deepseek_v2", "hidden_size": 5120, "intermediate_size": 12288, "num_hidden_layers": 60,
+            "num_attention_heads": 128, "num_key_value_heads": 128, "vocab_size": 102400, "q_lora_rank": 1536,
+            "moe_intermediate_size": 1536, "n_shared_experts": 2, "n_routed_experts": 160, "num_experts_per_tok": 6,
+            "first_k_dense_replace": 1, "topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3,
+        },
+    ),
+    "DeepSeek-V3": (
+        671_026_404_352,
+        {
+            "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 61,
+            "num_attention_heads": 128, "num_key_value_heads": 128, "vocab_size": 129280, "num_nextn_predict_layers": 1,
+            "topk_method": "noaux_tc", "n_routed_experts": 256, "n_shared_experts": 1, "moe_intermediate_size": 2048,
+        },
+    ),
+    "Moonlight-16B-A3B": (
+        15_960_108_544,
+        {
+            "model_type": "deepseek_v3", "hidden_size": 2048, "intermediate_size": 11264, "num_hidden_layers": 27,
+            "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 163840, "q_lora_rank": None,
+            "moe_intermediate_size": 1408, "n_shared_experts": 2, "n_routed_experts": 64, "num_experts_per_tok": 6,
+            "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 0,
+        },
+    ),
+    "Kimi-K2": (
+        1_026_408_209_408,
+        {
+            "model_type": "kimi_k2", "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 61,
+            "num_attention_heads": 64, "num_key_value_heads": 64, "vocab_size": 163840, "n_routed_experts": 384,
+            "n_shared_experts": 1, "moe_intermediate_size": 2048, "num_experts_per_tok": 8,
+            "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 0,
+        },
+    ),
 }  # fmt: skip
 
 
@@ -309,3 +355,36 @@ def test_gemma_3_leaves_out_what_is_its_classs():
     spec = from_config(text, "gemma")
     assert spec.numel == 3_880_263_168
     assert sum(not kind.sliding for kind in spec.arch.kinds) == 5
+
+
+def test_values_of_another_width_are_padded_for_flash_attention():
+    """Kernels see 192 for both under FlashAttention; others 192 and 128, and save that much less."""
+    spec = from_config(MODELS["DeepSeek-V2-Lite"][1], "deepseek")
+    seen = {}
+    for attention in ("flash", "sdpa"):
+        found = list(computes(trace(spec, Workload(1, 128, attention=attention))))
+        kernels = {k for compute in found for k in (*compute.forward, *compute.backward) if isinstance(k, Attention)}
+        seen[attention] = {(kernel.head_dim, kernel.value_dim) for kernel in kernels}
+    assert seen == {"flash": {(192, 0)}, "sdpa": {(192, 128)}}
+
+
+def test_a_model_of_the_hub_is_run_as_the_one_it_equals():
+    spec = from_config(MODELS["Kimi-K2"][1], "kimi")
+    assert spec.notes == ("kimi: kimi_k2 is run as transformers' deepseek_v3",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"topk_method": "noaux_tc"}, "topk_method"),
+        ({"num_key_value_heads": 4}, "num_key_value_heads"),
+        ({"num_experts_per_tok": 65}, "num_experts_per_tok"),
+        ({"topk_method": "group_limited_greedy", "n_group": 5}, "n_group"),
+        ({"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 5}, "topk_group"),
+        ({"qk_rope_head_dim": 63}, "qk_rope_head_dim"),
+    ],
+)
+def test_what_latent_attention_cannot_be(changes: dict[str, Any], field: str):
+    with pytest.raises(InputError) as caught:
+        from_config(MODELS["DeepSeek-V2-Lite"][1] | changes, "deepseek")
+    assert caught.value.field == field

@@ -45,7 +45,6 @@ def test_what_weights_and_biases_keeps_of_a_run():
         "grad_clip": 1.0,
         "precision": "bf16",
         "optimizer.name": "adamw",
-        "optimizer.impl": "fused",
         "framework.name": "ddp",  # fsdp is an empty list, whatever its options say
     }
     assert reading.places[("grad_accum",)][1] == 17

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from zsim.cluster.spec import Host
+from zsim.cost.host import cpu_seconds
+from zsim.cost.profile import load_profile
 from zsim.errors import InputError, NotModeled
 from zsim.model.architecture import Architecture, LayerKind
 from zsim.model.huggingface import from_architecture, from_config
@@ -143,6 +146,20 @@ def test_float32_sums_are_cast_for_the_host() -> None:
     program = on_the_cpu(3, "bfloat16", grad_accum_dtype="float32", grad_accum=2)
     casts = [item for item in program.steps[-1] if isinstance(item, Alloc) and item.key.endswith("cast")]
     assert sum(item.nbytes for item in casts) == pytest.approx(2 * owned(program), rel=0.01)
+
+
+@pytest.mark.parametrize(("avx512", "seconds"), [(True, 0.61e-9), (False, 2.9e-9)])
+def test_a_core_converts_every_weight(avx512: bool, seconds: float) -> None:
+    """Of one thread the arithmetic is the limit, of many what they read and write."""
+    host = Host(1, 64, 1 << 40, 200e9, vendor="amd", avx512=avx512)
+    work = next(op.work for op in ops(on_the_cpu(3, "bfloat16")) if isinstance(op.work, CpuWork) and op.work.moments)
+    cost = load_profile("H100-SXM").cpu
+    alone = cpu_seconds(work, cost, host, 1, 1)
+    assert alone == pytest.approx(work.numel * max(seconds, 22 / cost.thread_bandwidth["amd"]))
+    assert cpu_seconds(work, cost, host, 1, 64) == pytest.approx(work.nbytes / (200e9 * cost.dram_efficiency))
+    plain = next(op.work for op in ops(on_the_cpu(3, "float32")) if op.label == "adamw")
+    assert isinstance(plain, CpuWork)
+    assert plain.moments is None
 
 
 def test_autocast_over_the_models_own_type_widens_operators() -> None:

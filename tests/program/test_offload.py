@@ -13,7 +13,7 @@ from zsim.model.architecture import Architecture, LayerKind
 from zsim.model.huggingface import from_architecture
 from zsim.model.spec import ModelSpec, Workload
 from zsim.model.trace import trace
-from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
+from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 from zsim.program.activations import StreamedTensors
 from zsim.program.builder import Builder, pinned_bytes
 from zsim.program.lower import lower
@@ -283,6 +283,34 @@ def test_every_rank_reads_the_checkpoint_unless_told_otherwise() -> None:
     assert first(load="rank0").category == RANK_0  # type: ignore[union-attr]
     assert first(load="meta") is None
     assert "checkpoint" not in held(program(), "host", until=0)
+
+
+def at_load(plan: AnyPlan) -> dict[str, tuple[str, int]]:
+    run = lower(MODEL, trace(MODEL, WORKLOAD), plan, WORKLOAD)
+    keys = ("checkpoint", "checkpoint file")
+    return {i.key: (i.category, i.nbytes) for i in run.init if isinstance(i, Alloc) and i.key in keys}
+
+
+def test_older_releases_read_whole_files_of_a_checkpoint() -> None:
+    """transformers 4.34 and older: torch.load of a file of at most 10 GB beside the model, also under zero.Init."""
+    two, four = 2 * MODEL.numel, 4 * MODEL.numel
+    old = at_load(DeepSpeedPlan(world_size=2, stage=2, version="0.10.3"))
+    assert old == {"checkpoint": ("checkpoint", two), "checkpoint file": ("checkpoint", two)}
+    assert at_load(DeepSpeedPlan(world_size=2, stage=2, version="0.11.0")) == {"checkpoint": ("checkpoint", two)}
+    under_init = DeepSpeedPlan(world_size=2, stage=3, zero_init=True, version="0.10.3")
+    assert at_load(under_init) == {"checkpoint": ("checkpoint", two)}
+    assert at_load(replace(under_init, version="0.11.0")) == {"checkpoint": (RANK_0, two)}
+    # what FSDP1 keeps in float32 was loaded so, before accelerate converted it
+    assert at_load(Fsdp1Plan(world_size=2, version="2.0.1"))["checkpoint"] == ("checkpoint", four)
+    assert at_load(Fsdp1Plan(world_size=2)) == {"checkpoint": ("checkpoint", two)}
+
+
+def test_pinned_memory_is_rounded_from_torch_1_11_on() -> None:
+    """THCCachingHostAllocator.cpp takes what is asked for; DeepSpeed before 0.6 ran on it."""
+    options = {"offload_param": "cpu", "offload_optimizer": "cpu", "offload_optimizer_pin_memory": True}
+    shards = 2 * OWNED
+    assert held(program(**options, version="0.5.9"), "host")["parameters"] == shards
+    assert held(program(**options, version="0.6.0"), "host")["parameters"] == pinned_bytes(shards) > shards
 
 
 @pytest.mark.parametrize("plan", [Fsdp1Plan(world_size=2, cpu_offload=True), Fsdp2Plan(world_size=2, cpu_offload=True)])

@@ -83,7 +83,7 @@ def test_what_stays_on_the_gpu_is_not_the_workers() -> None:
 
 def test_a_share_of_the_cores() -> None:
     host = Host(sockets=1, cores=10, dram_bytes=1, dram_bandwidth=1e12, vendor="intel")
-    cost = CpuCost(dram_efficiency=1.0, crowded_efficiency=0.2, thread_bandwidth={"default": 1e9})
+    cost = CpuCost(dram_efficiency=1.0, crowded_efficiency=0.2, thread_bandwidth={"default": 1e9}, conversion={})
     whole, half = (cpu_seconds(CpuWork("adamw", 1, 1e9, cores), cost, host, 1, None) for cores in (1.0, 0.5))
     assert half == pytest.approx(2 * whole) == pytest.approx(0.2)
 

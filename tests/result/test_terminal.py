@@ -136,6 +136,16 @@ def test_a_full_gpu_is_not_said_to_have_room(result):
     assert "free per GPU" not in text[:200]
 
 
+def test_a_host_that_is_nearly_full_is_not_said_to_have_room(result):
+    """What the system and other processes take is not simulated."""
+    host = dataclasses.replace(result.host, capacity_bytes=200 << 30, peak_bytes=170 << 30)
+    assert not dataclasses.replace(result, host=host).tight
+    full = dataclasses.replace(result, host=dataclasses.replace(host, peak_bytes=190 << 30))
+    assert full.tight
+    assert full.fits
+    assert terminal.verdict(full).startswith("FITS, tight: miniature: 190 of 200 GiB of host RAM per node, without the")
+
+
 def test_settings_of_the_allocator_are_in_the_headline(result):
     assert "allocator" not in terminal.headline(result.headline)
     settings = result.headline.plan["allocator"] | {"expandable_segments": True, "max_split_size_mb": 128}

@@ -157,6 +157,40 @@ def test_defaults_by_version(write, version: str, stage: int, check: bool, pinne
     assert bool(setup.not_modeled) == (version != "0.19.8")
 
 
+@pytest.mark.parametrize(
+    ("framework", "extra", "impl"),
+    [
+        ("{name: fsdp1, version: 1.13.1}", "", "loop"),
+        ("{name: fsdp1, version: 2.0.1}", "", "loop"),
+        ("{name: fsdp1, version: 2.0.1}", "fsdp: {use_orig_params: true}", "foreach"),
+        ("{name: fsdp1, version: 2.5.1}", "", "foreach"),
+        ("{name: fsdp1, version: 2.5.1}", "fsdp: {use_orig_params: false}", "loop"),
+        ("{name: ddp, version: 2.7.1}", "", "foreach"),
+        ("{name: fsdp2, version: 2.8.0}", "", "fused"),
+        ("{name: fsdp2, version: 2.7.0}", "optimizer: {impl: fused}", "fused"),
+        ("{name: fsdp2, version: 2.7.0}", "implementation: torchtitan", "fused"),
+        ("{name: deepspeed, version: 0.17.4}", "optimizer: {decay_groups: true}", "foreach"),
+        ("{name: deepspeed, version: 0.17.5}", "optimizer: {decay_groups: true}", "fused"),
+        ("{name: deepspeed, version: 0.15.3}", "", "fused"),
+    ],
+)
+def test_the_trainers_adamw_by_release(write, framework: str, extra: str, impl: str) -> None:
+    """DeepSpeed's own optimizer is fused; decay_groups says that the Trainer's is in its place."""
+    assert resolve(write(extra + "\n", framework=framework)).plan.optimizer.impl == impl
+
+
+def test_offload_takes_the_trainers_place(write) -> None:
+    text = "zero: {stage: 2, offload_optimizer: cpu}\noptimizer: {decay_groups: true}\n"
+    assert resolve(write(text, framework="{name: deepspeed, version: 0.15.3}")).plan.optimizer.impl == "cpu"
+
+
+@pytest.mark.parametrize(("version", "limits"), [("2.0.1", False), ("2.1.0", True)])
+def test_fsdp1_limits_gathers_and_keeps_parameters_from_torch_2_1_on(write, version: str, limits: bool) -> None:
+    plan = resolve(write(framework=f"{{name: fsdp1, version: {version}}}")).plan
+    assert isinstance(plan, Fsdp1Plan)
+    assert plan.limit_all_gathers is plan.use_orig_params is limits
+
+
 def test_ddp_is_autocast_over_float32(write) -> None:
     assert plan_of(write(framework="ddp")) == DdpPlan(world_size=8, dtype="float32", autocast="bfloat16")
     assert plan_of(write("precision: fp32\n", framework="ddp")) == DdpPlan(world_size=8)

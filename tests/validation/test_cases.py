@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from zsim.validation import cases
 
@@ -15,6 +16,8 @@ ROOT = Path(__file__).parents[2]
 DOCUMENT = cases.read(ROOT / "validation" / "cases" / "cases.yaml")
 CASES = {case["id"]: case for case in DOCUMENT["cases"]}
 CORPUS = ROOT / ".." / "shared" / "reference" / "corpus" / "cases.csv"
+BLIND = ROOT / "validation" / "cases" / "blind.yaml"
+FIRST = ROOT / "validation" / "cases" / "blind_first.yaml"
 
 
 @cache
@@ -50,3 +53,65 @@ def test_every_collected_report_is_a_case_or_lacks_something() -> None:
         collected = {row["id"] for row in csv.DictReader(file)}
     assert collected == CASES.keys() | DOCUMENT["incomplete"].keys()
     assert not CASES.keys() & DOCUMENT["incomplete"].keys()
+
+
+def test_what_was_said_of_reports_never_seen_is_kept() -> None:
+    """67 of 83 outcomes and 10 of 12 orders, whatever is learned from them."""
+    reports, first = cases.read(BLIND)["cases"], yaml.safe_load(FIRST.read_text(encoding="utf-8"))
+    assert {case["id"]: set(case["runs"]) for case in reports} == {
+        name: set(runs) for name, runs in first["outcomes"].items()
+    }
+    observed = {(case["id"], name): own["observed"] for case in reports for name, own in settings(case).items()}
+    assert len(observed) == 83
+    assert sum(first["outcomes"][case][name] == outcome for (case, name), outcome in observed.items()) == 67
+    assert len(first["orders"]) == 12
+    assert sum(factor > 1 for *_, factor in first["orders"]) == 10
+
+
+# One of each kind that is quick to simulate: fits, out of memory, host out of memory, a difference that is explained.
+@pytest.mark.parametrize("name", ["B04", "B12", "B20", "B46", "B53", "B57"])
+def test_reports_never_seen_before_come_out_as_they_are_said_to(name: str) -> None:
+    document = cases.read(BLIND)
+    case = next(case for case in document["cases"] if case["id"] == name)
+    runs = {run.name: run for run in cases.outcomes(document, case)}
+    for label, own in settings(case).items():
+        assert runs[label].agrees != bool(own.get("why")), f"{label}: {runs[label].predicted}, {runs[label].detail}"
+    assert all(order.agrees for order in cases.order(case, runs))
+
+
+def test_the_section_on_reports_tells_what_was_said_first_and_what_is_said_now(tmp_path: Path) -> None:
+    base = BLIND.parent.resolve() / "cases.yaml"
+    small = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 512, "n_positions": 128}
+    run = {"model": "small", "machine": "1x T4, 25 GB", "framework": "ddp", "seq_len": 64, "precision": "fp16"}
+    machine = {"gpu": "T4", "gpus": 1, "cpu": {"sockets": 1, "cores": 4, "dram_gib": 25, "dram_gbps": 50}}
+    document = {
+        "base": str(base),
+        "models": {"small": small},
+        "machines": {"1x T4, 25 GB": machine},
+        "cases": [
+            {
+                "id": "X1",
+                "source": "nowhere",
+                "common": run,
+                "runs": {
+                    "one": {"micro_batch": 1, "observed": "fits"},
+                    "two": {"micro_batch": 2, "observed": "out of memory", "why": "made up"},
+                },
+                "faster": [["two", "one"]],
+            }
+        ],
+    }
+    first = {
+        "date": "2026-11-30",
+        "commit": "abc",
+        "outcomes": {"X1": {"one": "fits", "two": "out of memory"}},
+        "orders": [["X1", "two", "one", 0.9]],
+    }
+    for name, content in (("blind.yaml", document), ("first.yaml", first)):
+        (tmp_path / name).write_text(yaml.safe_dump(content), encoding="utf-8")
+    text = "\n".join(cases.blind(tmp_path / "blind.yaml", tmp_path / "first.yaml"))
+    assert "2 of 2 outcomes with full settings agreed (100%), 0 of 1 orders." in text
+    assert "Outcomes: 1 of 2 with full settings agree (50%)." in text
+    assert "| X1 | two | out of memory | out of memory | fits |" in text
+    assert "| **differs**: made up |" in text
+    assert "| X1 | two | one | 0.90 x |" in text

@@ -4,7 +4,9 @@
 
 Small models of random weights run forward and backward under fake tensors; a dispatch mode follows every storage.
 Live bytes leave out parameters, buffers and inputs, and count parameter gradients. `sdpa` goes to the CUDA flash op
-without a mask (see memory.py); `eager` is transformers' own.
+without a mask (see memory.py), or to the memory-efficient one where heads of values have another width; `padded` goes
+to the flash op all the same, with values padded as transformers' flash attention does. `eager` is transformers' own.
+Routers' weights that DeepSeek's classes make in float32 are cast, as DeepSpeed and FSDP cast all parameters.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import json
 import os
 import sys
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from validation.oracles.memory import use_flash_attention
+from validation.oracles.memory import flash_attention, use_flash_attention
 
 SMALL = {
     "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -38,6 +41,12 @@ WINDOWS = {"num_hidden_layers": 5, "sliding_window": 32}  # four layers with one
 TOKENS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}  # inside the small vocabulary
 ENCODERS = ("bert", "roberta")
 ENCODER = {"intermediate_size": 256, "max_position_embeddings": 130, "attention_probs_dropout_prob": 0.0}
+LATENT = {  # four heads of 24 + 8, values of 16
+    **PLAIN, "num_key_value_heads": 4, "intermediate_size": 176, "q_lora_rank": 40, "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 1,
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_shared_experts": 2,
+}  # fmt: skip
+PADDED = ("padded", "sdpa", "eager")
 FLASH, BOTH, EAGER = ("sdpa",), ("sdpa", "eager"), ("eager",)
 
 # name -> (attention implementations that the family has, config.json)
@@ -149,6 +158,22 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         BOTH,
         {"model_type": "gpt_bigcode", "n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 199, "n_positions": 128},
     ),
+    "deepseek_v2-lite": (PADDED, {"model_type": "deepseek_v2", **LATENT, "q_lora_rank": None}),
+    "deepseek_v2": (
+        PADDED,
+        {
+            "model_type": "deepseek_v2", **LATENT, "topk_method": "group_limited_greedy", "n_group": 4,
+            "topk_group": 2, "attention_bias": True,
+        },
+    ),
+    "deepseek_v3": (PADDED, {"model_type": "deepseek_v3", **LATENT, "n_group": 4, "topk_group": 2}),
+    "deepseek_v3-halves": (
+        FLASH,
+        {
+            "model_type": "deepseek_v3", **LATENT, "n_group": 1, "topk_group": 1, "q_lora_rank": None,
+            "rope_interleave": False,
+        },
+    ),
     "gpt_bigcode-heads": (
         FLASH,
         {
@@ -191,17 +216,33 @@ def build(config: dict[str, Any], attention: str) -> Any:
     """The model in bfloat16, in training mode."""
     fields = dict(config)
     made = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
-    made._attn_implementation, made.use_cache = attention, False
-    if config["model_type"] in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"):
+    made._attn_implementation, made.use_cache = "sdpa" if attention == "padded" else attention, False
+    if config["model_type"] in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3"):
         made._experts_implementation = "grouped_mm"
     torch.set_default_dtype(torch.bfloat16)
     auto = transformers.AutoModelForMaskedLM if config["model_type"] in ENCODERS else transformers.AutoModelForCausalLM
     model = auto.from_config(made).train()
     torch.set_default_dtype(torch.float32)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
     return model
 
 
+def attend(padded: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **settings: Any) -> torch.Tensor:
+    """What torch's scaled_dot_product_attention runs on a GPU, or transformers' flash_attention_forward if `padded`."""
+    if q.shape[-1] == v.shape[-1]:
+        return flash_attention(q, k, v, **settings)
+    if padded:
+        padding = [0, q.shape[-1] - v.shape[-1]]
+        return flash_attention(q, k, torch.nn.functional.pad(v, padding), **settings)[..., : v.shape[-1]]
+    assert settings.pop("attn_mask", None) is None
+    scale, causal = settings["scale"], settings["is_causal"]
+    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+    return efficient(q, k, v, None, True, settings["dropout_p"], causal, scale=scale)[0]
+
+
 def record(config: dict[str, Any], attention: str, batch: int, seq: int, checkpointing: str) -> dict[str, Any]:
+    torch.nn.functional.scaled_dot_product_attention = partial(attend, attention == "padded")
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build(config, attention)
         if checkpointing == "full":

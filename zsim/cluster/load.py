@@ -9,6 +9,7 @@
           # slots: {gpu3: [4, 8]}: generation and lanes of one device; switches are plx0, plx1, ... in order
     p2p: auto                     # auto | none | all
     cpu: {vendor: intel, sockets: 2, cores: 112, dram_gib: 2048, dram_gbps: 614.4, socket_link: upi_sapphire_rapids}
+          # avx512: false for CPUs without it (AMD before Zen 4, ARM): DeepSpeedCPUAdam on weights in bf16
     nics: {gbps: 400, gdr: true}  # gigabits per second, each; or {nic0: 400, nic1: 100}
     nvme: {tb: 30, read_gbps: 40, write_gbps: 20}
     fabric: {kind: rail, transport: rdma}   # uplink_share: 0.5 for a fat tree with half the uplinks
@@ -120,9 +121,11 @@ def _node_plan(data: Mapping[str, Any]) -> NodePlan:
     if len(names) != count:
         raise InputError(f"{len(names)} GPU names for {count} GPUs", field="gpu")
     devices = tuple(catalog.device(str(name)) for name in names)
-    cpu = _mapping(
-        data.get("cpu") or {}, "cpu", ("vendor", "model", "sockets", "cores", "dram_gib", "dram_gbps", "socket_link")
-    )
+    known = ("vendor", "model", "sockets", "cores", "dram_gib", "dram_gbps", "socket_link", "avx512")
+    cpu = _mapping(data.get("cpu") or {}, "cpu", known)
+    avx512 = cpu.get("avx512", cpu.get("vendor") not in ("arm", "apple"))
+    if not isinstance(avx512, bool):
+        raise InputError(f"{avx512!r} is not true or false", field="cpu.avx512", accepted="true or false")
     sockets = cpu.get("sockets", 1)
     _positive_int(sockets, "cpu.sockets")
     nvme = _mapping(data.get("nvme") or {}, "nvme", ("tb", "read_gbps", "write_gbps"))
@@ -135,6 +138,7 @@ def _node_plan(data: Mapping[str, Any]) -> NodePlan:
         nvme_read=nvme.get("read_gbps", 0) * 1e9,
         nvme_write=nvme.get("write_gbps", 0) * 1e9,
         vendor=cpu.get("vendor", ""),
+        avx512=avx512,
     )
     nics = _mapping(data.get("nics") or {}, "nics", ("gbps", "gdr", "count", "model"))
     pcie = _mapping(data.get("pcie") or {}, "pcie", ("gen", "lanes", "tree", "switches", "slots"))

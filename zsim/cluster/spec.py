@@ -73,6 +73,7 @@ class Host:
     nvme_read: float = 0.0
     nvme_write: float = 0.0
     vendor: str = ""  # intel | amd | arm | apple
+    avx512: bool = True
 
 
 @dataclass(frozen=True)

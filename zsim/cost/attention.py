@@ -20,18 +20,24 @@ def seconds(kernel: Attention, cost: AttentionCost, peak: float) -> float:
 _CUDNN_FIRST = ("9.0", "10.0", "10.3")
 
 
-def implementation(asked: str, device: Device) -> str:
-    """The kernel that `asked` runs as on `device`.
+def implementation(kernel: Attention, device: Device) -> str:
+    """The kernel that `kernel.impl`, what was asked for, runs as on `device`.
 
     torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: `check_prefer_cudnn_attention` (with cuDNN 9.15.1,
     which the wheels for CUDA 13 bring; the older ones for CUDA 12 stay with FlashAttention), `check_flash_attention_
-    hardware_support`, after which SDPA takes its memory-efficient kernel.
+    hardware_support`, after which SDPA takes its memory-efficient kernel; `check_cudnn_tensor_shapes` and `check_head_
+    dim_size_flash` for heads of values that are not as wide as those of queries (DeepSeek).
     """
+    asked, value_dim = kernel.impl, kernel.value_dim or kernel.head_dim
     if device.without_flash and asked in ("sdpa", "flash"):
         return "efficient"
-    if asked == "sdpa":
-        return "cudnn" if device.compute_capability in _CUDNN_FIRST else "flash"
-    return asked
+    if asked != "sdpa":
+        return asked
+    cudnn = device.compute_capability in _CUDNN_FIRST
+    if value_dim == kernel.head_dim:
+        return "cudnn" if cudnn else "flash"
+    fits = max(kernel.head_dim, value_dim) <= 128 or (kernel.head_dim, value_dim) == (192, 128)
+    return "cudnn" if cudnn and fits else "efficient"
 
 
 def visible_share(kernel: Attention, tile: int) -> float:

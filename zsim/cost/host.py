@@ -37,4 +37,8 @@ def cpu_seconds(work: CpuWork, cost: CpuCost, host: Host, ranks_on_node: int, th
     reached = cost.dram_efficiency + (cost.crowded_efficiency - cost.dram_efficiency) * crowded
     share = reached / ranks_on_node
     own = cost.thread_bandwidth.get(host.vendor, cost.thread_bandwidth["default"]) * min(threads, host.cores)
-    return work.nbytes / min(host.dram_bandwidth * share, own)
+    moving = work.nbytes / min(host.dram_bandwidth * share, own)
+    if work.moments is None:
+        return moving
+    converting = cost.conversion["avx512" if host.avx512 else "scalar"][work.moments]
+    return max(moving, work.numel * converting / min(threads, host.cores))

@@ -137,7 +137,7 @@ def kernel_seconds(kernel: Kernel, device: Device, profile: Profile) -> float:
     if isinstance(kernel, Gemm):
         arithmetic = gemm.seconds(kernel, profile.gemm, peak_flops(device, kernel.dtype))
     elif isinstance(kernel, Attention):
-        cost = profile.attention.get(attention.implementation(kernel.impl, device)) or profile.attention["flash"]
+        cost = profile.attention.get(attention.implementation(kernel, device)) or profile.attention["flash"]
         arithmetic = attention.seconds(kernel, cost, peak_flops(device, kernel.dtype))
     return kernel.launches * profile.launch_gap + max(arithmetic, traffic)
 

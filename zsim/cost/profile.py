@@ -65,11 +65,13 @@ class HostCost:
 class CpuCost:
     """Arithmetic on host tensors, which only moves bytes: the share of nominal DRAM bandwidth that the processes of a
     node reach together, with as many threads as cores (`dram_efficiency`) or from twice as many on
-    (`crowded_efficiency`), and bytes/s of one thread by the CPU's vendor."""
+    (`crowded_efficiency`), and bytes/s of one thread by the CPU's vendor. `conversion`: seconds of one thread for an
+    element of DeepSpeedCPUAdam on 16-bit weights, by instruction set and by the type of its moments."""
 
     dram_efficiency: float
     crowded_efficiency: float
     thread_bandwidth: Mapping[str, float]
+    conversion: Mapping[str, Mapping[str, float]]
 
 
 _NAMES = {

@@ -15,6 +15,20 @@ class Moe:
     norm_top_k: bool = True  # the chosen weights are divided by their sum
     shared: int = 0  # width of the expert that every token goes through (Qwen2-MoE)
     autoep_size: int = 0  # ranks that share the experts, in DeepSpeed's own layer (AutoEP); 0: transformers' layer
+    groups: int = 0  # of experts, of which a token's choice is limited to the best few (DeepSeek); 0: any
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-V2): queries, keys and values come out of narrow projections. Widths in
+    elements; heads of queries and keys are `nope + rope` wide (`Architecture.head_dim`)."""
+
+    query_rank: int  # 0: queries are projected at once
+    key_value_rank: int
+    nope: int  # part of a head without positions
+    rope: int  # rotated part, of which all heads share the key's
+    value: int  # width of a head of values
+    interleaved: bool = True  # neighbours are rotated, not halves
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +70,7 @@ class Architecture:
     embedding_dropout: float = 0.0
     window: int | None = None
     moe: Moe | None = None
+    latent: Latent | None = None
     softcap: bool = False  # tanh on attention logits (Gemma 2)
     final_softcap: bool = False  # tanh on logits
     norm_affine: bool = True  # LayerNorms have a weight (OPT)
@@ -70,6 +85,12 @@ class Architecture:
         """The experts of a model that has them."""
         assert self.moe is not None
         return self.moe
+
+    @property
+    def mla(self) -> Latent:
+        """The ranks and widths of a model with latent attention."""
+        assert self.latent is not None
+        return self.latent
 
     @property
     def layers(self) -> int:

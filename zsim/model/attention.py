@@ -137,6 +137,11 @@ def _attend(
     weights = None
     if net.attention == "efficient":
         out = _efficient(q, k, v, mask)
+    elif net.attention in ("flash", "flash3") and v.shape[-1] != q.shape[-1]:
+        # transformers 5.24 integrations/flash_attention.py: values are padded, and the result is cut
+        width = v.shape[-1]
+        v = F.pad(v, q.shape[-1])
+        out = F.narrow(P.flash_attention(q, k, v, net.attention, window=window), -1, width)
     elif net.attention != "eager":
         out = P.flash_attention(q, k, v, net.attention, window=window)
     else:
@@ -176,11 +181,21 @@ def _scores(q: Tensor, k: Tensor, wide: bool) -> Tensor:
 
 def complex_rotate(x: Tensor, table: Tensor) -> Tensor:
     """Rotary embedding of [b, s, h, d] by complex multiplication (torchtitan): in float32 and back. Saves `table`."""
-    tape, dtype, shape = x.tape, x.dtype, x.shape
-    wide = F.to(x, "float32")
-    pairs = F.reshape(wide, *shape[:-1], shape[-1] // 2, 2)
-    if not x.needs_grad:
-        return F.to(F.pointwise(pairs), dtype)
+    wide = complex_pairs(x)
+    out = complex_product(wide, table)
+    del wide
+    return F.to(F.reshape(out, *x.shape), x.dtype)
+
+
+def complex_pairs(x: Tensor) -> Tensor:
+    """Neighbours as complex numbers, [..., d / 2, 2] in float32."""
+    return F.reshape(F.to(x, "float32"), *x.shape[:-1], x.shape[-1] // 2, 2)
+
+
+def complex_product(pairs: Tensor, table: Tensor) -> Tensor:
+    if not pairs.needs_grad:
+        return F.pointwise(pairs)
+    tape = pairs.tape
     saved = tape.save(table)
     out = F.pointwise(pairs)
 
@@ -190,5 +205,4 @@ def complex_rotate(x: Tensor, table: Tensor) -> Tensor:
         return (F.pointwise(g),)
 
     tape.link((pairs,), backward, out)
-    del wide, pairs
-    return F.to(F.reshape(out, *shape), dtype)
+    return out

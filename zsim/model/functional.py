@@ -14,7 +14,9 @@ from zsim.model.graph import Tensor
 from zsim.model.views import (
     clone,
     contiguous,
+    fill,
     narrow,
+    pad,
     permute,
     pick,
     repeat_heads,
@@ -27,9 +29,9 @@ from zsim.model.views import (
 )
 
 __all__ = [
-    "activation", "activation_by_result", "add", "cat", "contiguous", "divide", "dropout", "expand", "layout",
-    "low", "masked_fill", "mean_last", "mul", "narrow", "neg", "permute", "pick", "pointwise", "power", "repeat_heads",
-    "reshape", "rsqrt", "scale", "select", "shift", "split", "sum_last", "sum_middle", "to", "touch",
+    "activation", "activation_by_result", "add", "cat", "contiguous", "divide", "dropout", "expand", "fill",
+    "layout", "low", "masked_fill", "mean_last", "mul", "narrow", "neg", "pad", "permute", "pick", "pointwise", "power",
+    "repeat_heads", "reshape", "rsqrt", "scale", "select", "shift", "split", "sum_last", "sum_middle", "to", "touch",
     "transpose", "unsqueeze", "wide",
 ]  # fmt: skip
 

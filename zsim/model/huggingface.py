@@ -14,6 +14,9 @@ from zsim.model.readers import READERS
 from zsim.model.spec import ModelSpec
 from zsim.model.trace import parameters
 
+# model_type of a configuration whose code is on the hub -> the family in transformers that is the same model
+SAME = {"kimi_k2": "deepseek_v3"}
+
 
 def read_config(path: Path | str) -> ModelSpec:
     """The model of a config.json (or of the directory that holds one).
@@ -35,8 +38,10 @@ def _from_fields(fields: Fields, name: str) -> ModelSpec:
     family = fields.text("model_type", default="")
     if not family:
         fields.fail("model_type", "is missing", ", ".join(FAMILIES))
-    _refuse(fields, family)
-    return from_architecture(name, READERS[family](fields, family))
+    read_as = SAME.get(family, family)
+    _refuse(fields, read_as)
+    notes = () if read_as == family else (f"{name}: {family} is run as transformers' {read_as}",)
+    return from_architecture(name, READERS[read_as](fields, read_as), notes)
 
 
 def from_architecture(name: str, arch: Architecture, notes: tuple[str, ...] = ()) -> ModelSpec:

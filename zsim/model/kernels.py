@@ -41,8 +41,8 @@ class Attention:
     """Scaled-dot-product attention as one fused kernel (`flash`, `flash3`, `cudnn`, `efficient`).
 
     Unfused (`eager`) attention is written as two batched Gemms and Memory kernels instead.
-    `flops` counts the full square, as torch's FLOP counter does: 4 b h q k d forward, 2.5 times that
-    backward; `causal` tells the cost model that a good kernel skips half of it.
+    `flops` counts the full square, as torch's FLOP counter does: 2 b h q k (d + d_v) forward,
+    2 b h q k (3 d + 2 d_v) backward; `causal` tells the cost model that a good kernel skips half of it.
     """
 
     batch: int
@@ -58,16 +58,19 @@ class Attention:
     window: int | None = None
     label: str = "attention"
     launches: int = 1
+    value_dim: int = 0  # of a head of values, where it is not `head_dim`
 
     @property
     def flops(self) -> float:
-        forward = 4.0 * self.batch * self.heads * self.q_len * self.kv_len * self.head_dim
-        return 2.5 * forward if self.backward else forward
+        square = 2.0 * self.batch * self.heads * self.q_len * self.kv_len
+        value_dim = self.value_dim or self.head_dim
+        return square * (3 * self.head_dim + 2 * value_dim if self.backward else self.head_dim + value_dim)
 
     @property
     def bytes(self) -> float:
-        q_and_out = 2 * self.batch * self.heads * self.q_len * self.head_dim
-        k_and_v = 2 * self.batch * self.kv_heads * self.kv_len * self.head_dim
+        widths = self.head_dim + (self.value_dim or self.head_dim)
+        q_and_out = self.batch * self.heads * self.q_len * widths
+        k_and_v = self.batch * self.kv_heads * self.kv_len * widths
         passes = 2 if self.backward else 1
         return passes * (q_and_out + k_and_v) * DTYPE_BYTES[self.dtype]
 

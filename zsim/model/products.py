@@ -24,6 +24,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, conv1d: bool =
     x_grad, w_grad = flat.needs_grad, weight.needs_grad
     b_grad = bias is not None and bias.needs_grad
     bias_bytes = bias.nbytes if bias is not None and tape.autocast and bias.dtype != dtype else 0
+    leaf, size = weight if weight.param is not None else None, weight.shape  # another lives only as a saved tensor
     saved = tape.save(*([flat] if w_grad else []), *([weight] if x_grad else [])) if x_grad or w_grad else None
 
     def product() -> tuple[Tensor]:
@@ -41,7 +42,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, conv1d: bool =
     def weight_grad() -> Tensor | None:
         if not w_grad:
             return None
-        grad = tape.gradient(weight, weight.shape, dtype)
+        grad = tape.empty(size, dtype) if leaf is None else tape.gradient(leaf, size, dtype)
         tape.gemm(*((k, n) if conv1d else (n, k)), m, dtype)
         return grad
 
@@ -56,7 +57,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, conv1d: bool =
         kept = saved() if saved else ()  # noqa: F841  alive until both gradients are computed
         grad_w = weight_grad()
         grad_x = input_grad()
-        return grad_x, _widened(weight, grad_w)
+        return grad_x, _widened(leaf, grad_w)
 
     def addmm_backward(g: Tensor) -> tuple[Tensor | None, ...]:
         kept = saved() if saved else ()  # noqa: F841
@@ -64,7 +65,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, conv1d: bool =
         grad_w = weight_grad()
         if bias_bytes and b_grad:
             tape.memory(bias_bytes // 2, bias_bytes)
-        return g if b_grad else None, grad_x, _widened(weight, grad_w)
+        return g if b_grad else None, grad_x, _widened(leaf, grad_w)
 
     if x_grad or w_grad or b_grad:
         if bias is None:
@@ -74,9 +75,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, conv1d: bool =
     return out if len(x.shape) == 2 else reshape(out, *x.shape[:-1], n)
 
 
-def _widened(weight: Tensor, grad: Tensor | None) -> Tensor | None:
+def _widened(weight: Tensor | None, grad: Tensor | None) -> Tensor | None:
     """Under torch.autocast, a gradient that others are added to, in the weight's dtype."""
-    if grad is None or not weight.tape.autocast or weight.param is None or weight.param.pending == 1:
+    if grad is None or weight is None or not weight.tape.autocast or weight.param.pending == 1:  # type: ignore[union-attr]
         return grad
     if grad.dtype == weight.dtype:
         return grad
@@ -163,24 +164,25 @@ def flash_attention(
 
     Causal, or under the `mask` that the memory-efficient kernel takes, and saves. The result lies in memory as q does,
     the gradients as their inputs (`empty_like` in the kernels of FlashAttention); that of the memory-efficient kernel
-    as [b, s, h, d].
+    as [b, s, h, d], and so do its gradients where values have another width, which FlashAttention does not take.
     """
     if impl == "efficient" and mask is None:
         raise NotModeled("the memory-efficient kernel in this model", field="attention", accepted="flash, sdpa")
     tape, q, k, v = q.tape, low(q), low(k), low(v)
     mask = None if mask is None else low(mask)
     b, h, s, d = q.shape
-    kv_heads, kv_len = k.shape[1], k.shape[2]
+    kv_heads, kv_len, width = k.shape[1], k.shape[2], v.shape[-1]
+    narrow = width != d
     common = (b, h, kv_heads, s, kv_len, d, causal and mask is None, impl, q.dtype)
     grad = q.needs_grad or k.needs_grad or v.needs_grad
     inputs = tape.save(q, k, v, *([] if mask is None else [mask])) if grad else None
 
     def attend() -> tuple[Tensor, ...]:
-        strides = (s * h * d, d, h * d, 1) if impl == "efficient" else layout(q)
-        out = tape.empty((b, h, s, d), q.dtype, strides)
+        strides = _by_tokens((b, h, s, width)) if impl == "efficient" or narrow else layout(q)
+        out = tape.empty((b, h, s, width), q.dtype, strides)
         lse = tape.empty((b, h, s), "float32")
-        rng_state, unused = tape.empty((2,), "uint64"), tape.empty((), "uint64")
-        tape.kernel(Attention(*common, window=window))
+        rng_state, unused = tape.empty(() if narrow else (2,), "uint64"), tape.empty((), "uint64")
+        tape.kernel(Attention(*common, window=window, value_dim=width if narrow else 0))
         return out, lse, rng_state, unused
 
     results = tape.frame.cached("attention", tape.open(), attend) if tape.frame is not None else attend()
@@ -188,18 +190,24 @@ def flash_attention(
     if grad:
         outputs = tape.save(*results)
         del results
-        shapes = [(t.shape, layout(t)) for t in (q, k, v)]
+        shapes = [(t.shape, _by_tokens(t.shape) if narrow else layout(t)) for t in (q, k, v)]
         dtype = q.dtype
 
         def backward(g: Tensor) -> tuple[Tensor, ...]:
             kept = inputs(), outputs()  # type: ignore[misc]  # noqa: F841
             grads = tuple(tape.empty(shape, dtype, strides) for shape, strides in shapes)
             scratch = _backward_scratch(tape, impl, b, h, kv_heads, s, kv_len, d, dtype)  # noqa: F841
-            tape.kernel(Attention(*common, backward=True, window=window))
+            tape.kernel(Attention(*common, backward=True, window=window, value_dim=width if narrow else 0))
             return grads
 
         tape.link((q, k, v), backward, out)
     return out
+
+
+def _by_tokens(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of [b, h, s, d] that lies in memory as [b, s, h, d]."""
+    _, h, s, d = shape
+    return (s * h * d, d, h * d, 1)
 
 
 def _backward_scratch(

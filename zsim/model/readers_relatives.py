@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zsim.errors import NotModeled
-from zsim.model.architecture import Architecture, LayerKind, Moe
+from zsim.model.architecture import Architecture, Latent, LayerKind, Moe
 from zsim.model.fields import Fields
 from zsim.model.reader_parts import (
     read_activation,
@@ -249,11 +249,73 @@ def _bert(fields: Fields, family: str) -> Architecture:
     )
 
 
+def _deepseek(fields: Fields, family: str) -> Architecture:
+    """transformers 5.24 reads neither moe_layer_freq nor scoring_func, and of topk_method only V2's."""
+    second = family == "deepseek_v2"
+    layers = read_layers(fields, "num_hidden_layers")
+    dense = fields.size("first_k_dense_replace", default=0 if second else 3, least=0)
+    latent = Latent(
+        query_rank=fields.size("q_lora_rank", default=1536 if fields.absent("q_lora_rank") else 0),
+        key_value_rank=fields.size("kv_lora_rank", default=512),
+        nope=fields.size("qk_nope_head_dim", default=128),
+        rope=fields.size("qk_rope_head_dim", default=64),
+        value=fields.size("v_head_dim", default=128),
+        interleaved=second or fields.flag("rope_interleave", default=True),
+    )
+    if latent.rope % 2:
+        fields.fail("qk_rope_head_dim", f"is {latent.rope}", "an even number")
+    bias = fields.flag("attention_bias", default=False)
+    heads = fields.size("num_attention_heads")
+    if fields.size("num_key_value_heads", default=heads) < heads:
+        fields.fail("num_key_value_heads", "is less than the heads", f"{heads}: each has a key of its own")
+    return Architecture(
+        family=family,
+        hidden=fields.size("hidden_size"),
+        heads=heads,
+        kv_heads=heads,
+        head_dim=latent.nope + latent.rope,
+        intermediate=fields.size("intermediate_size"),
+        vocab=fields.size("vocab_size"),
+        kinds=tuple(LayerKind(sparse=layer >= dense) for layer in range(layers)),
+        tied=fields.flag("tie_word_embeddings", default=False),
+        positions=fields.size("max_position_embeddings", default=2048),
+        activation=read_activation(fields, "hidden_act", default="silu"),
+        attention_dropout=read_dropout(fields, "attention_dropout"),
+        mlp_bias=second and fields.flag("mlp_bias", default=False),
+        moe=_deepseek_experts(fields, second),
+        latent=latent,
+        attention_bias=bias,
+        output_bias=bias,
+    )
+
+
+def _deepseek_experts(fields: Fields, second: bool) -> Moe:
+    experts = fields.size("n_routed_experts", "num_experts", "num_local_experts", default=64 if second else 256)
+    width = fields.size("moe_intermediate_size", default=1407 if second else 2048)
+    method = fields.text("topk_method", default="greedy") if second else "group_limited_greedy"
+    if method not in ("greedy", "group_limited_greedy"):
+        fields.fail("topk_method", f"is {method!r}", "greedy, group_limited_greedy")
+    groups = 0
+    if method != "greedy":
+        groups = fields.size("n_group", default=None if second else 8)
+        if experts % groups:
+            fields.fail("n_group", f"is {groups}, which does not divide the {experts} experts", "a divisor")
+        if fields.size("topk_group", default=None if second else 4) > groups:
+            fields.fail("topk_group", f"is more than the {groups} groups", f"1 to {groups}")
+    top_k = fields.size("num_experts_per_tok", default=None if second else 8)
+    if top_k > experts:
+        fields.fail("num_experts_per_tok", f"is {top_k}, more than the {experts} experts", f"1 to {experts}")
+    shared = width * fields.size("n_shared_experts", default=2 if second else 1)
+    norm = not second and fields.flag("norm_topk_prob", default=True)
+    return Moe(experts, top_k, width, norm, shared, groups=groups)
+
+
 RELATIVES: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("granite", "hunyuan_v1_dense", "arcee"), _llama_like),
     **dict.fromkeys(("cohere", "cohere2"), _cohere),
     **dict.fromkeys(("glm", "glm4"), _glm),
     **dict.fromkeys(("bert", "roberta"), _bert),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _deepseek),
     "gpt_oss": _gpt_oss,
     "olmo": _olmo,
     "olmo3": _olmo3,

@@ -201,6 +201,50 @@ def cat(parts: Sequence[Tensor], dim: int = -1) -> Tensor:
     return out
 
 
+def pad(x: Tensor, width: int) -> Tensor:
+    """A copy with zeros behind the last dimension; backward copies what is not padding (`constant_pad_nd`)."""
+    out = x.tape.empty((*x.shape[:-1], width), x.dtype)
+    x.tape.memory(0, out.nbytes, "copy")
+    x.tape.memory(x.nbytes, x.nbytes, "copy")
+    if x.needs_grad:
+        size = x.shape[-1]
+        x.tape.link((x,), lambda g: (clone(_narrow(g, len(g.shape) - 1, size)),), out)
+    return out
+
+
+def fill(parts: Sequence[Tensor]) -> Tensor:
+    """An empty tensor, of which each part is copied into its slice of the last dimension: `out[..., a:b].copy_(part)`.
+
+    Parts of the same shape but for that dimension; one of them may be expanded. Backward is `CopySlices`, the last
+    slice first: a copy of the gradient, of its slice another one, which is the part's, and zeros that overwrite it.
+    """
+    first = parts[0]
+    tape, dtype = first.tape, first.dtype
+    out = tape.empty((*first.shape[:-1], sum(part.shape[-1] for part in parts)), dtype)
+    for number, part in enumerate(parts):
+        tape.memory(part.nbytes, part.nbytes, "copy")
+        if part.needs_grad or out.needs_grad:
+            _link_slice(out, part, written_before=number > 0)
+    return out
+
+
+def _link_slice(out: Tensor, part: Tensor, written_before: bool) -> None:
+    size = part.shape[-1]
+    before = view_of(out, out.shape, out.strides)
+    before.node, before.index = out.node, out.index
+
+    def backward(g: Tensor) -> tuple[Tensor | None, Tensor]:
+        result = clone(g)
+        mine = clone(_narrow(result, len(result.shape) - 1, size))
+        if written_before:
+            zeros = g.tape.empty(mine.shape, mine.dtype)
+            g.tape.memory(0, zeros.nbytes, "copy")
+            g.tape.memory(zeros.nbytes, zeros.nbytes, "copy")
+        return result if written_before else None, mine
+
+    out.tape.link((before, part), backward, out)
+
+
 def repeat_heads(x: Tensor, repeats: int, dim: int = 1) -> Tensor:
     """Key or value heads (dimension `dim`) repeated for grouped queries: expanded, and copied unless it is one head;
     backward sums."""

@@ -92,12 +92,13 @@ class Recipe:
         return self.document.error(path, message, accepted)
 
     def optimizer(self, name: str, default: str) -> None:
+        """How a default steps depends on the release, which the scenario says (scenario/plans.py)."""
         value = str(self.get(name, default)).lower()
         if value not in OPTIMIZERS:
             raise self.document.error((name,), f"optimizer {value}", ", ".join(OPTIMIZERS), kind=NotModeled)
         kind, implementation = OPTIMIZERS[value]
         self.set("optimizer.name", kind, name)
-        if implementation:
+        if implementation and self.get(name) is not None:
             self.set("optimizer.impl", implementation, name)
         if value.startswith("paged"):
             self.set("optimizer.paged", True, name)

@@ -22,9 +22,13 @@ from zsim.program.ops import (
 
 
 class Builder:
-    """Collects instructions in issue order. Op ids count from 0 within a step."""
+    """Collects instructions in issue order. Op ids count from 0 within a step.
 
-    def __init__(self) -> None:
+    `rounds_pinned`: torch's allocator of pinned memory takes powers of two, as from torch 1.11 on.
+    """
+
+    def __init__(self, *, rounds_pinned: bool = True) -> None:
+        self.rounds_pinned = rounds_pinned
         self._begin()
 
     def _begin(self, next_id: int = 0) -> None:
@@ -121,9 +125,12 @@ class Builder:
         """A tensor of the host; a pinned one is a copy of the pageable one that was there first."""
         if pinned:
             self.alloc(f"{key}, pageable", category, nbytes, "host")
-        self.alloc(key, category, pinned_bytes(nbytes) if pinned else nbytes, "host")
+        self.alloc(key, category, self.pinned_bytes(nbytes) if pinned else nbytes, "host")
         if pinned:
             self.free(f"{key}, pageable")
+
+    def pinned_bytes(self, nbytes: int) -> int:
+        return pinned_bytes(nbytes) if self.rounds_pinned else nbytes
 
     def free(self, key: str, after: int | None = None) -> None:
         self.instructions.append(Free(key, after))

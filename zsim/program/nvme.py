@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from zsim.errors import InputError
 from zsim.plan.spec import DeepSpeedPlan
-from zsim.program.builder import Builder, pinned_bytes
+from zsim.program.builder import Builder
 from zsim.program.deepspeed import dtype_bytes
 from zsim.program.offload import Zero3OnCpu, copy
 from zsim.program.ops import CPU, D2H, NVME, Copy
@@ -165,10 +165,10 @@ class ParametersOnNvme:
         else:
             builder.alloc("parameter swap buffers", "buffers", buffers, "host")
         # _create_param_groups_fp16_flat_cpu_memory: as much as max_in_cpu allows, pinned
-        builder.alloc("parameter shards", "parameters", pinned_bytes(self.flat * size), "host")
+        builder.alloc("parameter shards", "parameters", builder.pinned_bytes(self.flat * size), "host")
         for param in self.alone:
             nbytes = self.shard[param] * size
-            pinned = pinned_bytes(nbytes) if plan.offload_param_pin_memory else nbytes
+            pinned = builder.pinned_bytes(nbytes) if plan.offload_param_pin_memory else nbytes
             builder.alloc(f"small shard:{param}", "parameters", pinned, "host")
         if self.write_buffer:
             builder.alloc("parameters to be written", "buffers", self.write_buffer, "host")

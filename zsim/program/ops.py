@@ -76,12 +76,16 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class CpuWork:
-    """Optimizer arithmetic on the host: `numel` parameters, `nbytes` of DRAM traffic, on a share of the cores."""
+    """Optimizer arithmetic on the host: `numel` parameters, `nbytes` of DRAM traffic, on a share of the cores.
+
+    `moments`: the type of DeepSpeedCPUAdam's, where the weights are not float32 and each element has to be converted.
+    """
 
     label: str
     numel: int
     nbytes: float
     cores: float = 1.0
+    moments: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

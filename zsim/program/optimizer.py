@@ -164,7 +164,8 @@ def update(
         # DeepSpeedCPUAdam and torch's fused one pass once over the states; without them torch loops on the CPU
         single = rule.fused if optimizer.impl in ("cpu", "fused") else None
         if single:
-            _on_cpu(builder, optimizer.name, total, (single.reads + single.writes) * size + 2 * wider)
+            converted = (state_dtype or dtype) if optimizer.impl == "cpu" and dtype == "bfloat16" else None
+            _on_cpu(builder, optimizer.name, total, (single.reads + single.writes) * size + 2 * wider, converted)
             return
         bytes_each = size * sum(p.reads + p.writes for p in rule.passes)
         temporary = _loop_temporaries(rule, numels, size)
@@ -208,9 +209,10 @@ def _loop_temporaries(rule: Rule, numels: Sequence[int], size: int) -> int:
     return size * max(rule.loop_temporaries * n + b for n, b in zip(numels, before, strict=True))
 
 
-def _on_cpu(builder: Builder, label: str, numel: int, bytes_each: float) -> None:
+def _on_cpu(builder: Builder, label: str, numel: int, bytes_each: float, moments: str | None = None) -> None:
     """Arithmetic on host tensors, which Python waits for."""
-    builder.host_wait(builder.launch(CPU, label, "optimizer", CpuWork(label, numel, numel * bytes_each)))
+    work = CpuWork(label, numel, numel * bytes_each, moments=moments)
+    builder.host_wait(builder.launch(CPU, label, "optimizer", work))
 
 
 def unscale(builder: Builder, numels: Sequence[int], dtype: str) -> int:

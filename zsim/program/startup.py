@@ -10,21 +10,29 @@ from dataclasses import replace
 from zsim.model.kernels import DTYPE_BYTES
 from zsim.model.lora import quantization_bytes
 from zsim.model.spec import ModelSpec
-from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan
+from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan
+from zsim.plan.version import parse_version
 from zsim.program.ops import RANK_0, Alloc, Free, Instruction, Program
+from zsim.program.versions import before
 
 CHECKPOINT = "checkpoint"
+FILE_BYTES = 10**10  # save_pretrained's max_shard_size, transformers 4.18 to 4.34
 
 
 def with_startup(program: Program, model: ModelSpec, plan: AnyPlan) -> Program:
     """`program` with what its ranks hold in host memory before its own first allocation there."""
-    nbytes = model_bytes(model, plan)
+    nbytes, whole_files = model_bytes(model, plan), _reads_whole_files(plan)
+    file = min(nbytes, FILE_BYTES)
     sharded = isinstance(plan, DeepSpeedPlan) and plan.stage == 3 and plan.zero_init
     if plan.load == "meta":
         return program
-    # transformers 5.24 _load_pretrained_model: under zero.Init rank 0 reads all of it, the others get their shards
-    category = RANK_0 if sharded or plan.load == "rank0" else CHECKPOINT
-    start: list[Instruction] = [Alloc("checkpoint", category, nbytes, "host")]
+    # transformers 5.24 _load_pretrained_model: under zero.Init rank 0 reads all of it, the others get their shards;
+    # 4.34 and older: every rank reads one file after the other
+    by_rank_0 = plan.load == "rank0" or (sharded and not whole_files)
+    category = RANK_0 if by_rank_0 else CHECKPOINT
+    start: list[Instruction] = [Alloc("checkpoint", category, file if sharded and whole_files else nbytes, "host")]
+    if whole_files and not sharded:
+        start += [Alloc("checkpoint file", category, file, "host"), Free("checkpoint file")]
     init, freed = list(program.init), Free("checkpoint")
     first = 0
     if sharded:  # shards are pinned while the checkpoint is still there
@@ -35,9 +43,18 @@ def with_startup(program: Program, model: ModelSpec, plan: AnyPlan) -> Program:
     return replace(program, init=(*start, *init[:first], freed, *init[first:]))
 
 
+def _reads_whole_files(plan: AnyPlan) -> bool:
+    """Whether a process torch.loads a checkpoint's files, as until transformers 4.34 (September 2023); since then they
+    are safetensors, or mapped."""
+    return before(plan, 0, 11) if isinstance(plan, DeepSpeedPlan) else parse_version(plan.version) < (2, 1)
+
+
 def model_bytes(model: ModelSpec, plan: AnyPlan) -> int:
-    """In the dtype of the run, in which transformers 5 loads a checkpoint (dtype: auto)."""
+    """In the dtype of the run, in which transformers 5 loads a checkpoint (dtype: auto); of the shards where nothing
+    converted what FSDP1 wraps (accelerate 0.28 does, March 2024)."""
     dtype = plan.dtype if isinstance(plan, (DdpPlan, DeepSpeedPlan)) else plan.param_dtype
+    if isinstance(plan, Fsdp1Plan) and parse_version(plan.version) < (2, 2):
+        dtype = plan.storage_dtype
     size = DTYPE_BYTES[dtype]
     return round(sum(p.numel * p.parts * (DTYPE_BYTES[p.dtype] if p.dtype else size) for p in model.parameters))
 

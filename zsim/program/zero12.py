@@ -46,7 +46,7 @@ def lower_zero12(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: 
     bf16_optimizer = plan.dtype == "bfloat16" and accum_dtype(plan) == "float32" and not plan.offload_optimizer
     if plan.stage == 0 or (plan.stage == 1 and bf16_optimizer):
         return lower_zero0(model, tree, plan, steps)
-    builder = Builder()
+    builder = Builder(rounds_pinned=not before(plan, 0, 6))
     rank = Zero12(builder, model, plan)
     rank.shared = shared(builder, plan, workload)
     rank.allocate()

@@ -43,7 +43,7 @@ def lower_zero3(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: W
     check_experts(plan, model)
     if plan.mics_shard_size > 0:
         check_mics(plan)
-    builder = Builder()
+    builder = Builder(rounds_pinned=not before(plan, 0, 6))
     rank = Zero3(builder, model, tree, plan)
     rank.shared = shared(builder, plan, workload)
     rank.allocate()

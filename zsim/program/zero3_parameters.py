@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from zsim.model.spec import ModelSpec
 from zsim.plan.spec import DeepSpeedPlan
-from zsim.program.builder import Builder, pinned_bytes
+from zsim.program.builder import Builder
 from zsim.program.deepspeed import collective, dtype_bytes, elementwise, overlaps, sub_groups, trainable
 from zsim.program.nvme import ParametersOnNvme
 from zsim.program.ops import ALL_GATHER, COMPUTE, D2H, H2D, Copy
@@ -65,11 +65,11 @@ class Parameters:
         if self.nvme:
             self.nvme.allocate()
         elif self.plan.offload_param:  # stage3.py _create_param_groups_fp16_flat_cpu_memory: always pinned
-            self.builder.alloc("parameter shards", "parameters", pinned_bytes(nbytes), "host")
+            self.builder.alloc("parameter shards", "parameters", self.builder.pinned_bytes(nbytes), "host")
             if self.plan.offload_param_pin_memory:
                 # partition_parameters.py _partition_param pins each shard before it moves to the flat buffer; torch
                 # keeps pinned blocks for good
-                own = sum(pinned_bytes(shard * self.size) for shard in self.shard)
+                own = sum(self.builder.pinned_bytes(shard * self.size) for shard in self.shard)
                 self.builder.alloc("shards as first pinned", "buffers", own, "host")
         else:
             self.builder.alloc("parameter shards", "parameters", nbytes)
@@ -357,7 +357,7 @@ class Parameters:
         nbytes = self.quantized.nbytes(param, self.part(param, self.hpz))
         if self.plan.offload_param:  # on the device of the first shards
             pinned = self.plan.offload_param_pin_memory
-            nbytes = pinned_bytes(nbytes) if pinned else nbytes
+            nbytes = self.builder.pinned_bytes(nbytes) if pinned else nbytes
             self.builder.alloc(f"secondary:{param}", "parameters", nbytes, "host")
         else:
             self.builder.alloc(f"secondary:{param}", "parameters", nbytes)

@@ -115,6 +115,7 @@ def hardware(result: Result) -> Iterator[Variant]:
             dram_efficiency=2 * cpu.dram_efficiency,
             crowded_efficiency=2 * cpu.crowded_efficiency,
             thread_bandwidth={vendor: 2 * rate for vendor, rate in cpu.thread_bandwidth.items()},
+            conversion={code: {kind: s / 2 for kind, s in of.items()} for code, of in cpu.conversion.items()},
         )
         yield variant("CPU optimizer twice as fast", "cpu", profile=replace(profile, cpu=double))
 

@@ -69,6 +69,10 @@ class GpuMemory:
         return self.out_of_memory_at is None and self.headroom_bytes >= 0
 
 
+# Of the host's memory: beyond it the system and other processes decide, which take 3 to 12 GiB of a workstation's 126.
+HOST_TIGHT = 0.9
+
+
 @dataclass(frozen=True, slots=True)
 class HostMemory:
     """Memory of one node that the run pins or fills. `nvme_*` likewise. Zero capacity: not known."""
@@ -216,6 +220,13 @@ class Result:
     @property
     def fits(self) -> bool:
         return self.gpu.fits and self.host.fits
+
+    @property
+    def tight(self) -> bool:
+        """Whether a few percent more would not fit: the allocator has to give cached memory back, or hardly any of the
+        host's is left for the system."""
+        host = self.host
+        return self.gpu.allocator_retries > 0 or host.peak_bytes > HOST_TIGHT * host.capacity_bytes > 0
 
     @property
     def slowest(self) -> RankView:

@@ -120,7 +120,32 @@ def _optimizer(scenario: Scenario) -> Optimizer:
     if given.get("impl") == "cpu" and framework == "deepspeed" and not _offloads(scenario):
         why = "cpu goes with zero.offload_optimizer, which is not set"
         raise scenario.error(("optimizer", "impl"), why, "fused, foreach, loop, or zero.offload_optimizer: cpu")
+    if "impl" not in given and (impl := _trainers_impl(scenario)):
+        given["impl"] = impl
     return Optimizer(**given)
+
+
+def _trainers_impl(scenario: Scenario) -> str | None:
+    """How the Trainer's own AdamW steps in an old release; None: fused, or DeepSpeed's own optimizer.
+
+    transformers training_args.py, default_optim: adamw_torch_fused from torch 2.8 (August 2025) on, of whose days is
+    DeepSpeed 0.17.5; adamw_torch before. torch 2.0 took foreach for its default, but of flat parameters, whose type
+    `_default_to_fused_or_foreach` does not know, and a loop before.
+    """
+    fields = scenario.fields
+    if fields.framework.version is None or fields.implementation == "torchtitan":
+        return None
+    version = parse_version(fields.framework.version)
+    if fields.framework.name == "deepspeed":
+        return "foreach" if fields.optimizer.decay_groups and version < (0, 17, 5) else None
+    flat = fields.framework.name == "fsdp1" and not _keeps_parameters(scenario, version)
+    return None if version >= (2, 8) else "loop" if flat or version < (2,) else "foreach"
+
+
+def _keeps_parameters(scenario: Scenario, version: tuple[int, ...]) -> bool:
+    """FSDP1's use_orig_params: the Trainer and accelerate ask for it since autumn 2023."""
+    given = scenario.fields.fsdp.use_orig_params if scenario.fields.fsdp else None
+    return version >= (2, 1) if given is None else given
 
 
 def _offloads_activations(scenario: Scenario) -> str | None:
@@ -285,6 +310,10 @@ def _fsdp(scenario: Scenario, model: ModelSpec, common: dict[str, Any]) -> tuple
         given["backward_prefetch"] = None
     if name == "fsdp2":
         given.setdefault("grouping", "titan" if fields.implementation == "torchtitan" else "accelerate")
+    if name == "fsdp1" and "version" in common:
+        version = parse_version(common["version"])
+        given.setdefault("limit_all_gathers", version >= (2, 1))  # fully_sharded_data_parallel.py
+        given.setdefault("use_orig_params", _keeps_parameters(scenario, version))
     given.setdefault("param_dtype", dtype)
     if fields.lora and "adapter_units" not in given:
         given["adapter_units"] = True

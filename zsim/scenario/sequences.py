@@ -13,8 +13,12 @@ from zsim.plan.spec import AnyPlan, DeepSpeedPlan
 FIELD = "sequence_parallel_size"
 
 # transformers 5.24: their configurations have no num_key_value_heads, which register_with_transformers asks for. Four
-# have attention of their own besides, which it would not reach.
-_UNREACHED = ("gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "falcon", "mpt", "bloom", "bert", "roberta")
+# have attention of their own besides, which it would not reach. DeepSeek's head_dim, the width it reckons with, is that
+# of the rotated part alone.
+_UNREACHED = (
+    "gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "falcon", "mpt", "bloom", "bert", "roberta", "deepseek_v2",
+    "deepseek_v3",
+)  # fmt: skip
 # register_with_transformers leaves masks away, and refuses what cannot do without.
 _MASKED = ("eager", "efficient")
 

@@ -30,12 +30,17 @@ class Run:
     detail: str
     tokens_per_s: float
     tokens_per_s_per_gpu: float
+    tight: bool = False
     open: str = ""
     why: str = ""
 
     @property
     def agrees(self) -> bool:
         return self.observed == self.predicted
+
+    @property
+    def remark(self) -> str:
+        return f"not counted: {self.open}" if self.open else "" if self.agrees else f"**differs**: {self.why}"
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,10 @@ class Order:
     def agrees(self) -> bool:
         return self.factor > 1
 
+    @property
+    def remark(self) -> str:
+        return "" if self.agrees else f"**differs**: {self.why}"
+
 
 @dataclass(frozen=True)
 class Report:
@@ -62,30 +71,67 @@ class Report:
     def counted(self) -> list[Run]:
         return [run for run in self.runs if not run.open]
 
-    def markdown(self) -> Iterator[str]:
-        """A table of outcomes and one of orders."""
+    def agreement(self) -> Iterator[str]:
         counted, same = self.counted, [run for run in self.counted if run.agrees]
         yield f"Outcomes: {len(same)} of {len(counted)} with full settings agree ({len(same) / len(counted):.0%})."
-        yield f"Order: {sum(order.agrees for order in self.orders)} of {len(self.orders)} agree."
+        if tight := [run for run in counted if run.tight]:
+            out = sum(run.observed != FITS for run in tight)
+            yield f'Of those that zsim calls "fits, tight" {out} of {len(tight)} ran out of memory.'
+        if self.orders:
+            yield f"Order: {sum(order.agrees for order in self.orders)} of {len(self.orders)} agree."
         yield ""
+
+    def markdown(self) -> Iterator[str]:
+        """A table of outcomes and one of orders."""
+        yield from self.agreement()
         yield "| report | run | observed | zsim | how much | |"
         yield "|---|---|---|---|---|---|"
         for run in self.runs:
-            remark = f"not counted: {run.open}" if run.open else "" if run.agrees else f"**differs**: {run.why}"
-            yield f"| {run.case} | {run.name} | {run.observed} | {run.predicted} | {run.detail} | {remark} |"
+            yield f"| {run.case} | {run.name} | {run.observed} | {run.predicted} | {run.detail} | {run.remark} |"
         yield ""
         yield "| report | faster | than | zsim: by | |"
         yield "|---|---|---|---|---|"
         for order in self.orders:
-            remark = "" if order.agrees else f"**differs**: {order.why}"
-            yield f"| {order.case} | {order.fast} | {order.slow} | {order.factor:.2f} x | {remark} |"
+            yield f"| {order.case} | {order.fast} | {order.slow} | {order.factor:.2f} x | {order.remark} |"
+
+
+def blind(path: Path, first: Path) -> Iterator[str]:
+    """A section on reports that were predicted before anything was learned from them; `first` holds what was said."""
+    import yaml
+
+    found, then = report(path), yaml.load(first.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+    said, factors = then["outcomes"], {(case, *pair): factor for case, *pair, factor in then["orders"]}
+    agreed = sum(said[run.case][run.name] == run.observed for run in found.counted)
+    ahead = sum(factors[order.case, order.fast, order.slow] > 1 for order in found.orders)
+    yield (
+        f"Reports that nothing here had been looked at with, predicted once on {then['date']} by the code of commit "
+        f"{then['commit']}: {agreed} of {len(found.counted)} outcomes with full settings agreed "
+        f"({agreed / len(found.counted):.0%}), {ahead} of {len(found.orders)} orders. That stays. What the code says "
+        "now, after the causes were looked for, and after settings were corrected where the report's own sources say "
+        "otherwise:\n"
+    )
+    yield from found.agreement()
+    yield "| report | run | observed | first | now | how much | |\n|---|---|---|---|---|---|---|"
+    for run in found.runs:
+        now = f"{run.predicted}, tight" if run.tight else run.predicted
+        first_said = said[run.case][run.name]
+        yield f"| {run.case} | {run.name} | {run.observed} | {first_said} | {now} | {run.detail} | {run.remark} |"
+    yield "\n| report | faster | than | first: by | now: by | |\n|---|---|---|---|---|---|"
+    for order in found.orders:
+        factor = factors[order.case, order.fast, order.slow]
+        line = f"| {order.case} | {order.fast} | {order.slow} | {factor:.2f} x | {order.factor:.2f} x |"
+        yield f"{line} {order.remark} |"
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The document of cases."""
+    """The document of cases, with the models and machines of its `base` (a file beside it)."""
     import yaml
 
     document: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+    if "base" in document:
+        base = read(path.parent / document["base"])
+        for kind in ("models", "machines"):
+            document[kind] = base[kind] | document[kind]
     return document
 
 
@@ -114,28 +160,29 @@ def outcomes(document: dict[str, Any], case: dict[str, Any]) -> Iterator[Run]:
     for name, own in case["runs"].items():
         settings = {**case.get("common", {}), **own}
         remarks = {key: settings.pop(key, "") for key in ("observed", "open", "why")}
-        predicted, detail, of_all, of_each = _simulate(document, settings)
+        predicted, detail, of_all, of_each, tight = _simulate(document, settings)
         yield Run(
             case["id"], name, case["source"], predicted=predicted, detail=detail, tokens_per_s=of_all,
-            tokens_per_s_per_gpu=of_each, **remarks,
+            tokens_per_s_per_gpu=of_each, tight=tight, **remarks,
         )  # fmt: skip
 
 
-def _simulate(document: dict[str, Any], settings: dict[str, Any]) -> tuple[str, str, float, float]:
-    """(outcome, what it rests on, tokens/s, tokens/s of one GPU)"""
+def _simulate(document: dict[str, Any], settings: dict[str, Any]) -> tuple[str, str, float, float, bool]:
+    """(outcome, what it rests on, tokens/s, tokens/s of one GPU, whether it fits tightly)"""
     from zsim.api import simulate
 
     with TemporaryDirectory() as folder:
         try:
             result = simulate(_scenario(document, Path(folder), settings))
         except InputError as error:
-            return "refused", error.message, 0, 0
+            return "refused", error.message, 0, 0, False
     gpu, host, gib = result.gpu, result.host, 2**30
     used = f"GPU {gpu.nvidia_smi_bytes / gib:.1f} of {gpu.capacity_bytes / gib:.1f} GiB"
     if host.peak_bytes:
         used += f", host {host.peak_bytes / gib:.0f} of {host.capacity_bytes / gib:.0f}"
     predicted = FITS if result.fits else HOST if not host.fits else GPU
-    return predicted, used, result.throughput.tokens_per_s, result.throughput.tokens_per_s_per_gpu
+    rates = result.throughput
+    return predicted, used, rates.tokens_per_s, rates.tokens_per_s_per_gpu, result.fits and result.tight
 
 
 def _scenario(document: dict[str, Any], folder: Path, settings: dict[str, Any]) -> Path:

@@ -27,6 +27,7 @@ def markdown(evidence: Path) -> Iterator[str]:
         ("Runs never seen before", _holdout(evidence / "published" / "holdout")),
         ("Runs never seen before, second round", _holdout(evidence / "published" / "second_holdout")),
         ("What users reported", _cases(evidence / "cases" / "cases.yaml")),
+        ("Reports never seen before", _blind(evidence / "cases")),
     ):
         yield f"\n## {title}\n" if title else ""
         yield from section
@@ -95,3 +96,9 @@ def _cases(path: Path) -> Iterator[str]:
     from zsim.validation.cases import report
 
     yield from report(path).markdown()
+
+
+def _blind(folder: Path) -> Iterator[str]:
+    from zsim.validation.cases import blind
+
+    yield from blind(folder / "blind.yaml", folder / "blind_first.yaml")

@@ -105,6 +105,9 @@ def verdict(result: Result) -> str:
             taken = f"takes all {_most(result)} per GPU, {cached:.1f} of them to cache and fragments"
             return f"FITS, tight: {result.name}: {taken}; {speed}"
         free = f"{gpu.headroom_bytes / GIB:.1f} of {_most(result)} free per GPU"
+        if result.tight:
+            taken = f"{host.peak_bytes / GIB:.0f} of {host.capacity_bytes / GIB:.0f} GiB of host RAM per node"
+            return f"FITS, tight: {result.name}: {taken}, without the system's own; {free}; {speed}"
         if gpu.evicted_bytes:
             free = f"{gpu.evicted_bytes / GIB:.1f} GiB of optimizer states per GPU wait in host memory"
             return f"FITS thanks to paging: {result.name}: {free}; {speed}"
