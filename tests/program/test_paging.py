@@ -88,9 +88,9 @@ def test_states_that_fit_cost_nothing(llama: Setup) -> None:
     assert paged.time.step_s == pytest.approx(plain.time.step_s, rel=1e-3)
     states = paged.gpu.peak_allocated_bytes + paged.gpu.paged_bytes
     assert states == pytest.approx(plain.gpu.peak_allocated_bytes, rel=1e-4)
-    # torch's own states lie in memory that it had cached, managed ones beside it
-    cached = plain.gpu.peak_reserved_bytes - plain.gpu.peak_allocated_bytes
-    assert 0 <= plain.gpu.headroom_bytes - paged.gpu.headroom_bytes <= cached
+    # what torch keeps cached besides differs: its own states lie among it, managed ones do not
+    cached = max(run.gpu.peak_reserved_bytes - run.gpu.peak_allocated_bytes for run in (paged, plain))
+    assert abs(plain.gpu.headroom_bytes - paged.gpu.headroom_bytes) <= cached < 0.05 * plain.gpu.capacity_bytes
     assert not paged.host.by_category.get("optimizer_states")
 
 

@@ -12,10 +12,10 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import Any
 
 from zsim.engine.lanes import Rank
 from zsim.engine.timeline import TEMPORARY, MemoryEvent
-from zsim.model.spec import Unsaved
 from zsim.program.ops import COMPUTE, DELAYED_FREES, DEVICES, Alloc, Compute, Free, Op
 
 # Kernels that may be pending on a stream before a launch blocks: "about 1000" of 190 us each, and as many again on
@@ -56,7 +56,8 @@ def memory_events(rank: Rank) -> Iterator[list[MemoryEvent]]:
     live: dict[str, Alloc] = {}
     waiting: dict[str, list[tuple[float, str, int]]] = {device: [] for device in DEVICES}  # heaps: until, key, bytes
     level, level_category = 0, ""  # temporaries that the last op left
-    left: Unsaved = ()  # each of them
+    left: tuple[Any, ...] = ()  # each of them, as in Op.temp_left
+    tensors: tuple[Any, ...]
     number, start, end = rank.number, rank.start, rank.end
     queues = LaunchQueues()
     for step, code in enumerate(rank.codes):
