@@ -23,6 +23,7 @@ def setup(*overrides: str) -> Setup:
 def test_size_and_number_are_as_written():
     found = setup("images.size=[1080, 1920]", "images.per_sequence=1")
     assert found.workload.images == Images(1, 1080, 1920)
+    assert found.not_modeled[-1].startswith("waits for values")
     assert any("1 image of 1,092 x 1,932 pixels in every sequence, 2,691 of its 4,096" in a for a in found.assumptions)
 
 

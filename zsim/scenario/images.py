@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 SIDE = 768
 
 
+WAITS = (
+    "waits for values that a vision-language model asks the GPU for in every step: sizes of images, places of their "
+    "tokens, with sdpa the lengths of the sequences in every layer of a tower without one image size"
+)
+
+
 def images_of(scenario: Scenario, model: ModelSpec) -> tuple[Images | None, list[str]]:
     """The images, None of a text model, and notes on what was chosen. Raises InputError."""
     field, seq_len = scenario.fields.images, scenario.fields.seq_len

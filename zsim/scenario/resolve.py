@@ -19,7 +19,7 @@ from zsim.plan.document import siblings
 from zsim.plan.spec import TORCH_DTYPE, Allocator, AnyPlan, DeepSpeedPlan
 from zsim.program.lower import under
 from zsim.scenario.fields import FEW, MICRO_STEPS
-from zsim.scenario.images import images_of
+from zsim.scenario.images import WAITS, images_of
 from zsim.scenario.plans import build_plan
 from zsim.scenario.sequences import FIELD, check_shared, data_parallel_ranks, shared_notes
 
@@ -99,7 +99,7 @@ def resolve(scenario: Scenario) -> Setup:
             *scenario.notes,
             *plan_notes,
         ),
-        not_modeled=(*scenario.not_modeled, *not_modeled),
+        not_modeled=(*scenario.not_modeled, *not_modeled, *([WAITS] if images else [])),
         sources=(*scenario.sources, topology, *config),
     )
 
