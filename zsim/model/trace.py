@@ -16,7 +16,6 @@ from zsim.model.graph import Call, Segment, Storage, Tensor, row_major
 from zsim.model.kernels import SEQUENCE_PARALLEL, Exchange, Memory, Work
 from zsim.model.layers import Blocks, Net
 from zsim.model.layers import Module as Layer
-from zsim.model.parts import TOWERS, part_of
 from zsim.model.spec import Compute, ModelSpec, Module, Parameter, Workload
 from zsim.model.tape import Tape
 from zsim.model.undisturbed import Outcome, Watch, undisturbed
@@ -69,7 +68,7 @@ class _Tracer:
             spec = _with_flat_units(spec, workload.flat_units)
         self.spec, self.workload = spec, workload
         reached = workload.checkpointing != "none" and workload.implementation == "hf"
-        tower = workload.checkpoint_frozen_tower or _trains_tower(spec)
+        tower = workload.checkpoint_frozen_tower or _trains_tower(spec)  # which a text model has not
         vision = getattr(spec.arch, "vision", None)
         hooked = reached and tower and (vision is None or vision.input_embedding)
         text_keys, tower_keys = _layer_keys(spec, reached, hooked)
@@ -255,6 +254,8 @@ Keys = tuple[tuple[object, ...], ...]
 
 
 def _trains_tower(spec: ModelSpec) -> bool:
+    from zsim.model.parts import part_of
+
     return any(parameter.trainable and part_of(parameter.name) == "vision_tower" for parameter in spec.parameters)
 
 
@@ -266,6 +267,8 @@ def _layer_keys(spec: ModelSpec, reached: bool, reached_tower: bool) -> tuple[Ke
     """
     if spec.trainable_numel == spec.numel:
         return (), ()
+    from zsim.model.parts import TOWERS
+
     vision = getattr(spec.arch, "vision", None) is not None
     lists: dict[bool, dict[int, list[bool]]] = {False: {}, True: {}}
     before = {False: reached, True: reached_tower}

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, cast
 from zsim.cluster.spec import Cluster
 from zsim.errors import InputError
 from zsim.model.architecture import Architecture
-from zsim.model.parts import part_of
-from zsim.model.spec import ModelSpec, Module, Workload, every_nth
+from zsim.model.spec import Images, ModelSpec, Module, Workload, every_nth
 from zsim.plan.batch import triangle
 from zsim.plan.document import siblings
 from zsim.plan.spec import TORCH_DTYPE, Allocator, AnyPlan, DeepSpeedPlan
 from zsim.program.lower import under
 from zsim.scenario.fields import FEW, MICRO_STEPS
-from zsim.scenario.images import WAITS, images_of
 from zsim.scenario.plans import build_plan
 from zsim.scenario.sequences import FIELD, check_shared, data_parallel_ranks, shared_notes
 
@@ -56,7 +54,7 @@ def resolve(scenario: Scenario) -> Setup:
     cluster = _cluster(topology, fields.cluster.nodes)
     model, config = _model(scenario)
     micro_batch, grad_accum = _batch(scenario, cluster.world_size)
-    images, image_notes = images_of(scenario, model)
+    images, image_notes, waits = _images(scenario, model)
     workload = Workload(
         micro_batch=micro_batch,
         seq_len=fields.seq_len,
@@ -99,9 +97,18 @@ def resolve(scenario: Scenario) -> Setup:
             *scenario.notes,
             *plan_notes,
         ),
-        not_modeled=(*scenario.not_modeled, *not_modeled, *([WAITS] if images else [])),
+        not_modeled=(*scenario.not_modeled, *not_modeled, *waits),
         sources=(*scenario.sources, topology, *config),
     )
+
+
+def _images(scenario: Scenario, model: ModelSpec) -> tuple[Images | None, list[str], list[str]]:
+    """What a vision tower is given, notes on that, and what of it is not modeled."""
+    if getattr(model.arch, "vision", None) is None and scenario.fields.images is None:
+        return None, [], []
+    from zsim.scenario.images import WAITS, images_of
+
+    return *images_of(scenario, model), [WAITS]
 
 
 def _attention(workload: Workload, cluster: Cluster) -> tuple[str, ...]:
@@ -234,6 +241,8 @@ def _tune(scenario: Scenario, model: ModelSpec) -> ModelSpec:
 
 
 def _freeze(scenario: Scenario, model: ModelSpec) -> ModelSpec:
+    from zsim.model.parts import part_of
+
     patterns = scenario.fields.model.freeze
     names = [parameter.name for parameter in model.parameters]
     has_parts = getattr(model.arch, "vision", None) is not None
