@@ -120,7 +120,8 @@ def test_other_peoples_configs_are_read_exactly_or_refused(path: Path):
         assert outcome.line
         assert outcome.accepted
     else:
-        assert outcome.message == "is missing"  # not in Hugging Face's words
+        # not in Hugging Face's words, or (the class's defaults of Qwen2.5-VL) a tower that does not fit the text model
+        assert outcome.message in ("is missing", "is 3584, and the text model's width 8192")
         assert not wanted
 
 

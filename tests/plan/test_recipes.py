@@ -466,3 +466,31 @@ def test_torchtitan_compiles_what_components_name(tmp_path: Path, section: str, 
     path.write_text(f'[model]\nname = "llama3"\nflavor = "8B"\n[compile]\n{section}\n')
     fields = said(detect.read(parse_toml(path), "torchtitan"))
     assert (fields.get("compile"), fields.get("loss")) == (compiled, loss)
+
+
+def test_parts_of_a_vision_language_model_in_llama_factory(tmp_path: Path):
+    recipe = tmp_path / "vlm.yaml"
+    recipe.write_text("stage: sft\nfinetuning_type: full\nfreeze_multi_modal_projector: false\ncutoff_len: 2048\n")
+    reading = detect.read(detect.parse(recipe), "llama_factory")
+    assert reading.vision == {("model", "freeze"): ["vision_tower"], ("checkpointing", "frozen_tower"): False}
+    recipe.write_text("stage: sft\nfinetuning_type: lora\ncutoff_len: 2048\ndisable_gradient_checkpointing: true\n")
+    reading = detect.read(detect.parse(recipe), "llama_factory")
+    assert reading.vision == {("lora", "exclude"): ["vision_tower", "multi_modal_projector"]}
+
+
+@pytest.mark.parametrize(
+    ("switch", "frozen"),
+    [
+        ("", ["vision_tower"]),
+        ("--tune_mm_mlp_adapter True", ["vision_tower", "language_model"]),
+        ("--freeze_backbone True", ["vision_tower", "model.language_model.*"]),
+    ],
+)
+def test_what_llavas_scripts_freeze(tmp_path: Path, switch: str, frozen: list[str]):
+    script = tmp_path / "pretrain.sh"
+    script.write_text(
+        "deepspeed train_mem.py --model_name_or_path vicuna --vision_tower openai/clip-vit-large-patch14-336 "
+        f"--per_device_train_batch_size 4 --bf16 True --model_max_length 2048 {switch}\n"
+    )
+    reading = detect.read(detect.parse(script), "trainer")
+    assert reading.vision["model", "freeze"] == frozen

@@ -75,7 +75,7 @@ def test_two_frameworks_differ_in_what_was_chosen(capsys, scenario, tmp_path):
     inputs = {line["name"]: line["values"] for line in json.loads(output.out)["inputs"]}
     assert inputs["zero.stage"] == [3, None]
     assert inputs["fsdp.prefetch"] == [None, 2]
-    assert not {"zero.sub_group_size", "fsdp.grouping"} & inputs.keys()
+    assert not {"zero.sub_group_size", "fsdp.mesh"} & inputs.keys()
 
 
 def test_any_field_can_vary(capsys, scenario, tmp_path):

@@ -44,7 +44,7 @@ def configurations() -> list[Config]:
     return [
         *_ddp(), *_fsdp2(), *_fsdp1(), *_deepspeed(), *_deepspeed_corners(), *_offload(), *_decay_groups(),
         *_zero_plus_plus(), *_leaves(), *_mics(), *_ulysses(), *_muon(), *_precision(),
-        *_experts(),
+        *_experts(), *_vision(),
     ]  # fmt: skip
 
 
@@ -581,4 +581,47 @@ def _experts() -> list[Config]:
         shared("", 2, 2, 2, model="qwen2_moe"),
         shared("_noncontiguous", 3, 4, 2, zero=OVERSIZE | {"contiguous_gradients": False}),
         shared("_accfp32", 3, 4, 2, ga=2, extra={"data_types": {"grad_accum_dtype": "fp32"}}),
+    ]
+
+
+def _vision() -> list[Config]:
+    """Vision-language models: a frozen tower, its projector trained or not, or the projector alone."""
+    tower = {"qwen2_5_vl": ["visual."], "llava": ["vision_tower."]}
+    eyes = {"qwen2_5_vl": ["patch_embed", "visual.blocks"], "llava": ["vision_tower."]}
+    rest = {"qwen2_5_vl": ["patch_embed", "visual.blocks", "language_model", "lm_head"],
+            "llava": ["vision_tower.", "language_model", "lm_head"]}  # fmt: skip
+    found = []
+    for model in ("qwen2_5_vl", "llava"):
+        frozen, aligning, eyed = tower[model], rest[model], eyes[model]
+        found += [
+            _make("ddp", "vlm_frozen", model=model, ddp={"bucket_cap_mb": 1}, freeze=frozen),
+            _make("ddp", "vlm_align", model=model, ddp={"bucket_cap_mb": 1}, freeze=aligning),
+            _make("fsdp2", "vlm_frozen", model=model, freeze=frozen),
+            _make("fsdp2", "vlm_align", model=model, freeze=aligning),
+            _make("fsdp2", "vlm_accelerate", model=model, freeze=frozen, fsdp={"accelerate": True}),
+            _make("fsdp2", "vlm_frozen_ckpt", model=model, freeze=eyed, ckpt=True),
+            _make("fsdp1", "vlm_frozen", model=model, freeze=frozen),
+            _make("fsdp1", "vlm_frozen_ckpt", model=model, freeze=eyed, ckpt=True),
+            _make("fsdp1", "vlm_align", model=model, freeze=aligning),
+        ]
+        for stage in (1, 2, 3):
+            found += [
+                _zero("vlm_frozen", stage, model=model, zero=SMALL_ZERO, freeze=frozen),
+                _zero("vlm_align", stage, model=model, zero=SMALL_ZERO, freeze=aligning),
+            ]
+        found += [
+            _zero("vlm_regather", 3, ga=2, model=model, zero=REGATHER, freeze=frozen),
+            _zero("vlm_frozen_ckpt", 2, ga=2, model=model, zero=SMALL_ZERO, freeze=eyed, ckpt=True),
+            _zero("vlm_frozen_ckpt", 3, ga=2, model=model, zero=REGATHER, freeze=eyed, ckpt=True),
+            _zero("vlm_init", 3, model=model, zero=SMALL_ZERO, freeze=frozen, zero_init=True),
+        ]
+    return [
+        *found,
+        _make("ddp", "vlm", model="qwen2_5_vl", ddp={"bucket_cap_mb": 1}),
+        _make("fsdp2", "vlm", model="qwen2_5_vl"),
+        _make("fsdp1", "vlm", model="qwen2_5_vl"),
+        _make("fsdp2", "vlm", model="llava"),
+        _zero("vlm", 2, model="qwen2_5_vl", zero=SMALL_ZERO),
+        _zero("vlm", 3, model="qwen2_5_vl", zero=SMALL_ZERO),
+        _zero("vlm", 3, model="llava", zero=SMALL_ZERO),
     ]

@@ -48,6 +48,8 @@ def _build(recorder: Watcher, config: Config) -> tuple[torch.nn.Module, dict[str
         "seq": SEQUENCE,
         "params": [_describe(name, parameter) for name, parameter in model.named_parameters()],
     }
+    if config["model"] in models.TINY_VISION:
+        header["images"] = models.IMAGE
     return model, header
 
 
@@ -60,7 +62,8 @@ def _describe(name: str, parameter: Any) -> dict[str, Any]:
 
 def _tokens(header: dict[str, Any], rank: int, index: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1000 * index + rank)
-    return torch.randint(0, header["model"]["vocab_size"], (MICRO_BATCH, SEQUENCE), generator=generator)
+    vocabulary = header["model"].get("text_config", header["model"])["vocab_size"]
+    return torch.randint(0, vocabulary, (MICRO_BATCH, SEQUENCE), generator=generator)
 
 
 Sync = Callable[[bool], AbstractContextManager[None]]
@@ -86,7 +89,7 @@ def _train(
             with sync(micro == accumulation - 1):
                 recorder.at("forward", step=step, micro=micro)
                 with autocast.as_on_cuda(config.get("autocast")):
-                    loss = model(input_ids=tokens, labels=tokens).loss / accumulation
+                    loss = model(**models.inputs(config["model"], tokens)).loss / accumulation
                 recorder.at("backward")
                 loss.backward()
         recorder.at("step")
@@ -143,7 +146,9 @@ def run_fsdp2(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
             arguments["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
         reshard = settings.get("reshard_after_forward", True)
         blocks = models.blocks(model)
-        embedding, norm, head = model.model.embed_tokens, model.model.norm, model.lm_head
+        text = models.text_model(model)
+        embedding, norm, head = text.embed_tokens, text.norm, model.lm_head
+        tail = [head] if settings.get("accelerate") and text is not model.model else [norm, head]
         tied = embedding.weight is head.weight
         if settings.get("upcast_trained"):  # as accelerate does since 1.14 with what was loaded in bfloat16
             for parameter in models.trained(model):
@@ -152,12 +157,12 @@ def run_fsdp2(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
             fully_shard(module, reshard_after_forward=reshard, **arguments)
         if settings.get("titan"):
             fully_shard(embedding, reshard_after_forward=reshard, **arguments)
-        for block in blocks:
+        for block in models.units(model):
             fully_shard(block, reshard_after_forward=reshard, **arguments)
         if settings.get("accelerate") and not tied:
             fully_shard(embedding, reshard_after_forward=reshard, **arguments)
         if settings.get("titan") or settings.get("accelerate"):
-            ends = [norm, embedding, head] if tied else [norm, head]
+            ends = [norm, embedding, head] if tied else tail
             fully_shard(ends, reshard_after_forward=False, **arguments)
         root = {} if settings.get("root_reshard") == "default" else {"reshard_after_forward": reshard}
         fully_shard(model, **root, **arguments)
@@ -225,7 +230,7 @@ def run_fsdp1(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
             _give_up_gradients()
             torch.cpu.Stream.synchronize = lambda stream: None  # type: ignore[attr-defined]
         prefetch = settings.get("backward_prefetch", "BACKWARD_PRE")
-        policy: Any = ModuleWrapPolicy({type(models.blocks(model)[0])})
+        policy: Any = ModuleWrapPolicy({type(unit) for unit in models.units(model)})
         if settings.get("adapter_units"):
             units = {id(module) for module in [*models.adapter_leaves(model), *models.blocks(model)]}
             policy = CustomPolicy(lambda module: id(module) in units)
@@ -299,7 +304,7 @@ def run_deepspeed(config: Config, rank: int, world: int, recorder: Watcher) -> R
                     loss = ulysses.loss(engine, next(dealt), parallel)
                 else:
                     tokens = _tokens(header, rank, (step - 1) * accumulation + micro)
-                    loss = engine(input_ids=tokens, labels=tokens).loss
+                    loss = engine(**models.inputs(config["model"], tokens)).loss
                 recorder.at("backward")
                 engine.backward(loss)
                 recorder.at("step")

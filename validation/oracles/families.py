@@ -17,6 +17,7 @@ import json
 import os
 import sys
 import weakref
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -249,34 +250,40 @@ def record(config: dict[str, Any], attention: str, batch: int, seq: int, checkpo
             model.gradient_checkpointing_enable({"use_reentrant": False})
         uncached = {} if config["model_type"] in ENCODERS else {"use_cache": False}
         ids, labels = torch.zeros(batch, seq, dtype=torch.long), torch.zeros(batch, seq, dtype=torch.long)
-        ignored = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers(), ids, labels)}
-        follow = Follow(ignored)
-        calls: list[str] = []
-        ready: list[str] = []
-        for name, module in model.named_modules():
-            module.register_forward_pre_hook(
-                lambda _module, _args, name=name: calls.append(name) if follow.phase == "forward" else None
-            )
-        for name, parameter in model.named_parameters():
+        found = observe(model, {"input_ids": ids, "labels": labels, **uncached})
+    return {"attention": attention, "batch": batch, "seq": seq, "checkpointing": checkpointing, **found}
+
+
+def observe(model: Any, inputs: dict[str, Any], following: Callable[[set[int]], Follow] = Follow) -> dict[str, Any]:
+    """One step of a model under fake tensors."""
+    tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
+    follow = following({t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers(), *tensors)})
+    calls: list[str] = []
+    ready: list[str] = []
+    for name, module in model.named_modules():
+        module.register_forward_pre_hook(
+            lambda _module, _args, name=name: calls.append(name) if follow.phase == "forward" else None
+        )
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(lambda _parameter, name=name: ready.append(name))
-        with follow:
-            loss = model(input_ids=ids, labels=labels, **uncached).loss
-            after = sum(follow.live.values())
-            follow.phase = "backward"
-            loss.backward()
-        modules = dict(model.named_modules())
-        return {
-            "attention": attention, "batch": batch, "seq": seq, "checkpointing": checkpointing,
-            "parameters": [
-                (name, list(p.shape), type(modules[name.rpartition(".")[0]]).__name__)
-                for name, p in model.named_parameters()
-            ],
-            "calls": [(name, type(modules[name]).__name__) for name in calls],
-            "ready": ready,
-            "after_forward": after,
-            "peak": follow.peak,
-            "flops": follow.flops,
-        }  # fmt: skip
+    with follow:
+        loss = model(**inputs).loss
+        after = sum(follow.live.values())
+        follow.phase = "backward"
+        loss.backward()
+    modules = dict(model.named_modules())
+    return {
+        "parameters": [
+            (name, list(p.shape), type(modules[name.rpartition(".")[0]]).__name__)
+            for name, p in model.named_parameters()
+        ],
+        "calls": [(name, type(modules[name]).__name__) for name in calls],
+        "ready": ready,
+        "after_forward": after,
+        "peak": follow.peak,
+        "flops": follow.flops,
+    }  # fmt: skip
 
 
 def main(arguments: list[str]) -> None:

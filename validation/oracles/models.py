@@ -99,6 +99,33 @@ TINY: dict[str, dict[str, Any]] = {
     },
 }
 
+_TEXT = {
+    "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 3, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "vocab_size": 1000, "max_position_embeddings": 256,
+}  # fmt: skip
+TINY_VISION: dict[str, dict[str, Any]] = {
+    "qwen2_5_vl": {
+        "image_token_id": 999,
+        "tie_word_embeddings": False,
+        "text_config": _TEXT
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]}},
+        "vision_config": {
+            "depth": 4, "hidden_size": 160, "intermediate_size": 340, "num_heads": 4, "out_hidden_size": 256,
+            "fullatt_block_indexes": [1, 3],
+        },
+    },
+    "llava": {
+        "image_token_index": 999,
+        "tie_word_embeddings": False,
+        "text_config": _TEXT | {"model_type": "llama"},
+        "vision_config": {
+            "model_type": "clip_vision_model", "hidden_size": 160, "intermediate_size": 400, "num_hidden_layers": 4,
+            "num_attention_heads": 4, "image_size": 56, "patch_size": 28,
+        },
+    },
+}  # fmt: skip
+IMAGE = {"per_sequence": 1, "height": 56, "width": 56}  # four tokens of either
+
 
 def build(
     kind: str, dtype: torch.dtype = torch.float32, attention: str = "sdpa", **changes: Any
@@ -107,25 +134,67 @@ def build(
     import transformers
 
     torch.manual_seed(0)
-    settings = TINY.get(kind, {}) | changes
+    settings = (TINY | TINY_VISION).get(kind, {}) | changes
     config = transformers.AutoConfig.for_model(kind, **settings)
-    config.use_cache = False
-    config._attn_implementation = attention
+    parts = (config, config.text_config, config.vision_config) if kind in TINY_VISION else (config,)
+    for part in parts:
+        part.use_cache = False
+        part._attn_implementation = attention
+    auto = transformers.AutoModelForImageTextToText if kind in TINY_VISION else transformers.AutoModelForCausalLM
     # float32 is not asked for: zero.Init would be overruled, which gives its own dtype
-    model = transformers.AutoModelForCausalLM.from_config(
-        config, **({} if dtype is torch.float32 else {"dtype": dtype})
-    )
+    model = auto.from_config(config, **({} if dtype is torch.float32 else {"dtype": dtype}))
     return model.train(), settings
 
 
+def inputs(kind: str, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What the model is called with; the first tokens of a vision-language model are those of an image."""
+    if kind not in TINY_VISION:
+        return {"input_ids": tokens, "labels": tokens}
+    image, vision = TINY_VISION[kind], TINY_VISION[kind]["vision_config"]
+    token = image.get("image_token_id", image.get("image_token_index"))
+    ids = tokens.clamp(max=token - 1)
+    ids[:, :4] = token
+    given = {"input_ids": ids, "labels": tokens.clamp(max=token - 1)}
+    if kind == "llava":
+        side = vision["image_size"]
+        return given | {"pixel_values": torch.zeros(len(ids), 3, side, side)}
+    grid = torch.tensor([[1, 4, 4]] * len(ids))
+    return given | {"pixel_values": torch.zeros(16 * len(ids), 1176), "image_grid_thw": grid}
+
+
+def units(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """What FSDP wraps: blocks, of a vision-language model all of `_no_split_modules`."""
+    if hasattr(getattr(model, "model", None), "language_model"):
+        return [module for module in model.modules() if type(module).__name__ in model._no_split_modules]
+    return blocks(model)
+
+
+def text_model(model: torch.nn.Module) -> torch.nn.Module:
+    return getattr(model.model, "language_model", model.model)
+
+
 def blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
+    if hasattr(getattr(model, "model", None), "language_model"):
+        return list(text_model(model).layers)
     return list(model.model.layers) if hasattr(model, "model") else list(model.transformer.h)
 
 
 def marked(model: torch.nn.Module) -> list[str]:
     """Modules that recordings mark: embeddings, blocks, the final norm, the head."""
     parts = {id(module) for module in blocks(model)}
-    named = ("model.embed_tokens", "model.norm", "lm_head", "transformer.wte", "transformer.wpe", "transformer.ln_f")
+    named = (
+        "model.language_model.embed_tokens",
+        "model.language_model.norm",
+        "model.visual",
+        "model.vision_tower",
+        "model.multi_modal_projector",
+        "model.embed_tokens",
+        "model.norm",
+        "lm_head",
+        "transformer.wte",
+        "transformer.wpe",
+        "transformer.ln_f",
+    )
     return [name for name, module in model.named_modules() if id(module) in parts or name in named]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,10 +48,14 @@ def convert(
     fields = reading.nested()
     if model is not None:
         fields["model"] = os.path.relpath(model, folder)
+        given_parts = _with_tower(reading, model)
+    else:
+        given_parts = []
     cluster = os.path.relpath(topology, folder)
     fields["cluster"] = cluster if nodes is None else {"topology": cluster, "nodes": nodes}
     given = {"micro_batch": micro_batch, "seq_len": seq_len}
-    overrides = [f"{name}={value}" for name, value in given.items() if value is not None] + list(set_)
+    given_fields = [f"{name}={value}" for name, value in given.items() if value is not None]
+    overrides = [*given_parts, *given_fields, *set_]
 
     text = _compose(fields, overrides, reading, folder)
     if out is None:
@@ -77,6 +82,17 @@ def _read_all(files: list[Path], ranks: int) -> tuple[Reading, Path | None]:
     if reading is None:
         raise InputError("none of the files says how training is sharded", accepted=detect.READERS)
     return reading, model
+
+
+def _with_tower(reading: Reading, model: Path) -> list[str]:
+    """What the recipe says of a vision tower, as overrides, if the model has one."""
+    document = detect.parse(model / "config.json" if model.is_dir() else model)
+    if document.data.get("vision_config") is not None or document.data.get("model_type") == "llava":
+        reading.not_modeled = [text for text in reading.not_modeled if not text.startswith("vision_tower:")]
+        return [f"{dotted(path)}={json.dumps(value)}" for path, value in reading.vision.items()]
+    if any("language_model" in name for name in reading.vision.get(("model", "freeze"), ())):
+        raise InputError("trains a projector that this model has not", model, accepted="the whole model's config.json")
+    return []
 
 
 def _compose(fields: dict[str, Any], overrides: list[str], reading: Reading, folder: Path) -> str:

@@ -37,7 +37,31 @@ class LayerKind:
 
     sliding: bool = False  # windowed attention
     sparse: bool = False  # experts in place of the MLP
+    stretch: int = 0  # of layers between those that something else than the next layer reads (Qwen3-VL)
+    unread: bool = False  # of a vision tower: nothing reads its result
     rotary: bool = True  # SmolLM3 leaves every fourth layer without positions
+
+
+@dataclass(frozen=True, slots=True)
+class Vision:
+    """The tower of a vision-language model and what connects it to the text model. `blocks` are its layers: hidden,
+    heads, intermediate, activation and kinds of an `Architecture`. Sizes of images and patches in pixels."""
+
+    blocks: Architecture
+    patch: int
+    channels: int = 3
+    frames: int = 1  # that one patch spans (temporal_patch_size)
+    merge: int = 1  # a square of patches becomes one token of the text model
+    pool: int = 1  # a square of patches is averaged (Gemma 3)
+    window: int = 0  # side of the windows that layers with `sliding` attend in
+    image_size: int = 0  # side of every image; 0: any size
+    feature_layer: int = -1  # whose output the projector reads, as an index of hidden_states
+    read_layers: tuple[int, ...] = ()  # whose output is added to the text model's first layers (Qwen3-VL)
+    positions: int = 0  # rows of a learned position embedding that is interpolated
+    input_embedding: bool = True  # its patch embedding is one to transformers (get_input_embeddings)
+    keeps_class_token: bool = False  # and in the text model
+    projector_activation: str = "gelu"
+    projector_bias: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +102,7 @@ class Architecture:
     grouped: bool = False  # fused qkv lies by key head (Falcon 40b)
     clip_qkv: bool = False  # MPT
     residual_after_norm: bool = False  # BLOOM
+    vision: Vision | None = None
     remainder: int = 0  # of a bare parameter count: a vector that makes the count exact
 
     @property

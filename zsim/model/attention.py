@@ -38,10 +38,11 @@ class Rotary(Module):
 
 
 def positions(net: Net, tokens: Tensor) -> Tensor:
-    """`torch.arange(s) + 0`, [1, s] int64; an input [b, s] where `tokens` are a part of each sequence."""
+    """`torch.arange(s) + 0`, [1, s] int64; an input [b, s] where `tokens`, [b, s] or embedded, are a part of each
+    sequence."""
     if net.sequence_parallel_size > 1:
         return tokens
-    ids = F.pointwise(net.tape.empty((1, tokens.shape[-1]), "int64"))
+    ids = F.pointwise(net.tape.empty((1, tokens.shape[1]), "int64"))
     if net.checkpointing != "none":  # an argument of every block
         net.tape.share(ids)
     return ids
@@ -169,6 +170,9 @@ def _efficient(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     the result lies in memory as [b, s, h, d].
     """
     repeats = q.shape[1] // k.shape[1]
+    if mask is not None and mask.dtype == "bool":  # as transformers 5 has it: widened in every call, and saved in each
+        k, v = F.repeat_heads(k, repeats), F.repeat_heads(v, repeats)
+        return P.flash_attention(q, k, v, "efficient", mask=F.pointwise(mask, dtype=q.dtype))
     q, k, v = (F.contiguous(x) for x in (q, F.repeat_heads(k, repeats), F.repeat_heads(v, repeats)))
     return P.flash_attention(q, k, v, "efficient", mask=mask)
 

@@ -69,6 +69,11 @@ class Frame:
             kept.segment.idle += kept.saved
         self._holders, self._arguments, self._cache = [], [], []
 
+    def end(self) -> None:
+        """The first run is over. Nothing holds the arguments of a region without gradients."""
+        if not self._holders:
+            self._arguments = []
+
     def next_segment(self) -> Segment:
         """The segment of the first run that the second one enters now."""
         segment = self.segments[self._next]
@@ -118,7 +123,8 @@ class Frame:
 def checkpoint(run: Callable[..., Any], tensors: Sequence[Tensor], policy: str) -> Any:
     """`torch.utils.checkpoint.checkpoint(run, *tensors, use_reentrant=False)`."""
     tape = tensors[0].tape
-    tape.frame = Frame(run, tensors, policy)
+    tape.frame = frame = Frame(run, tensors, policy)
     result = run(*tensors)
     tape.frame = None
+    frame.end()
     return result

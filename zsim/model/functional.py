@@ -24,6 +24,7 @@ from zsim.model.views import (
     select,
     split,
     transpose,
+    unbind,
     unsqueeze,
     view_of,
 )
@@ -32,7 +33,7 @@ __all__ = [
     "activation", "activation_by_result", "add", "cat", "contiguous", "divide", "dropout", "expand", "fill",
     "layout", "low", "masked_fill", "mean_last", "mul", "narrow", "neg", "pad", "permute", "pick", "pointwise", "power",
     "repeat_heads", "reshape", "rsqrt", "scale", "select", "shift", "split", "sum_last", "sum_middle", "to", "touch",
-    "transpose", "unsqueeze", "wide",
+    "transpose", "unbind", "unsqueeze", "wide",
 ]  # fmt: skip
 
 
@@ -314,10 +315,10 @@ def expand(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _expanded(g: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """`g.expand(shape)`: dimensions of size one repeated with stride zero."""
-    strides = tuple(
-        0 if size == 1 != full else stride for size, full, stride in zip(g.shape, shape, g.strides, strict=True)
-    )
+    """`g.expand(shape)`: new dimensions in front, and those of size one repeated with stride zero."""
+    new = len(shape) - len(g.shape)
+    sizes = zip((1,) * new + g.shape, shape, (0,) * new + g.strides, strict=True)
+    strides = tuple(0 if size == 1 != full else stride for size, full, stride in sizes)
     return view_of(g, shape, strides)
 
 

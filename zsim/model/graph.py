@@ -114,15 +114,17 @@ Backward = Callable[..., "tuple[Tensor | None, ...]"]
 
 
 class Node:
-    """An operation to run backward: `edges` are where its gradients go, and the shapes they must have."""
+    """An operation to run backward: `edges` are where its gradients go, and the shapes they must have. `results_of`:
+    the calls of modules that return what it made."""
 
-    __slots__ = ("backward", "edges", "grads", "label", "segment", "seq")
+    __slots__ = ("backward", "edges", "grads", "label", "results_of", "segment", "seq")
 
     def __init__(
         self, seq: int, segment: Segment, label: str, edges: tuple[Edge, ...], backward: Backward, outputs: int
     ) -> None:
         self.seq, self.segment, self.label, self.edges = seq, segment, label, edges
         self.backward: Backward | None = backward
+        self.results_of: list[Call] = []
         self.grads: list[Tensor | None] = [None] * outputs
 
 
@@ -160,9 +162,10 @@ class Segment:
 class Call:
     """One call of a module: child calls and segments in order."""
 
-    __slots__ = ("body", "differentiable", "module", "reached")
+    __slots__ = ("body", "differentiable", "in_backward", "module", "reached")
 
     def __init__(self, module: Any, reached: bool) -> None:
         self.module, self.reached = module, reached  # what it is called with requires a gradient
-        self.differentiable = True  # what it returns requires a gradient
+        self.differentiable = False  # what it returns requires a gradient
+        self.in_backward = False  # and one comes
         self.body: list[Call | Segment] = []

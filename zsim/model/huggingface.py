@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from zsim.errors import NotModeled
 from zsim.model.architecture import Architecture
-from zsim.model.families import FAMILIES, build
+from zsim.model.families import FAMILIES, VISION, build
 from zsim.model.fields import Fields
 from zsim.model.layers import Net
 from zsim.model.readers import READERS
@@ -41,13 +41,18 @@ def _from_fields(fields: Fields, name: str) -> ModelSpec:
     read_as = SAME.get(family, family)
     _refuse(fields, read_as)
     notes = () if read_as == family else (f"{name}: {family} is run as transformers' {read_as}",)
+    if read_as in VISION:
+        from zsim.model.readers_vision import VISION_READERS
+
+        return from_architecture(name, VISION_READERS[read_as](fields, read_as), notes)
     return from_architecture(name, READERS[read_as](fields, read_as), notes)
 
 
 def from_architecture(name: str, arch: Architecture, notes: tuple[str, ...] = ()) -> ModelSpec:
     """The spec of an architecture: its parameters in `named_parameters()` order."""
     model = build(Net(arch))
-    return ModelSpec(name, arch.family, parameters(model), arch, model.buffers_bytes(), notes)
+    buffers = model.buffers_bytes(), model.index_buffers_bytes()
+    return ModelSpec(name, arch.family, parameters(model), arch, *buffers, notes)
 
 
 def _refuse(fields: Fields, family: str) -> None:
@@ -57,13 +62,13 @@ def _refuse(fields: Fields, family: str) -> None:
         raise NotModeled(message, file=fields.path, line=fields.line(field), field=field, accepted=accepted)
 
     for tower in ("text_config", "vision_config", "audio_config"):
-        if fields.raw(tower) is not None:
+        if fields.raw(tower) is not None and family not in VISION:
             text = fields.raw("text_config")
             known = isinstance(text, dict) and text.get("model_type") in READERS
             own = " (the text_config, as a file of its own, is the model without the tower)" if known else ""
             refuse(f"{family}: a language model inside a multimodal one", tower, f"a text model's config.json{own}")
-    if family not in READERS:
-        refuse(f"model family {family!r}", "model_type", ", ".join(sorted(READERS)))
+    if family not in READERS and family not in VISION:
+        refuse(f"model family {family!r}", "model_type", ", ".join(sorted((*READERS, *VISION))))
     if fields.raw("quantization_config") is not None:
         refuse(
             "weights quantized by the checkpoint",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zsim.model import functional as F
@@ -11,6 +11,7 @@ from zsim.model import liger
 from zsim.model import products as P
 from zsim.model.architecture import Architecture
 from zsim.model.graph import Param, Storage, Tensor, row_major
+from zsim.model.spec import Images
 from zsim.model.tape import Tape
 
 
@@ -31,9 +32,33 @@ class Net:
     sequence_parallel_size: int = 1  # ranks that share the sequences (Ulysses)
     adapters: str | None = None  # dtype of adapters' shards, where it is another one
     layer_keys: tuple[Hashable, ...] = ()  # per layer: blocks are traced once per key (which parameters are frozen)
+    tower_keys: tuple[Hashable, ...] = ()  # of the layers of a vision tower
+    tower_checkpointing: bool = True  # where checkpointing is on
+    images: Images | None = None
+    hooks_inputs: bool = True  # the input embedding is one that transformers finds
 
     def checkpoints(self, block: int) -> bool:
         return self.checkpointing != "none" and (self.checkpointed is None or block in self.checkpointed)
+
+    @property
+    def inputs_require_grad(self) -> bool:
+        """transformers 5.24 activation_checkpointing_enable: enable_input_require_grads, on the input embeddings of the
+        text model and of a vision tower, frozen or not."""
+        return self.checkpointing != "none" and self.implementation == "hf" and self.hooks_inputs
+
+    def tower(self) -> Net:
+        """What the modules of the vision tower are built with."""
+        assert self.arch.vision is not None
+        policy = self.checkpointing if self.tower_checkpointing else "none"
+        return replace(
+            self,
+            arch=self.arch.vision.blocks,
+            layer_keys=self.tower_keys,
+            checkpointing=policy,
+            checkpointed=None,
+            hooks_inputs=self.arch.vision.input_embedding,
+            attention="sdpa" if self.attention == "efficient" else self.attention,  # it has no mask
+        )
 
 
 class Weight(Tensor):
@@ -63,6 +88,7 @@ class Module:
     logits = False
     listed_in: Blocks | None = None  # the list that this module is a template of
     checkpointed = False
+    unread = False  # of a block: nothing reads its result
 
     def __init__(self, net: Net) -> None:
         self.net = net
@@ -105,6 +131,10 @@ class Module:
         """Bytes of buffers on the device: rotary frequencies, twice (transformers keeps the original ones, too)."""
         return sum(child.buffers_bytes() for child in self.children.values())
 
+    def index_buffers_bytes(self) -> int:
+        """Of these, those of int64."""
+        return sum(child.index_buffers_bytes() for child in self.children.values())
+
     def named_weights(self, prefix: str = "", layer: int = -1) -> Iterator[tuple[str, int, Module, Weight]]:
         """(name, layer or -1, owner, weight) in the order of `named_parameters`; tied weights under every name."""
         for name, weight in self.weights.items():
@@ -135,6 +165,10 @@ class Blocks(Module):
         """The distinct blocks, in order of first use."""
         for _, block in self.templates.values():
             yield block
+
+    def numbered(self) -> Iterator[tuple[int, Module]]:
+        """The distinct blocks with the number of the first layer that each stands for."""
+        yield from self.templates.values()
 
     def set_paths(self, path: str) -> None:
         self.path = path
@@ -181,10 +215,21 @@ class Embedding(Module):
 
     def forward(self, indices: Tensor) -> Tensor:
         out = P.embedding(indices, self.weight)
-        if self.net.checkpointing != "none" and self.net.implementation == "hf" and not out.needs_grad:
-            # transformers 5.24 gradient_checkpointing_enable: enable_input_require_grads, also on a frozen embedding
-            out.tape.link((), lambda g: (), out)
-        return out
+        return require_grad(self.net, out, copied=self.net.images is not None)
+
+
+def require_grad(net: Net, out: Tensor, copied: bool) -> Tensor:
+    """What a frozen embedding returns, where checkpointing makes it require a gradient: a leaf, which its
+    AccumulateGrad keeps. `copied`: before it comes to the first block, which keeps it anyway."""
+    if net.inputs_require_grad and not out.needs_grad:
+        saved = out.tape.save(*([out] if copied else []))
+
+        def backward(g: Tensor) -> tuple[()]:
+            saved()
+            return ()
+
+        out.tape.link((), backward, out)
+    return out
 
 
 class RMSNorm(Module):
@@ -254,6 +299,11 @@ def _gelu_new(x: Tensor) -> Tensor:
     return F.mul(F.scale(x), F.shift(F.activation_by_result(F.scale(F.add(x, F.scale(F.power(x)))))))
 
 
+def _quick_gelu(x: Tensor) -> Tensor:
+    """x * sigmoid(1.702 * x)"""
+    return F.mul(x, F.activation_by_result(F.scale(x)))
+
+
 def _relu_squared(x: Tensor) -> Tensor:
     return F.power(F.activation_by_result(x))
 
@@ -263,6 +313,7 @@ ACTIVATIONS: dict[str, tuple[str, Any]] = {
     "swish": ("SiLUActivation", F.activation),
     "gelu": ("GELUActivation", F.activation),
     "nn.gelu": ("GELU", F.activation),
+    "quick_gelu": ("QuickGELUActivation", _quick_gelu),
     "gelu_pytorch_tanh": ("GELUTanh", F.activation),
     "gelu_new": ("NewGELUActivation", _gelu_new),
     "relu": ("ReLU", F.activation_by_result),

@@ -17,6 +17,7 @@ from zsim.model import functional as F
 from zsim.model.architecture import Architecture
 from zsim.model.graph import Tensor
 from zsim.model.layers import Dropout, Linear, Module, Net, Weight
+from zsim.model.parts import part_of
 from zsim.model.spec import ModelSpec, Parameter
 
 ALL_LINEAR = "all-linear"  # peft: every Linear but the output projection
@@ -29,12 +30,17 @@ BLOCK, NESTED_BLOCK = 64, 256
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """`targets`: names of Linear modules ("q_proj", "self_attn.q_proj"), or "all-linear". alpha costs nothing."""
+    """`targets`: names of Linear modules ("q_proj", "self_attn.q_proj"), or "all-linear". alpha costs nothing.
+    `exclude`: modules that are left out, by name or by the part of a vision-language model that they belong to."""
 
     r: int
     targets: tuple[str, ...] = (ALL_LINEAR,)
     alpha: float = 16.0
     dropout: float = 0.0
+    exclude: tuple[str, ...] = ()
+
+    def excludes(self, module: str) -> bool:
+        return part_of(module) in self.exclude or any(f".{name}." in f".{module}." for name in self.exclude)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +94,11 @@ def attach(model: Module, net: Net, tuning: Tuning) -> None:
                 child = Linear4bit(net, child, tuning.double_quant)
                 setattr(parent, name, child)
             meant = {target for target in targets if f".{parent.path}.{name}".endswith(f".{target}")}  # as peft matches
-            if tuning.lora and (targets == (ALL_LINEAR,) or meant):
+            if (
+                tuning.lora
+                and (targets == (ALL_LINEAR,) or meant)
+                and not tuning.lora.excludes(f"{parent.path}.{name}")
+            ):
                 hit |= meant or {name}
                 setattr(parent, name, LoraLinear(net, child, tuning.lora))
     missing = set(targets) - hit - {ALL_LINEAR}

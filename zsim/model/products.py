@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from zsim.errors import NotModeled
 from zsim.model.functional import layout, low, pointwise, reshape, to, wide
 from zsim.model.graph import Tensor
@@ -159,8 +161,10 @@ def flash_attention(
     window: int | None = None,
     mask: Tensor | None = None,
     causal: bool = True,
+    segments: dict[int, int] | None = None,
 ) -> Tensor:
     """One fused kernel. q [b, h, s, d]; k and v may have fewer heads. Saves q, k, v, the result and its log-sum-exp.
+    `segments`: how many sequences there are of each length, which lie one behind the other in s (flash_attn_varlen).
 
     Causal, or under the `mask` that the memory-efficient kernel takes, and saves. The result lies in memory as q does,
     the gradients as their inputs (`empty_like` in the kernels of FlashAttention); that of the memory-efficient kernel
@@ -173,7 +177,14 @@ def flash_attention(
     b, h, s, d = q.shape
     kv_heads, kv_len, width = k.shape[1], k.shape[2], v.shape[-1]
     narrow = width != d
-    common = (b, h, kv_heads, s, kv_len, d, causal and mask is None, impl, q.dtype)
+    masked, dtype = causal and mask is None, q.dtype
+
+    def launch(backward: bool) -> None:
+        for number, (length, count) in enumerate((segments or {s: b}).items()):
+            keys = length if segments else kv_len
+            work = Attention(count, h, kv_heads, length, keys, d, masked, impl, dtype, backward, window)
+            tape.kernel(replace(work, launches=0 if number else 1, value_dim=width if narrow else 0))
+
     grad = q.needs_grad or k.needs_grad or v.needs_grad
     inputs = tape.save(q, k, v, *([] if mask is None else [mask])) if grad else None
 
@@ -182,7 +193,7 @@ def flash_attention(
         out = tape.empty((b, h, s, width), q.dtype, strides)
         lse = tape.empty((b, h, s), "float32")
         rng_state, unused = tape.empty(() if narrow else (2,), "uint64"), tape.empty((), "uint64")
-        tape.kernel(Attention(*common, window=window, value_dim=width if narrow else 0))
+        launch(backward=False)
         return out, lse, rng_state, unused
 
     results = tape.frame.cached("attention", tape.open(), attend) if tape.frame is not None else attend()
@@ -191,13 +202,13 @@ def flash_attention(
         outputs = tape.save(*results)
         del results
         shapes = [(t.shape, _by_tokens(t.shape) if narrow else layout(t)) for t in (q, k, v)]
-        dtype = q.dtype
+        padded = s + 128 * sum(segments.values()) if segments else _up(s, 128)
 
         def backward(g: Tensor) -> tuple[Tensor, ...]:
             kept = inputs(), outputs()  # type: ignore[misc]  # noqa: F841
             grads = tuple(tape.empty(shape, dtype, strides) for shape, strides in shapes)
-            scratch = _backward_scratch(tape, impl, b, h, kv_heads, s, kv_len, d, dtype)  # noqa: F841
-            tape.kernel(Attention(*common, backward=True, window=window, value_dim=width if narrow else 0))
+            scratch = _backward_scratch(tape, impl, b, h, kv_heads, padded, kv_len, d, dtype)  # noqa: F841
+            launch(backward=True)
             return grads
 
         tape.link((q, k, v), backward, out)
@@ -211,15 +222,16 @@ def _by_tokens(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _backward_scratch(
-    tape: Tape, impl: str, b: int, h: int, kv_heads: int, s: int, kv_len: int, d: int, dtype: str
+    tape: Tape, impl: str, b: int, h: int, kv_heads: int, rows: int, kv_len: int, d: int, dtype: str
 ) -> list[Tensor]:
     """What FlashAttention's backward allocates besides gradients (`mha_bwd` in csrc/flash_attn/flash_api.cpp of 2.x
-    and hopper/flash_api.cpp of 3): float32 sums for dq, one value per row, and dk, dv of grouped heads. CUDA only:
-    recordings on the CPU never ran the kernel. cuDNN's workspace is not known and left out.
+    and hopper/flash_api.cpp of 3): float32 sums for dq, one value per row, and dk, dv of grouped heads. `rows`: whole
+    tiles of tokens; of packed sequences 128 more than tokens for each (`mha_varlen_bwd`). CUDA only: recordings on the
+    CPU never ran the kernel. cuDNN's workspace is not known and left out.
     """
     if not tape.cuda or impl == "cudnn":
         return []
-    rows, width = _up(s, 128), _up(d, 32)
+    width = _up(d, 32)
     scratch = [tape.empty((b, h, rows), "float32"), tape.empty((b, rows, h, width), "float32")]
     if kv_heads != h:
         shape, sums = (

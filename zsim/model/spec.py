@@ -116,7 +116,7 @@ class Module:
     `params` are indices into `ModelSpec.parameters` of the parameters it owns directly (a tied lm_head lists
     the embedding's). Every torch module that is called appears, with or without parameters, because
     DeepSpeed's hooks fire on each. `role` marks what strategies need: "root", "embedding", "block" (the
-    FSDP / checkpoint unit), "norm" (the final one), "head", "".
+    FSDP / checkpoint unit), "unit" (of FSDP alone), "norm" (the final one), "head", "".
     """
 
     name: str
@@ -127,7 +127,17 @@ class Module:
     checkpointed: bool = False
     expert: bool = False
     differentiable: bool = True  # what it returns requires a gradient
-    reached: bool = True  # so does what it is called with
+    in_backward: bool = True  # and one comes
+    reached: bool = True  # what it is called with requires a gradient
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """What a vision tower is given: `per_sequence` images of `height` x `width` pixels in every sequence."""
+
+    per_sequence: int
+    height: int
+    width: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +171,11 @@ class Workload:
     compile: bool = False
     device: str = "cuda"  # whose kernels; "cpu" is what torch records with fake tensors (the oracles)
     sequence_parallel_size: int = 1
+    images: Images | None = None
+    # FSDP1: a frozen parameter beside a trained one in its unit has a gradient as well. "block"; "leaf": besides, every
+    # module with a trained parameter of its own is a unit; "whole": the model is one
+    flat_units: str = ""
+    checkpoint_frozen_tower: bool = True  # its patches are made to require a gradient, as in transformers 5.24
 
     @property
     def local_seq_len(self) -> int:
@@ -189,6 +204,7 @@ class ModelSpec:
     parameters: tuple[Parameter, ...]
     arch: object  # the family's normalized configuration (model.architecture.Architecture)
     buffers_bytes: int = 0  # non-parameter state on the GPU: rotary tables
+    index_buffers_bytes: int = 0  # of these, what is int64: positions
     notes: tuple[str, ...] = ()  # what was assumed while reading
     tuning: Tuning | None = None  # adapters and quantized weights
     conversion: Conversion | None = None  # of its experts into those of one rank among several

@@ -16,8 +16,8 @@ Rules, from torch 2.13 (`torch/csrc/autograd/engine.cpp`, `input_buffer.cpp`):
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +75,7 @@ class Tape:
         self._current: Segment | None = None
         self._sink: list[Work] = []
         self._boundary = True
+        self._unread = ""  # whether what autograd saves is held, though no backward will ask for it
         self._released = 0  # segments from here on have given their saved tensors back
 
     # -- modules and segments ------------------------------------------------------------------------------
@@ -92,7 +93,11 @@ class Tape:
         self._boundary = True
 
     def leave(self, result: Any) -> None:
-        self._stack.pop().differentiable = not isinstance(result, Tensor) or result.needs_grad
+        call = self._stack.pop()
+        for item in result if isinstance(result, tuple | list) else (result,):
+            if self.phase == "forward" and isinstance(item, Tensor) and item.node is not None:
+                call.differentiable = True
+                item.node.results_of.append(call)
         self._boundary = True
 
     def part(self) -> None:
@@ -207,11 +212,22 @@ class Tape:
         segment = self.open()
         if not tensors:
             return lambda: ()
+        if self._unread:
+            held = tuple(tensor.detach() for tensor in tensors) if self._unread == "held" else ()
+            return lambda: held
         if self.frame is not None:
             return self.frame.pack(segment, tensors)
         self.keep(segment, *tensors)
         kept = tuple(tensor.detach() for tensor in tensors)
         return lambda: kept
+
+    @contextmanager
+    def without_backward(self, holding: bool) -> Iterator[None]:
+        """What no loss depends on: its tensors live as long as its results do, and count as theirs. `holding` false: in
+        a checkpointed region, whose second run would make them."""
+        self._unread = "held" if holding else "not held"
+        yield
+        self._unread = ""
 
     def keep(self, segment: Segment, *tensors: Tensor) -> None:
         """Count tensors as saved by `segment`, each storage once."""
@@ -311,6 +327,8 @@ class Tape:
         backward, node.backward = node.backward, None
         grads, node.grads = node.grads, []
         self.label = node.label
+        for call in node.results_of:
+            call.in_backward = True
         results = list(backward(*grads))  # type: ignore[misc]
         del grads
         for position, (result, edge) in enumerate(zip(results, node.edges, strict=True)):

@@ -20,6 +20,10 @@ from zsim.model.spec import Compute, ModelSpec, Module, Parameter, Workload
 from zsim.model.tape import Tape
 from zsim.model.undisturbed import Outcome, Watch, undisturbed
 
+# In names of vision-language models: lists of layers, and a unit of FSDP that is no layer (CLIPVisionEmbeddings).
+LISTS = ("blocks", "layers")
+EMBEDDINGS = ".vision_tower.embeddings."
+
 
 def trace(spec: ModelSpec, workload: Workload) -> Module:
     """The module tree of one micro-batch: calls in PyTorch's order, with the work and memory of each.
@@ -60,7 +64,14 @@ def parameters(model: Layer) -> tuple[Parameter, ...]:
 
 class _Tracer:
     def __init__(self, spec: ModelSpec, workload: Workload) -> None:
+        if workload.flat_units and spec.trainable_numel < spec.numel:
+            spec = _with_flat_units(spec, workload.flat_units)
         self.spec, self.workload = spec, workload
+        reached = workload.checkpointing != "none" and workload.implementation == "hf"
+        tower = workload.checkpoint_frozen_tower or _trains_tower(spec)  # which a text model has not
+        vision = getattr(spec.arch, "vision", None)
+        hooked = reached and tower and (vision is None or vision.input_embedding)
+        text_keys, tower_keys = _layer_keys(spec, reached, hooked)
         self.tape = Tape(workload.device == "cuda", workload.dtype if workload.weights else None)
         net = Net(
             cast(Architecture, spec.arch),
@@ -75,7 +86,10 @@ class _Tracer:
             workload.wide_cache,
             workload.sequence_parallel_size,
             workload.adapters,
-            _layer_keys(spec, reached=workload.checkpointing != "none" and workload.implementation == "hf"),
+            text_keys,
+            tower_keys,
+            tower,
+            workload.images,
         )
         self.model = families.build(net)
         if spec.tuning is not None:
@@ -125,16 +139,17 @@ class _Tracer:
         layer: Layer = call.module
         body: list[_Plan | _Repeat | Compute] = []
         templates: dict[int, _Plan] = {}
+        layers = 0  # of a list, that are in the body
         for item in call.body:
             if isinstance(item, Segment):
                 body.append(computes[id(item)])
             elif item.module.listed_in is None:
                 body.append(self._plan(item, cut, computes))
             else:
-                blocks = item.module.listed_in
                 templates[id(item.module)] = self._plan(item, len(item.module.path), computes)
-                if len(templates) == len(blocks.templates):
-                    body += self._repeated(blocks, templates)
+                repeated = list(self._repeated(item.module.listed_in, templates, layers))
+                layers += len(repeated)
+                body += repeated
         return _Plan(
             layer.path[cut:],
             layer.class_name or type(layer).__name__,
@@ -144,22 +159,28 @@ class _Tracer:
             layer.checkpointed,
             any(weight.expert for weight in layer.weights.values()),
             call.differentiable,
+            call.in_backward,
             call.reached,
         )
 
-    def _repeated(self, blocks: Blocks, templates: dict[int, _Plan]) -> Iterator[_Repeat]:
-        """Every layer of a list: a template's plan, the layer's path, and how far behind its parameters are."""
-        anchors = {}
-        for kind, (_, block) in blocks.templates.items():
-            layer = next(module for module in block.all_modules() if module.weights)
-            name, weight = next(iter(layer.weights.items()))
-            anchors[kind] = (templates[id(block)], f"{layer.path[len(block.path) :]}.{name}", weight.param.index)
-        for number, kind in enumerate(blocks.kinds):
-            plan, name, first = anchors[kind]
+    def _repeated(self, blocks: Blocks, templates: dict[int, _Plan], first: int) -> Iterator[_Repeat]:
+        """Layers of a list from `first` on, as far as their templates have run: a template's plan, the layer's path,
+        and how far behind its parameters are."""
+        anchors: dict[int, tuple[_Plan, str, int]] = {}
+        for number in range(first, len(blocks.kinds)):
+            block = blocks.templates[blocks.kinds[number]][1]
+            if id(block) not in templates:
+                return
+            if id(block) not in anchors:
+                layer = next(module for module in block.all_modules() if module.weights)
+                name, weight = next(iter(layer.weights.items()))
+                suffix = f"{layer.path[len(block.path) :]}.{name}"
+                anchors[id(block)] = (templates[id(block)], suffix, weight.param.index)
+            plan, suffix, anchor = anchors[id(block)]
             path = f"{blocks.path}.{number}"
-            position = self._position(path + name)
+            position = self._position(path + suffix)
             assert position is not None
-            yield _Repeat(plan, path, position - first)
+            yield _Repeat(plan, path, position - anchor)
 
 
 class _Repeat(NamedTuple):
@@ -181,6 +202,7 @@ class _Plan(NamedTuple):
     checkpointed: bool
     expert: bool
     differentiable: bool
+    in_backward: bool
     reached: bool
 
     def module(self, path: str, shift: int) -> Module:
@@ -195,24 +217,76 @@ class _Plan(NamedTuple):
         params = tuple([index + shift for index in self.params]) if shift else self.params
         return Module(
             path + self.suffix, self.module_class, self.role, params, tuple(body), self.checkpointed, self.expert,
-            self.differentiable, self.reached,
+            self.differentiable, self.in_backward, self.reached,
         )  # fmt: skip
 
 
-def _layer_keys(spec: ModelSpec, reached: bool) -> tuple[tuple[object, ...], ...]:
-    """Per layer which of its parameters are trainable and whether its input needs a gradient; () if all are.
+def _with_flat_units(spec: ModelSpec, units: str) -> ModelSpec:
+    """Parameters are views of their unit's flat one, which requires a gradient if any of them does: frozen ones as well
+    then have one, and pass one on to what came before (torch 2.13 fsdp/_flat_param.py _use_unsharded_views)."""
+    vision = getattr(spec.arch, "vision", None) is not None
+    apart = {
+        parameter.name.rpartition(".")[0] for parameter in spec.parameters if parameter.trainable and units == "leaf"
+    }
 
-    `reached`: something before the first layer requires a gradient, even if nothing there is trainable.
+    def unit(name: str) -> str:
+        if (owner := name.rpartition(".")[0]) in apart:
+            return owner
+        if units == "whole":
+            return ""
+        at = _layer_at(name, vision)
+        if at is not None:
+            return ".".join(name.split(".")[: at + 1])
+        return EMBEDDINGS if vision and EMBEDDINGS in name else ""
+
+    trained = {unit(parameter.name) for parameter in spec.parameters if parameter.trainable}
+    found = tuple(replace(p, trainable=True) if unit(p.name) in trained else p for p in spec.parameters)
+    return replace(spec, parameters=found, _cache={})
+
+
+def _layer_at(name: str, vision: bool) -> int | None:
+    """Which part of a parameter's name is the number of its layer."""
+    parts = name.split(".")
+    at = next((place for place, part in enumerate(parts) if part.isdigit()), None)
+    return at if at is not None and (not vision or parts[at - 1] in LISTS) else None
+
+
+Keys = tuple[tuple[object, ...], ...]
+
+
+def _trains_tower(spec: ModelSpec) -> bool:
+    from zsim.model.parts import part_of
+
+    return any(parameter.trainable and part_of(parameter.name) == "vision_tower" for parameter in spec.parameters)
+
+
+def _layer_keys(spec: ModelSpec, reached: bool, reached_tower: bool) -> tuple[Keys, Keys]:
+    """Per layer which of its parameters are trainable and whether its input needs a gradient; () if all are. Of the
+    text model's layers, and of those of a vision tower.
+
+    `reached`, `reached_tower`: what comes before the first layer requires a gradient, even if nothing there is trained.
     """
     if spec.trainable_numel == spec.numel:
-        return ()
-    layers: dict[int, list[bool]] = {}
+        return (), ()
+    from zsim.model.parts import TOWERS
+
+    vision = getattr(spec.arch, "vision", None) is not None
+    lists: dict[bool, dict[int, list[bool]]] = {False: {}, True: {}}
+    before = {False: reached, True: reached_tower}
     for parameter in spec.parameters:
-        number = next((int(part) for part in parameter.name.split(".") if part.isdigit()), None)
-        if number is not None:
-            layers.setdefault(number, []).append(parameter.trainable)
-        elif not layers:
-            reached = reached or parameter.trainable
+        parts, at = parameter.name.split("."), _layer_at(parameter.name, vision)
+        in_tower = vision and parts[1] in TOWERS
+        if at is not None:
+            lists[in_tower].setdefault(int(parts[at]), []).append(parameter.trainable)
+        elif not lists[in_tower]:
+            before[in_tower] = before[in_tower] or parameter.trainable
+        if in_tower:  # whose output the text model's layers read
+            before[False] = before[False] or parameter.trainable
+    text, tower = (_keys(lists[in_tower], before[in_tower]) for in_tower in (False, True))
+    return text, tower
+
+
+def _keys(layers: dict[int, list[bool]], reached: bool) -> Keys:
     keys = []
     for number in sorted(layers):
         keys.append((tuple(layers[number]), reached))

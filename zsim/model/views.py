@@ -187,6 +187,26 @@ def split(x: Tensor, sizes: Sequence[int], dim: int = -1) -> list[Tensor]:
     return parts
 
 
+def unbind(x: Tensor, dim: int) -> list[Tensor]:
+    """Every entry of `dim` as a view without it; their gradients are stacked."""
+    dim %= len(x.shape)
+    shape, strides = list(x.shape), list(x.strides)
+    entries = shape.pop(dim)
+    del strides[dim]
+    parts = [view_of(x, tuple(shape), tuple(strides)) for _ in range(entries)]
+    if x.needs_grad:
+        full, dtype, tape = x.shape, x.dtype, x.tape
+
+        def backward(*grads: Tensor) -> tuple[Tensor]:
+            out = tape.empty(full, dtype)
+            tape.memory(sum(g.nbytes for g in grads if g is not None), out.nbytes, "copy")
+            return (out,)
+
+        tape.open()
+        tape.link((x,), backward, *parts)
+    return parts
+
+
 def cat(parts: Sequence[Tensor], dim: int = -1) -> Tensor:
     """A copy of all parts; backward gives views."""
     first = parts[0]

@@ -54,6 +54,7 @@ def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
     if recipe.flag("enable_liger_kernel"):
         recipe.set("loss", "fused", "enable_liger_kernel")
         recipe.set("kernels", "liger", "enable_liger_kernel")
+    _parts(recipe, method)
     training(recipe)
     if recipe.flag("pure_bf16"):
         _pure_bf16(recipe)
@@ -61,6 +62,28 @@ def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
     name_model(recipe, "model_name_or_path")
     recipe.rest(HARMLESS)
     return reading
+
+
+def _parts(recipe: Recipe, method: str) -> None:
+    """Of a vision-language model (model/model_utils/visual.py, checkpointing.py and misc.py): what is frozen or has no
+    adapters, and that blocks without a trained parameter are not checkpointed."""
+    names = {
+        "vision_tower": recipe.flag("freeze_vision_tower", True),
+        "multi_modal_projector": recipe.flag("freeze_multi_modal_projector", True),
+        "language_model": recipe.flag("freeze_language_model"),
+    }
+    vision = recipe.reading.vision
+    frozen = [name for name, is_frozen in names.items() if is_frozen]
+    if method == "lora":
+        everywhere = recipe.reading.fields.get(("lora", "targets")) == "all-linear"
+        vision["lora", "exclude"] = [n for n in names if n in frozen or (everywhere and n == "multi_modal_projector")]
+    elif frozen:
+        vision["model", "freeze"] = frozen
+    if not recipe.flag("disable_gradient_checkpointing"):
+        vision["checkpointing", "frozen_tower"] = False
+    for name in ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels", "video_fps"):
+        if recipe.get(name) is not None:
+            recipe.reading.notes.append(f"{name}: images.size says how large the images are after that")
 
 
 def _pure_bf16(recipe: Recipe) -> None:

@@ -31,6 +31,7 @@ class Reading:
     defaults: set[Path_] = field(
         default_factory=set
     )  # fields that are a tool's default; another file may say otherwise
+    vision: dict[Path_, Any] = field(default_factory=dict)  # further fields, where the model has a vision tower
 
     def set(self, to: Path_, value: Any, path: Path_) -> None:
         """Scenario field `to` has `value`, as the key `path` of the file says."""
@@ -59,6 +60,7 @@ class Reading:
                 self.fields[to] = value
                 self.places[to] = other.places.get(to, (other.document.file, None))
                 (self.defaults.add if to in other.defaults else self.defaults.discard)(to)
+        self.vision |= other.vision
         self.notes += other.notes
         if self.fields.get(("framework", "name")) != "ddp":  # one file was silent, the other one names what shards
             for to in [to for to in self.fields if to[0] == "ddp"]:

@@ -46,10 +46,9 @@ def read_trainer(document: Document, ranks: int | None = None, kind: str = "Hugg
     recipe = Recipe(reading)
     for name, why in _OTHER_TRAINERS.items():
         recipe.refuse(name, (False,), why)
-    for name in ("lora_enable", "use_lora", "lora", "q_lora", "tune_mm_mlp_adapter", "freeze_backbone"):
+    for name in ("lora_enable", "use_lora", "lora", "q_lora"):
         recipe.refuse(name, (False,), "which parameters train, as the script's own code has it")
-    if recipe.get("vision_tower"):
-        reading.not_modeled.append("vision_tower: the tower and its projector")
+    _llava(recipe)
     recipe.refuse("bits", (16, 32), "weights in few bits, as the script's own code has it")
     model_length(recipe, ("max_length", "max_seq_length", "max_seq_len", "block_size", "model_max_length"))
     attention(recipe, "attn_implementation")
@@ -67,6 +66,24 @@ def read_trainer(document: Document, ranks: int | None = None, kind: str = "Hugg
     name_model(recipe, "model_name_or_path")
     recipe.rest(HARMLESS)
     return reading
+
+
+def _llava(recipe: Recipe) -> None:
+    """LLaVA 1.5's train.py: the tower is frozen and runs without autograd; `tune_mm_mlp_adapter` trains the projector
+    alone, `freeze_backbone` all but the text model without its head."""
+    if not recipe.get("vision_tower"):
+        for name in ("tune_mm_mlp_adapter", "freeze_backbone"):
+            recipe.refuse(name, (False,), "which parameters train, as the script's own code has it")
+        return
+    frozen = ["vision_tower"]
+    if recipe.flag("tune_mm_mlp_adapter"):
+        frozen.append("language_model")
+    elif recipe.flag("freeze_backbone"):
+        frozen.append("model.language_model.*")
+    recipe.reading.vision |= {("model", "freeze"): frozen, ("checkpointing", "frozen_tower"): False}
+    recipe.reading.not_modeled.append(
+        "vision_tower: the tower and its projector, unless the config.json is that of the whole model (llava)"
+    )
 
 
 def _peft(recipe: Recipe) -> None:

@@ -57,11 +57,13 @@ class Ddp(Hooks[DdpPlan]):
     def __init__(self, model: ModelSpec, tree: Module, plan: DdpPlan) -> None:
         self.model, self.tree, self.plan = model, tree, plan
         self.params = [index for index, p in enumerate(model.parameters) if p.trainable]
-        # the last entry stands for the buffers, which .to(dtype) casts as well
-        self.numels = [p.numel for p in model.parameters] + [model.buffers_bytes // 4]
-        self.dtypes = [p.dtype or plan.dtype for p in model.parameters] + [plan.dtype]
+        # the last two stand for the buffers, a tower's positions first; .to(dtype) casts those that are no indices
+        wide = (model.buffers_bytes - model.index_buffers_bytes) // 4
+        self.numels = [p.numel for p in model.parameters] + [model.index_buffers_bytes // 8, wide]
+        self.dtypes = [p.dtype or plan.dtype for p in model.parameters] + ["int64", plan.dtype]
         self.sizes = [n * int(DTYPE_BYTES[dtype]) for n, dtype in zip(self.numels, self.dtypes, strict=True)]
-        self.buffers = self.numels[-1]
+        first = len(model.parameters)
+        self.buffers = [index for index in (first, first + 1) if self.numels[index]]
         self.limits = self._limits()
         self.builder = Builder()
         self.alone = plan.world_size == 1  # trainers wrap nothing then: no Reducer, no buckets
@@ -98,13 +100,15 @@ class Ddp(Hooks[DdpPlan]):
             # _verify_param_shape_across_processes: the number of parameters, then sizes and strides
             self._collective("all_gather", "int64", 1, "init", out=world)
             self._collective("broadcast", "int64", sum(2 * len(shape) for shape in shapes), "init")
-        builder.alloc("parameters", "parameters", sum(self.sizes[:-1]), tensors=tuple(self.sizes[:-1]))
+        parameters = range(len(self.model.parameters))
+        sizes = tuple([self.sizes[param] for param in parameters])
+        builder.alloc("parameters", "parameters", sum(sizes), tensors=sizes)
         if self.buffers:
-            builder.alloc("buffers", "parameters", self.sizes[-1])
+            builder.alloc("buffers", "parameters", sum(self.sizes[buffer] for buffer in self.buffers))
         if self.alone:
             return
         # _sync_module_states: parameters and buffers from rank 0, coalesced
-        everything = range(len(self.sizes) if self.buffers else len(self.sizes) - 1)
+        everything = [*parameters, *self.buffers]
         for bucket in sorted(assign(everything, self.sizes, self.dtypes, [BROADCAST_BYTES])):
             self._collective("broadcast", self.dtypes[bucket[0]], self._numel(bucket), "init")
         self._alloc_buckets()
@@ -144,8 +148,8 @@ class Ddp(Hooks[DdpPlan]):
         """_pre_forward"""
         if self.ready_order and not self.rebuilt:
             self._rebuild_buckets()
-        if self.broadcast_buffers and self.buffers:
-            self._collective("broadcast", self.dtypes[-1], self.buffers, "forward")
+        for buffer in self.buffers if self.broadcast_buffers else ():
+            self._collective("broadcast", self.dtypes[buffer], self.numels[buffer], "forward")
         self.broadcast_buffers = self.sync  # _post_forward: require_forward_param_sync
 
     def _rebuild_buckets(self) -> None:

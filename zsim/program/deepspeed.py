@@ -15,6 +15,7 @@ from zsim.program.builder import Builder
 from zsim.program.muon import is_muon, matrices
 from zsim.program.ops import COMPUTE, Collective, Compute
 from zsim.program.versions import before
+from zsim.program.walk import modules_in_order
 
 MIXED = ("bfloat16", "float16")  # parameters in these dtypes have a float32 master copy
 
@@ -207,27 +208,8 @@ def _is_layer_norm(model: ModelSpec, param: int) -> bool:
 
 
 def in_backward(tree: Module) -> set[str]:
-    """Modules that gradients flow through: not those whose whole work has none (rotary tables, token masks).
-
-    A module that computes nothing (a dropout of probability 0) hands its input on, gradient included.
-    """
-    found: set[str] = set()
-
-    def visit(module: Module) -> tuple[bool, bool]:
-        """Whether it computes anything, and whether that has a backward."""
-        computes = backward = False
-        for item in module.body:
-            if isinstance(item, Module):
-                inner_computes, inner_backward = visit(item)
-                computes, backward = computes or inner_computes, backward or inner_backward
-            else:
-                computes, backward = True, backward or bool(item.backward or item.grads)
-        if backward or (module.differentiable and not computes):
-            found.add(module.name)
-        return computes, backward
-
-    visit(tree)
-    return found
+    """Modules that gradients flow through: not rotary tables, token masks, or what no loss depends on."""
+    return {module.name for module in modules_in_order(tree) if module.in_backward}
 
 
 class Gradients:

@@ -16,6 +16,7 @@ from zsim.program.fsdp1_flat import FlatParameters, Handle
 from zsim.program.ops import ALL_GATHER, ALL_REDUCE, COMPUTE, COPY_IN, D2H, REDUCE_SCATTER, Collective, Program
 from zsim.program.optimizer import clip, grad_norm, update
 from zsim.program.units import consecutive, groups_of, strided
+from zsim.program.walk import gradients
 
 RESHARD_AFTER_FORWARD = ("FULL_SHARD", "HYBRID_SHARD")
 GATHERS_IN_FLIGHT = 2  # _limiter_utils.py _max_num_inflight_all_gathers
@@ -31,6 +32,8 @@ class Fsdp1(Hooks[Fsdp1Plan]):
         self.handles = [Handle(group, model, plan, shards) for group in groups]
         self.by_module = {handle.module: handle for handle in self.handles}
         self.owner = {param: handle for handle in self.handles for param in handle.params}
+        for param in gradients(tree):
+            self.owner[param].differentiated.append(param)
         self.reshards = plan.sharding_strategy in RESHARD_AFTER_FORWARD
         self.micro, self.sync = 0, True
         self.free_events: deque[int | None] = deque()  # None: of an earlier step, over by now
@@ -139,13 +142,13 @@ class Fsdp1(Hooks[Fsdp1Plan]):
         self._reshard(handle, free=not handle.is_root and self.reshards)
         handle.needs_backward = handle.output_has_grad
         handle.ran_pre_backward = False
-        handle.pending = set(handle.trainable)
+        handle.pending = set(handle.differentiated)
 
     # Backward.
 
     def pre_backward(self, module: Module) -> None:
         handle = self.by_module.get(module.name)
-        if handle is None or not handle.output_has_grad or handle.ran_pre_backward:
+        if handle is None or not handle.in_backward or handle.ran_pre_backward:
             return
         self.builder.host_work("fsdp1 pre-backward", "backward", module=module.name, micro=self.micro)
         if handle.needs_backward:

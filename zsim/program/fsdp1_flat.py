@@ -41,6 +41,7 @@ class Handle:
         self.name, self.module, self.params = group.name, group.modules[0], group.params
         self.is_root = group.role == "root"
         self.input_has_grad, self.output_has_grad = group.input_has_grad, group.output_has_grad
+        self.in_backward = group.in_backward
         self.numels = [model.parameters[param].numel for param in self.params]
         self.trainable = [param for param in self.params if model.parameters[param].trainable]
         align = int(ALIGNMENT // DTYPE_BYTES[plan.param_dtype]) if plan.use_orig_params else 1
@@ -60,6 +61,7 @@ class Handle:
         self.ran_pre_backward = False
         self.forward_index: int | None = None  # place in the order of the first iteration
         self.post_forward_index: int | None = None
+        self.differentiated: list[int] = []  # parameters that have a gradient: with trained ones, frozen ones
         self.pending: set[int] = set()  # parameters whose gradient is still to come
         self.prefetcher: Handle | None = None  # in whose pre-forward this forward's views were made
         self.delayed: list[Handle] = []  # units whose gradients wait for this module's backward
@@ -150,7 +152,7 @@ class FlatParameters:
         key = f"{'new' if handle.has_flat_grad else 'flat'} grad:{handle.name}"
         builder.alloc(key, "gradients", nbytes)
         self._kernel(COMPUTE, "flatten gradients", "backward", handle, micro, [(nbytes, nbytes)])
-        for param in handle.trainable:
+        for param in handle.differentiated:
             builder.free(f"grad:{param}")
         if handle.has_flat_grad:
             self._kernel(COMPUTE, "accumulate gradient", "backward", handle, micro, [(2 * nbytes, nbytes)])

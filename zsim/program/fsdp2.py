@@ -17,6 +17,7 @@ from zsim.program.fsdp2_collectives import Collectives, Training, Unit
 from zsim.program.ops import ALL_GATHER, COMPUTE, COPY_IN, D2H, Collective, Compute, Program
 from zsim.program.optimizer import clip, grad_norm, update
 from zsim.program.units import consecutive, groups_of, strided
+from zsim.program.walk import gradients
 
 
 class Fsdp2(Hooks[Fsdp2Plan]):
@@ -31,6 +32,7 @@ class Fsdp2(Hooks[Fsdp2Plan]):
         self.units = self._units()
         self.by_module = {name: unit for unit in self.units for name in unit.modules}
         self.owner = {param: unit for unit in self.units for param in unit.params}
+        self.graded = gradients(tree)
         self.micro, self.last = 0, True
         self.post_forward_order: list[Unit] = []
         self.gather_kept: tuple[str, int] | None = None  # comm_ctx.all_gather_state: buffer and copy-out event
@@ -44,7 +46,7 @@ class Fsdp2(Hooks[Fsdp2Plan]):
             if group.role == "root":
                 # _lazy_init: left unset, the root keeps its parameters, which backward needs at once
                 reshard = bool(plan.root_reshard_after_forward) and reshard
-            elif len(group.modules) > 1:
+            elif len(group.modules) > 1 or group.role == "head":
                 reshard = False  # torchtitan parallelize_llama: the last unit is needed again at once
             units.append(Unit(group, self.model, plan, self.comm.shards, reshard))
         blocks = [unit for unit in units if unit.role == "block"]
@@ -142,7 +144,7 @@ class Fsdp2(Hooks[Fsdp2Plan]):
             if module.role == "head" and module.name not in self.by_module:
                 module = self.tree
         unit = self.by_module.get(module.name)
-        if unit is None or module.name != unit.modules[-1] or not unit.output_has_grad:
+        if unit is None or module.name != unit.modules[-1] or not unit.in_backward:
             return
         unit.training = Training.PRE_BACKWARD
         self.builder.host_work("fsdp2 pre-backward", "backward", module=module.name, micro=self.micro)
@@ -304,7 +306,7 @@ class Fsdp2(Hooks[Fsdp2Plan]):
             numel
             for unit in self.units
             for param, numel in zip(unit.params, unit.shard_numels, strict=True)
-            if self.model.parameters[param].trainable
+            if param in self.graded
         ]
         if plan.grad_clip:
             grad_norm(builder, owned, plan.storage_dtype, comm.device)

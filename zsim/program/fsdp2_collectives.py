@@ -41,7 +41,7 @@ class Unit:
 
     def __init__(self, group: Group, model: ModelSpec, plan: Fsdp2Plan, shards: int, reshard: bool | int) -> None:
         self.name, self.modules, self.params, self.role = group.name, group.modules, group.params, group.role
-        self.input_has_grad, self.output_has_grad = group.input_has_grad, group.output_has_grad
+        self.input_has_grad, self.in_backward = group.input_has_grad, group.in_backward
         parameters = [model.parameters[index] for index in self.params]
         shapes = [parameter.shape for parameter in parameters]
         # _fsdp_param.py _init_sharded_param: torch.chunk along dim 0, every chunk padded to the first

@@ -31,9 +31,9 @@ def lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, ste
 
 
 def under(plan: AnyPlan, workload: Workload) -> Workload:
-    """The workload as the plan runs it: under torch.autocast over weights of the plan's dtype, where it has that, and
-    with adapters in the dtype of their shards; SDPA as its release of torch has it (FlashAttention first until 2.10:
-    sdp_utils.cpp).
+    """The workload as the plan runs it: under torch.autocast over weights of the plan's dtype, where it has that, with
+    adapters in the dtype of their shards, or on views of flat parameters; SDPA as its release of torch has it
+    (FlashAttention first until 2.10: sdp_utils.cpp; a vision tower calls it once per image or window all the same).
 
     Of xformers' SwiGLU (0.0.22 to 0.0.25, ops/swiglu_op.py `SwiGLUOpDispatch`), in bfloat16, only the kernel for packed
     weights is taken; without it torch's own ones run. The weights of gate and up are packed where they lie in one
@@ -43,15 +43,18 @@ def under(plan: AnyPlan, workload: Workload) -> Workload:
     weights = plan.dtype if isinstance(plan, DdpPlan | DeepSpeedPlan) and autocast else None
     apart = isinstance(plan, Fsdp1Plan | Fsdp2Plan) and plan.adapter_units and plan.storage_dtype != plan.param_dtype
     adapters = plan.storage_dtype if apart else None  # type: ignore[union-attr]
-    if (workload.weights, workload.adapters) != (weights, adapters):
-        workload = replace(workload, weights=weights, adapters=adapters)
+    flat = ""
+    if isinstance(plan, Fsdp1Plan) and plan.use_orig_params:
+        flat = "leaf" if plan.adapter_units else "whole" if plan.flat else "block"
+    if (workload.weights, workload.adapters, workload.flat_units) != (weights, adapters, flat):
+        workload = replace(workload, weights=weights, adapters=adapters, flat_units=flat)
     if workload.kernels.startswith("flash-attn"):
         packed = isinstance(plan, DeepSpeedPlan) and plan.stage in (1, 2)
         if not packed and not isinstance(plan, DdpPlan):
             why = "xformers' SwiGLU over gathered shards"
             raise NotModeled(why, field="kernels", accepted="torch, liger; flash-attn under DDP and ZeRO-1 and 2")
         workload = replace(workload, kernels="flash-attn packed" if packed else "flash-attn")
-    of_torch = not isinstance(plan, DeepSpeedPlan)
+    of_torch = not isinstance(plan, DeepSpeedPlan) and workload.images is None
     if of_torch and workload.attention == "sdpa" and parse_version(plan.version) < (2, 11):
         workload = replace(workload, attention="flash")
     return workload

@@ -15,7 +15,7 @@ class Group:
     """`modules` in execution order; a group is entered with its first and left with its last one.
 
     `input_has_grad`: gradients flow back out of the first module, so that a hook on its inputs fires.
-    `output_has_grad`: they flow into the last one.
+    `output_has_grad`: what the last one returns requires one. `in_backward`: and one comes.
     """
 
     name: str
@@ -24,30 +24,34 @@ class Group:
     role: str  # of the first module
     input_has_grad: bool
     output_has_grad: bool
+    in_backward: bool
 
 
 def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf", *, adapter_units: bool = False) -> list[Group]:
-    """In `named_modules()` order. `hf`, `titan2024`: blocks and the root; `titan`: embedding, blocks, norm with head
-    (torchtitan's parallelize_llama); `accelerate` (1.14 and later, fsdp2_prepare_model): as titan, a tied embedding
-    with norm and head; `flat`: the root alone. `adapter_units`: besides, every module of its own with a trained weight,
-    as peft's fsdp_auto_wrap_policy has it. Raises InputError for tied weights in two groups, as fully_shard does.
+    """In execution order. `hf`, `titan2024`: blocks (transformers' _no_split_modules) and the root; `titan`: embedding,
+    blocks, norm with head (torchtitan's parallelize_llama); `accelerate` (1.14 and later, fsdp2_prepare_model): as
+    titan, a tied embedding with norm and head; `flat`: the root alone. `adapter_units`: besides, every module of its
+    own with a trained weight, as peft's fsdp_auto_wrap_policy has it. Raises InputError for tied weights in two groups,
+    as fully_shard does.
     """
     modules = modules_in_order(tree)
-    of_role = {role: [m for m in modules if m.role == role] for role in ("embedding", "block", "norm", "head")}
+    of_role = {role: [m for m in modules if m.role == role] for role in ("embedding", "block", "unit", "norm", "head")}
     wrapped: list[Sequence[Module]] = [[leaf] for leaf in _trained_leaves(model, modules)] if adapter_units else []
     nested = {param for part in wrapped for module in part for param in module.params}
     if grouping != "flat":
-        wrapped += [[block] for block in of_role["block"]]
+        wrapped += [[block] for block in (*of_role["block"], *of_role["unit"])]
+    # accelerate's _find_final_norm looks at children of the base model, of which a vision-language model has none
+    norms = [norm for norm in of_role["norm"] if grouping != "accelerate" or norm.name.count(".") == 1]
     if grouping == "accelerate" and _tied(of_role["embedding"], of_role["head"]):
-        wrapped.append([*of_role["embedding"], *of_role["norm"], *of_role["head"]])
+        wrapped.append([*of_role["embedding"], *norms, *of_role["head"]])
     elif grouping in ("titan", "accelerate"):
         wrapped += [[module] for module in of_role["embedding"]]
-        wrapped.append([*of_role["norm"], *of_role["head"]])
+        wrapped.append([*norms, *of_role["head"]])
     owner: dict[int, int] = {}
     members: list[tuple[Sequence[Module], list[int]]] = []
     for number, part in enumerate(wrapped):
         params = sorted({param for module in part for param in params_under(module)})
-        if part[0].role == "block":
+        if part[0].role in ("block", "unit"):
             params = [param for param in params if param not in nested]
         for param in params:
             if owner.setdefault(param, number) != number:
@@ -61,7 +65,7 @@ def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf", *, adapter_u
     found = [
         Group(
             ", ".join(m.name for m in part), tuple(m.name for m in part), tuple(params), part[0].role,
-            part[0].reached, part[-1].differentiable,
+            part[0].reached, part[-1].differentiable, part[-1].in_backward,
         )
         for part, params in members
         if params

@@ -12,3 +12,13 @@ def modules_in_order(tree: Module) -> list[Module]:
         if isinstance(item, Module):
             found += modules_in_order(item)
     return found
+
+
+def gradients(tree: Module) -> set[int]:
+    """Parameters that have a gradient after a backward."""
+    found: set[int] = set()
+    for module in modules_in_order(tree):
+        for item in module.body:
+            if not isinstance(item, Module):
+                found.update(item.grads)
+    return found

@@ -84,10 +84,6 @@ class Zero3(Hooks[DeepSpeedPlan]):
         hooked = set(_hooked(tree, self.coordinator.leaves))
         self.hooked = hooked
         self.in_backward = in_backward(tree) & hooked
-        checkpoints = any(module.checkpointed for module in modules.values())
-        if checkpoints:
-            # transformers 5 activation_checkpointing_enable makes the embedding's output require a gradient
-            self.in_backward.update([name for name, module in modules.items() if module.role == "embedding"][:1])
         if plan.stage3_module_granularity_threshold:
             self.parameters.fast = self.coordinator.leaves
         self._check_leaves(modules)
@@ -137,7 +133,9 @@ class Zero3(Hooks[DeepSpeedPlan]):
     def _broadcast_shards(self) -> None:
         """partition_parameters.py _zero_init_param; adapters come to the model after zero.Init."""
         builder, plan, conversion = self.builder, self.plan, self.model.conversion
-        built = conversion.source.parameters if conversion and plan.zero_init else self.model.parameters
+        built: Sequence[Parameter] = self.model.parameters
+        if plan.zero_init:
+            built = as_built(conversion.source.parameters if conversion else built)
         adapters = {p for p in built if plan.zero_init and ".lora_" in p.name}
         broadcast_model(builder, [p for p in built if p not in adapters], plan)
         if plan.zero_init:
@@ -197,14 +195,16 @@ class Zero3(Hooks[DeepSpeedPlan]):
     def _external(self) -> dict[str, Params]:
         """What a module's own code read of another one in the first forward (parameter_offload.py, ZeROOrderedDict).
 
-        peft's LoraLayer.forward asks for the dtype of lora_A's weight, which is not there unless it is persistent.
+        peft's LoraLayer.forward asks for the dtype of lora_A's weight, a vision tower's embedding for that of its patch
+        embedding: they are not there unless they are persistent.
         """
         return {
             module.name: tuple(param for param in item.params if param not in self.coordinator.persistent)
             for module in modules_in_order(self.tree)
             if module.name in self.hooked
             for item in module.body
-            if isinstance(item, Module) and item.name == f"{module.name}.lora_A.default"
+            if isinstance(item, Module)
+            and (item.name == f"{module.name}.lora_A.default" or item.module_class in ("Conv2d", "Conv3d"))
         }
 
     # ---- module hooks ------------------------------------------------------------------------------------------------
@@ -331,6 +331,28 @@ def _persistent(numel: Sequence[int], plan: DeepSpeedPlan) -> frozenset[int]:
             chosen.append(param)
             total += elements
     return frozenset(chosen)
+
+
+def as_built(parameters: Sequence[Parameter]) -> list[Parameter]:
+    """In the order in which modules are complete: one's own parameters come after those of its children, which
+    `named_parameters()` has the other way round (partition_parameters.py, a module's __init__ wrapped)."""
+    own: dict[str, list[Parameter]] = {}
+    children: dict[str, list[str]] = {}
+    for parameter in parameters:
+        path = parameter.name.split(".")[:-1]
+        for depth in range(len(path), 0, -1):
+            inside, child = ".".join(path[: depth - 1]), ".".join(path[:depth])
+            if child in children.setdefault(inside, []):
+                break
+            children[inside].append(child)
+        own.setdefault(".".join(path), []).append(parameter)
+
+    def visit(module: str) -> Iterator[Parameter]:
+        for child in children.get(module, ()):
+            yield from visit(child)
+        yield from own.get(module, ())
+
+    return list(visit(""))
 
 
 def _linear_biases(model: ModelSpec) -> dict[int, int]:

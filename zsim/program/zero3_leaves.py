@@ -81,8 +81,9 @@ def check_leaves(unnoticed: set[str], modules: Mapping[str, Module]) -> None:
 
 
 def by_keyword(module: Module) -> bool:
-    """Attention of transformers 5: all decoder layers whose attention is called self_attn pass their input by name."""
-    return module.name.rpartition(".")[2] == "self_attn"
+    """Attention of transformers 5: all decoder layers whose attention is called self_attn pass their input by name; so
+    do vision-language models with what they hand to the text model."""
+    return module.name.rpartition(".")[2] in ("self_attn", "language_model")
 
 
 def _class(name: str) -> str:

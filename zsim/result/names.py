@@ -9,7 +9,12 @@ from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
 
 _SECTIONS = {DeepSpeedPlan: "zero", Fsdp2Plan: "fsdp", Fsdp1Plan: "fsdp", DdpPlan: "ddp"}
 _COMMON = {field.name for field in dataclasses.fields(Plan)}
-_WORKLOAD = {"dtype": "precision", "weights": "ddp.dtype", "checkpointed": "checkpointing.blocks"}
+_WORKLOAD = {
+    "dtype": "precision",
+    "weights": "ddp.dtype",
+    "adapters": "fsdp.adapter_units",
+    "checkpointed": "checkpointing.blocks",
+}
 _PLAN = {
     "dtype": "precision", "autocast": "precision", "version": "framework.version",
     "offload_activations": "checkpointing.offload", "world_size": "cluster.nodes", "gpus_per_node": "cluster",

@@ -97,7 +97,22 @@ class ModelField(Section):
     params: Annotated[int, Range(10**5, 10**15)] | None = Field(
         None, description="instead of a config: a back-of-envelope model of this many parameters"
     )
-    freeze: list[str] = Field([], description="patterns of parameter names that are not trained, as in fnmatch")
+    freeze: list[str] = Field(
+        [],
+        description="patterns of parameter names that are not trained, as in fnmatch; of a vision-language model also "
+        "its parts: vision_tower, multi_modal_projector, language_model",
+    )
+
+
+class ImagesField(Section):
+    """What the vision tower of a vision-language model is given; image tokens are a part of seq_len."""
+
+    shorthand = "per_sequence"
+    per_sequence: Few = Field(1, description="images in every sequence")
+    size: tuple[Few, Few] | None = Field(
+        None,
+        description="height and width in pixels, as the image processor leaves them; a tower of one size has its own",
+    )
 
 
 class ClusterField(Section):
@@ -138,6 +153,9 @@ class LoraField(Section):
     alpha: PositiveFloat = 16.0
     targets: Literal["all-linear"] | list[str] = Field("all-linear", description="names of Linear modules (q_proj)")
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    exclude: list[str] = Field(
+        [], description="names of modules without adapters (peft's exclude_modules), or parts as in model.freeze"
+    )
 
 
 class QuantizeField(Section):
@@ -297,6 +315,11 @@ class CheckpointingField(Section):
     policy: Literal["none", "full", "selective"] = "full"
     every: Positive | None = Field(None, description="of every n-th block: 2 is the second, the fourth ...")
     blocks: list[Whole] | None = Field(None, description="of these blocks, the first being 0")
+    frozen_tower: bool = Field(
+        True,
+        description="a frozen vision tower takes part: transformers 5 makes its patches require a gradient, so that it "
+        "runs a second time and backward; false: it does neither (LLaMA-Factory)",
+    )
     offload: Annotated[
         bool | Literal["stream"],
         Field(
@@ -333,6 +356,7 @@ class ScenarioFields(Section):
     )
     micro_batch: Few | None = Field(None, description="sequences per GPU and micro-step")
     seq_len: Annotated[int, Range(1, 10**9, tokens=True)] = Field(description="tokens per sequence; 4k is 4096")
+    images: ImagesField | None = Field(None, description="of a vision-language model; 1 per sequence unless given")
     sequence_parallel_size: Few = Field(
         1, description="deepspeed: neighbouring GPUs that share sequences (Ulysses, as ALST and accelerate's sp_size)"
     )
@@ -346,7 +370,7 @@ class ScenarioFields(Section):
     optimizer: OptimizerField = OptimizerField()
     lora: LoraField | None = None
     quantize: QuantizeField | None = Field(None, description="of the frozen weights; needs lora")
-    checkpointing: CheckpointingField = CheckpointingField(policy="none", every=None, blocks=None)
+    checkpointing: CheckpointingField = CheckpointingField(policy="none", every=None, blocks=None, frozen_tower=True)
     attention: Literal["flash", "flash3", "cudnn", "sdpa", "efficient", "eager"] = Field(
         "flash",
         description="sdpa: the kernel that torch takes on the GPU (cuDNN's on Hopper and B200, else FlashAttention, "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from zsim.cluster.spec import Cluster
 from zsim.errors import InputError
 from zsim.model.architecture import Architecture
-from zsim.model.spec import ModelSpec, Module, Workload, every_nth
+from zsim.model.spec import Images, ModelSpec, Module, Workload, every_nth
 from zsim.plan.batch import triangle
 from zsim.plan.document import siblings
 from zsim.plan.spec import TORCH_DTYPE, Allocator, AnyPlan, DeepSpeedPlan
@@ -54,6 +54,7 @@ def resolve(scenario: Scenario) -> Setup:
     cluster = _cluster(topology, fields.cluster.nodes)
     model, config = _model(scenario)
     micro_batch, grad_accum = _batch(scenario, cluster.world_size)
+    images, image_notes, waits = _images(scenario, model)
     workload = Workload(
         micro_batch=micro_batch,
         seq_len=fields.seq_len,
@@ -66,6 +67,8 @@ def resolve(scenario: Scenario) -> Setup:
         kernels=fields.kernels,
         compile=fields.compile,
         sequence_parallel_size=fields.sequence_parallel_size,
+        images=images,
+        checkpoint_frozen_tower=fields.checkpointing.frozen_tower,
     )
     try:
         check_shared(model, workload, cluster.world_size, fields.framework.name)
@@ -91,14 +94,24 @@ def resolve(scenario: Scenario) -> Setup:
         assumptions=(
             *_length(scenario, model),
             *_attention(workload, cluster),
+            *image_notes,
             *model.notes,
             *cluster.assumptions,
             *scenario.notes,
             *plan_notes,
         ),
-        not_modeled=(*scenario.not_modeled, *not_modeled),
+        not_modeled=(*scenario.not_modeled, *not_modeled, *waits),
         sources=(*scenario.sources, topology, *config),
     )
+
+
+def _images(scenario: Scenario, model: ModelSpec) -> tuple[Images | None, list[str], list[str]]:
+    """What a vision tower is given, notes on that, and what of it is not modeled."""
+    if getattr(model.arch, "vision", None) is None and scenario.fields.images is None:
+        return None, [], []
+    from zsim.scenario.images import WAITS, images_of
+
+    return *images_of(scenario, model), [WAITS]
 
 
 def _attention(workload: Workload, cluster: Cluster) -> tuple[str, ...]:
@@ -213,7 +226,7 @@ def _tune(scenario: Scenario, model: ModelSpec) -> ModelSpec:
     adapters = None
     if lora:
         targets = (ALL_LINEAR,) if lora.targets == ALL_LINEAR else tuple(lora.targets)
-        adapters = Lora(lora.r, targets, lora.alpha, lora.dropout)
+        adapters = Lora(lora.r, targets, lora.alpha, lora.dropout, tuple(lora.exclude))
     if quantize and fields.precision == "fp32":
         raise scenario.error(("quantize",), "4-bit weights are stored in 16-bit elements", "precision: bf16 or fp16")
     try:
@@ -231,15 +244,22 @@ def _tune(scenario: Scenario, model: ModelSpec) -> ModelSpec:
 
 
 def _freeze(scenario: Scenario, model: ModelSpec) -> ModelSpec:
+    from zsim.model.parts import part_of
+
     patterns = scenario.fields.model.freeze
     names = [parameter.name for parameter in model.parameters]
+    has_parts = getattr(model.arch, "vision", None) is not None
+
+    def meant(name: str, pattern: str) -> bool:
+        return fnmatchcase(name, pattern) or (has_parts and part_of(name) == pattern)
+
     for index, pattern in enumerate(patterns):
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if not any(meant(name, pattern) for name in names):
             some = f"patterns of names such as {', '.join(names[:3])}"
             raise scenario.error(("model", "freeze", index), f"no parameter is named like {pattern!r}", some)
     parameters = tuple(
         dataclasses.replace(parameter, trainable=False)
-        if any(fnmatchcase(parameter.name, pattern) for pattern in patterns)
+        if any(meant(parameter.name, pattern) for pattern in patterns)
         else parameter
         for parameter in model.parameters
     )

@@ -31,6 +31,7 @@ from zsim.validation import stated, titan_history
 from zsim.validation.loops import loop, prefers_cudnn
 from zsim.validation.machines import cluster_of
 from zsim.validation.rows import Row
+from zsim.validation.shapes import with_shape
 
 _LLAMA_FACTORY = "LLaMA-Factory"
 # DeepSpeedExamples training/bf16_master_weight: the tokens of GPT-2, and its two files. Of December 2025, for what
@@ -46,7 +47,7 @@ PARALLELISM = re.compile(r"\b(uses (TP|CP|PP)|TP \d|CP \d|PP \d|sequence paralle
 def setup_of(row: Row) -> Setup:
     """What the row says was run. Raises InputError or NotModeled with the reason if it cannot be simulated."""
     try:
-        return _setup(row)
+        return _setup(with_shape(row))
     except InputError as error:
         if error.file is None:  # of a part that the row describes: a GPU, a plan
             error.file, error.line = row.file, row.line
@@ -307,9 +308,10 @@ def _plan(row: Row, cluster: Cluster) -> AnyPlan:
             omp_num_threads=1 if _LLAMA_FACTORY in framework and cluster.world_size > 1 else None,
             dtype=stated.half(row),
         )
-    if offload not in ("none", ""):
-        raise NotModeled(f"{offload} under {framework}", row.file, row.line, "offload")
-    if cluster.world_size == 1 or strategy == "ddp":
+    if offload not in ("none", "", "param-cpu") or (offload == "param-cpu" and not strategy.startswith("fsdp")):
+        raise NotModeled(f"{offload} under {framework} {strategy}", row.file, row.line, "offload")
+    common["grad_clip"] = rules.grad_clip
+    if cluster.world_size == 1 or (strategy == "ddp" and not rules.flat):
         pure = stated.all_bf16(row) or rules.storage_dtype == "bfloat16" or _loaded_in_bf16(row)
         return DdpPlan(
             **common,
@@ -317,7 +319,7 @@ def _plan(row: Row, cluster: Cluster) -> AnyPlan:
             autocast=None if pure and "--bf16" not in row["precision"] else stated.half(row),
             optimizer=Optimizer(impl=stated.optimizer(row, "foreach" if "HF Trainer" in framework else "fused")),
         )
-    if strategy not in ("fsdp-full", "fsdp-grad-op", "hsdp"):
+    if strategy not in ("fsdp-full", "fsdp-grad-op", "hsdp", "ddp"):
         raise NotModeled(f"strategy {strategy!r}", row.file, row.line, "strategy")
     mesh = (cluster.nodes, cluster.gpus_per_node) if strategy == "hsdp" else None
     if "FSDP1" not in framework and ("FSDP2" in framework or rules.implementation == "torchtitan"):
@@ -332,6 +334,7 @@ def _plan(row: Row, cluster: Cluster) -> AnyPlan:
             reduce_dtype=rules.reduce_dtype or stated.reduce_dtype(row) or "float32",
             sync_only_last=rules.sync_only_last,
             root_reshard_after_forward=rules.root_reshard,
+            cpu_offload=offload == "param-cpu",
         )
     return _fsdp1(row, common, mesh)
 
@@ -388,7 +391,7 @@ def _loaded_in_bf16(row: Row) -> bool:
 
 def _fsdp1(row: Row, common: dict[str, Any], mesh: tuple[int, int] | None) -> Fsdp1Plan:
     precision, strategy = row["precision"], row["strategy"]
-    kinds = {"fsdp-full": "FULL_SHARD", "fsdp-grad-op": "SHARD_GRAD_OP", "hsdp": "HYBRID_SHARD"}
+    kinds = {"fsdp-full": "FULL_SHARD", "fsdp-grad-op": "SHARD_GRAD_OP", "hsdp": "HYBRID_SHARD", "ddp": "NO_SHARD"}
     if row["framework"].startswith("llm-foundry"):
         # Composer: BACKWARD_POST and a loop over parameters in DecoupledAdamW; PURE tables are from torch 1.13 / 2.0.
         return Fsdp1Plan(
@@ -411,6 +414,8 @@ def _fsdp1(row: Row, common: dict[str, Any], mesh: tuple[int, int] | None) -> Fs
         no_sync=rules.sync_only_last,
         forward_prefetch=rules.forward_prefetch,
         adapter_units=rules.unit_per_module and "bucketing_mode block" not in row.get("notes"),
+        use_orig_params=not rules.flat,
+        cpu_offload=row.get("offload") == "param-cpu",
         optimizer=Optimizer(impl=stated.optimizer(row, rules.optimizer or "foreach")),
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from zsim.model.lora import Lora
 from zsim.plan.version import parse_version
 from zsim.validation.rows import Row
 
@@ -27,6 +28,9 @@ class Loop:
     root_reshard: bool | None = None  # FSDP2's root: True where reshard_after_forward is passed for it, too
     unit_per_module: bool = False  # FSDP1 wraps every module that has parameters
     torch: str | None = None  # the oldest release that its tables can be of
+    lora: Lora | None = None  # of its rows with adapters
+    flat: bool = False  # FSDP1 with use_orig_params=False, which it is told for DDP too (NO_SHARD)
+    grad_clip: float | None = None
 
 
 LOOPS = {
@@ -46,6 +50,17 @@ LOOPS = {
     ),
     # thunder/benchmarks/benchmark_litgpt.py at 56e267a97 (2024-06): `zero_bucket_wrap_policy`, and the logits stay
     "thunder": Loop("litgpt", "uncast_held", unit_per_module=True),
+    # fsdp_qlora train.py of March 2024: pure bf16, peft's wrap policy, 4-bit weights stored in bf16, their blocks' maxima
+    # quantized again; checkpoints are reentrant in its tables
+    "fsdp_qlora": Loop(
+        storage_dtype="bfloat16",
+        reduce_dtype="bfloat16",
+        unit_per_module=True,
+        optimizer="foreach",
+        lora=Lora(64, ("k_proj", "q_proj", "v_proj", "up_proj", "down_proj", "gate_proj"), dropout=0.1),
+        flat=True,
+        grad_clip=0.3,
+    ),
     # litgpt/model.py and pretrain.py; its tables state the element types
     "litgpt": Loop("litgpt", "uncast"),
     "lit-gpt": Loop("litgpt", "uncast"),

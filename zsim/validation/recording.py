@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zsim.errors import InputError, NotModeled
-from zsim.model.spec import ModelSpec, Module, Workload
+from zsim.model.spec import Images, ModelSpec, Module, Workload
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 from zsim.program.lower import under
 
@@ -330,6 +330,7 @@ def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
         attention=header["config"].get("attention", "sdpa"),
         checkpointing="full" if header["config"].get("ckpt") else "none",
         sequence_parallel_size=header["config"].get("sequence_parallel", 1),
+        images=Images(**header["images"]) if "images" in header else None,
     )
     workload = under(plan, workload)
     return model, trace(model, workload), workload

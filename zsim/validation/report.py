@@ -26,6 +26,7 @@ def markdown(evidence: Path) -> Iterator[str]:
         ("Published runs", _published(evidence / "published")),
         ("Runs never seen before", _holdout(evidence / "published" / "holdout")),
         ("Runs never seen before, second round", _holdout(evidence / "published" / "second_holdout")),
+        ("Runs never seen before, third round", _holdout(evidence / "published" / "third_holdout")),
         ("What users reported", _cases(evidence / "cases" / "cases.yaml")),
         ("Reports never seen before", _blind(evidence / "cases")),
     ):

@@ -7,6 +7,7 @@ from typing import Any
 
 from zsim.model.lora import Lora, Tuning
 from zsim.plan.version import parse_version
+from zsim.validation.loops import loop
 from zsim.validation.rows import Row
 
 
@@ -42,10 +43,11 @@ def kernels(row: Row, default: str) -> str:
 
 
 def adapters(row: Row) -> Tuning | None:
-    """LoRA whose rank and targets the precision names: "LoRA r=64 on q_proj, v_proj"."""
+    """LoRA whose rank and targets the precision names, "LoRA r=64 on q_proj, v_proj", or else the loop's own."""
     found = re.search(r"LoRA r=(\d+) on (\w+(?:, \w+)*)", row["precision"])
     if found is None:
-        return None
+        own = loop(row).lora if "LoRA" in row["precision"] else None
+        return Tuning(own, "nf4" if "4-bit" in row["precision"] else None) if own else None
     dropout = re.search(r"LoRA dropout (0?\.\d+)", row.get("notes"))
     return Tuning(Lora(int(found[1]), tuple(found[2].split(", ")), dropout=float(dropout[1]) if dropout else 0.0))
 

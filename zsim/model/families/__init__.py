@@ -42,7 +42,12 @@ OTHERS = {  # model_type -> file here, class of the root
         ("relatives", "RelativeForCausalLM"),
     ),
 }
-FAMILIES = (*LLAMA_LIKE, *GEMMA, *MOE, *OTHERS)
+VISION = {
+    "llava": ("vlm", "LlavaForConditionalGeneration"),
+    "gemma3": ("vlm", "Gemma3ForConditionalGeneration"),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), ("vlm", "QwenForConditionalGeneration")),
+}
+FAMILIES = (*LLAMA_LIKE, *GEMMA, *MOE, *OTHERS, *VISION)
 
 
 def build(net: Net) -> Module:
@@ -99,6 +104,9 @@ def build(net: Net) -> Module:
         from zsim.model.families.moe import MoeForCausalLM
 
         return MoeForCausalLM(net, MOE[family])
+    if family in VISION:
+        module, name = VISION[family]
+        return getattr(import_module(f"zsim.model.families.{module}"), name)(net)
     if family in OTHERS:
         module, name = OTHERS[family]
         model = getattr(import_module(f"zsim.model.families.{module}"), name)

@@ -31,6 +31,9 @@ class Embeddings(Module):
     def buffers_bytes(self) -> int:
         return 2 * 8 * self.net.arch.positions  # positions and types of tokens
 
+    def index_buffers_bytes(self) -> int:
+        return self.buffers_bytes()
+
     def forward(self, ids: Tensor) -> Tensor:
         b, s = ids.shape
         places = self._positions(ids)

@@ -15,7 +15,6 @@ from zsim.model.attention import (
     causal_mask,
     complex_pairs,
     complex_product,
-    positions,
     rotate,
 )
 from zsim.model.decoder import run_block
@@ -245,11 +244,11 @@ class V2Model(Model):
         super().__init__(net, prefix)
         self.rotary_emb = ComplexRotary(net, net.arch.mla.rope, f"{prefix}RotaryEmbedding")
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor | None, embeds: Tensor | None = None, *extra: Tensor) -> Tensor:
         net = self.net
-        x = embeds = self.embed_tokens(ids)  # noqa: F841  the name outlives the blocks
-        position_ids = positions(net, ids)
-        mask = causal_mask(net, *ids.shape)
+        x = embeds = self.inputs_embeds(ids, embeds)
+        position_ids = self.positions(embeds if ids is None else ids)
+        mask = causal_mask(net, *x.shape[:2])
         table = self.rotary_emb(x, position_ids)
         for block in self.layers:
             x = run_block(net, block, x, table, mask)

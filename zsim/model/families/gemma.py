@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from zsim.model import functional as F
-from zsim.model.attention import causal_mask, positions
+from zsim.model import products as P
+from zsim.model.attention import causal_mask
 from zsim.model.decoder import run_block
 from zsim.model.families import llama
 from zsim.model.graph import Tensor
-from zsim.model.layers import Embedding, Linear, Module, Net
+from zsim.model.layers import Embedding, Linear, Module, Net, require_grad
 from zsim.model.layers import RMSNorm as LlamaNorm
+
+PER_TYPE = ("gemma3_text", "gemma3")
 
 
 class RMSNorm(LlamaNorm):
@@ -25,7 +28,7 @@ class RMSNorm(LlamaNorm):
 
 class ScaledEmbedding(Embedding):
     def forward(self, indices: Tensor) -> Tensor:
-        return F.scale(super().forward(indices))
+        return require_grad(self.net, F.scale(P.embedding(indices, self.weight)), copied=self.net.images is not None)
 
 
 class Attention(llama.Attention):
@@ -82,7 +85,7 @@ class Model(llama.Model):
         self.class_name = f"{prefix}Model"
 
     def buffers_bytes(self) -> int:
-        tables = 2 if self.net.arch.family == "gemma3_text" else 1  # rotary frequencies per type of layer
+        tables = 2 if self.net.arch.family in PER_TYPE else 1  # rotary frequencies per type of layer
         return tables * super().buffers_bytes() + 4  # the embedding's scale
 
     def embedding(self, prefix: str) -> Embedding:
@@ -96,13 +99,14 @@ class Model(llama.Model):
     def final_norm(self, prefix: str) -> Module:
         return RMSNorm(self.net, self.net.arch.hidden, f"{prefix}RMSNorm")
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor | None, embeds: Tensor | None = None, *extra: Tensor) -> Tensor:
         net, sliding = self.net, self.net.arch.window is not None
-        x = embeds = self.embed_tokens(ids)  # noqa: F841
-        position_ids = positions(net, ids)
-        masks = {False: causal_mask(net, *ids.shape)}
-        masks[True] = causal_mask(net, *ids.shape) if sliding else None
-        per_type = net.arch.family == "gemma3_text"  # its rotary base differs between layer types
+        x = embeds = self.inputs_embeds(ids, embeds)
+        position_ids = self.positions(embeds if ids is None else ids)
+        shape = x.shape[:2]
+        masks = {False: causal_mask(net, *shape)}
+        masks[True] = causal_mask(net, *shape) if sliding else None
+        per_type = net.arch.family in PER_TYPE  # its rotary base differs between layer types
         tables = {False: self.rotary_emb(x, position_ids)}
         tables[True] = self.rotary_emb(x, position_ids) if per_type else tables[False]
         for block in self.layers:

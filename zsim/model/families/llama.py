@@ -149,15 +149,30 @@ class Model(Module):
     def final_norm(self, prefix: str) -> Module:
         return (Olmo2Norm if prefix == "Olmo2" else RMSNorm)(self.net, self.net.arch.hidden, f"{prefix}RMSNorm")
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def inputs_embeds(self, ids: Tensor | None, embeds: Tensor | None) -> Tensor:
+        if embeds is None:
+            assert ids is not None
+            embeds = self.embed_tokens(ids)
+        return embeds
+
+    def positions(self, tokens: Tensor) -> Tensor:
+        return positions(self.net, tokens)
+
+    def forward(self, ids: Tensor | None, embeds: Tensor | None = None, *extra: Tensor) -> Tensor:
+        """`embeds`: what a vision-language model hands over instead of `ids`; `extra`: for `between`."""
         net = self.net
-        x = embeds = self.embed_tokens(ids)  # noqa: F841  the name outlives the blocks
-        position_ids = positions(net, ids)
-        mask = causal_mask(net, *ids.shape)
+        x = embeds = self.inputs_embeds(ids, embeds)
+        position_ids = self.positions(embeds if ids is None else ids)
+        mask = causal_mask(net, *x.shape[:2])
         cos, sin = self.rotary_emb(x, position_ids)
-        for block in self.layers:
+        for number, block in self.layers.numbered():
             x = run_block(net, block, x, cos, sin, mask)
+            x = self.between(number, x, extra)
         return self.norm(x)
+
+    def between(self, number: int, x: Tensor, extra: tuple[Tensor, ...]) -> Tensor:
+        """What a model does to the output of layer `number`."""
+        return x
 
 
 class LlamaForCausalLM(CausalLM):

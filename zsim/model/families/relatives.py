@@ -19,8 +19,9 @@ class Model(llama.Model):
 
     types = tables = False
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor | None, embeds: Tensor | None = None, *extra: Tensor) -> Tensor:
         net = self.net
+        assert ids is not None
         embeds = self.embedded(ids)  # the name outlives the blocks
         x = F.dropout(embeds, net.arch.embedding_dropout)
         position_ids = positions(net, ids)

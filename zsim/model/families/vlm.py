@@ -1,0 +1,316 @@
+"""Vision-language models of transformers 5.24: a tower's features take the places of image tokens in the text model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zsim.errors import NotModeled
+from zsim.model import functional as F
+from zsim.model import pixels
+from zsim.model import products as P
+from zsim.model.architecture import Vision
+from zsim.model.attention import Rotary
+from zsim.model.decoder import CausalLM, head
+from zsim.model.families import clip, gemma, llama, qwen_vision, towers
+from zsim.model.graph import Tensor
+from zsim.model.layers import Activation, Linear, Module, Net, Weight
+
+
+def _vision(net: Net) -> Vision:
+    assert net.arch.vision is not None
+    return net.arch.vision
+
+
+class Combined(Module):
+    """What stands between root and parts: `features` of the images, merged into the embedded tokens."""
+
+    kind = "copy"
+    language_model: llama.Model
+    masks = 1  # kinds of placeholders that are looked for
+    listed = True  # features come image by image
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The last hidden states, and what the tower returned, which is part of the model's output."""
+        embeds = self.language_model.embed_tokens(ids)
+        parts, outputs = self.features(ids.shape[0])
+        features = F.to(F.cat(parts, dim=0) if self.listed else parts[0], embeds.dtype)
+        masks = self._placeholders(ids)
+        embeds = pixels.masked_scatter(embeds, masks[0], features)
+        return self.language_model(None, embeds, *self.read_by_layers(masks[0], outputs)), outputs
+
+    def read_by_layers(self, mask: Tensor, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What the text model's layers get of the tower besides."""
+        return ()
+
+    def features(self, batch: int) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+        raise NotImplementedError
+
+    def _placeholders(self, ids: Tensor) -> list[Tensor]:
+        masks = [F.reshape(F.pointwise(ids, dtype="bool"), *ids.shape, 1) for _ in range(self.masks)]
+        for mask in masks:
+            F.pointwise(mask, shape=(), dtype="int64")
+        return masks
+
+
+class VisionLanguageModel(CausalLM):
+    """The root. A subclass makes its `Combined`."""
+
+    model: Combined
+
+    def __init__(self, net: Net) -> None:
+        super().__init__(net)
+        if net.loss == "fused" or net.kernels != "torch":
+            raise NotModeled(f"a fused loss or kernels of {net.arch.family}", field="loss", accepted="hf")
+        if net.sequence_parallel_size > 1:
+            raise NotModeled(f"sequence parallelism of {net.arch.family}", field="sequence_parallel_size", accepted="1")
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        hidden, _outputs = self.model(ids)
+        return self.finish(hidden, labels, self.lm_head)
+
+    lm_head: Linear
+
+
+# LLaVA
+
+
+class Projector(Module):
+    """LlavaMultiModalProjector"""
+
+    kind = "activation"
+    class_name = "LlavaMultiModalProjector"
+
+    def __init__(self, net: Net) -> None:
+        super().__init__(net)
+        vision, width = _vision(net), net.arch.hidden
+        self.linear_1 = Linear(net, vision.blocks.hidden, width, vision.projector_bias)
+        self.act = Activation(net, vision.projector_activation)
+        self.linear_2 = Linear(net, width, width, vision.projector_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear_1(x)
+        x = self.act(x)
+        return self.linear_2(x)
+
+
+class LlavaModel(Combined):
+    class_name = "LlavaModel"
+
+    def __init__(self, net: Net) -> None:
+        super().__init__(net)
+        self.vision_tower = clip.ClipTower(net.tower(), _vision(net))
+        self.multi_modal_projector = Projector(net)
+        self.language_model = llama.Model(net, "Llama")
+
+    def features(self, batch: int) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+        net, vision = self.net, _vision(self.net)
+        count = batch * towers.images_of(net).per_sequence
+        side = vision.image_size
+        outputs = self.vision_tower(towers.given(net, (count, vision.channels, side, side), "float32"))
+        chosen = outputs[0] if vision.keeps_class_token else F.narrow(outputs[0], 1, outputs[0].shape[1] - 1)
+        features = F.unbind(self.multi_modal_projector(chosen), 0)
+        return features, (*outputs[:2], *features)
+
+
+class LlavaForConditionalGeneration(VisionLanguageModel):
+    class_name = "LlavaForConditionalGeneration"
+
+    def __init__(self, net: Net) -> None:
+        super().__init__(net)
+        self.model = LlavaModel(net)
+        self.lm_head = head(net, self.model.language_model.embed_tokens)
+
+
+# Gemma 3
+
+
+class Gemma3Projector(Module):
+    """Patches averaged over squares, normed, and a product with a parameter of its own."""
+
+    kind = "pointwise"
+    class_name = "Gemma3MultiModalProjector"
+
+    def __init__(self, net: Net) -> None:
+        super().__init__(net)
+        vision, width = _vision(net), net.arch.hidden
+        self.side = vision.image_size // vision.patch
+        self.tokens = self.side // vision.pool
+        self.mm_input_projection_weight = Weight(net, vision.blocks.hidden, width)
+        self.mm_soft_emb_norm = gemma.RMSNorm(net, vision.blocks.hidden, "Gemma3RMSNorm")
+        self.avg_pool = AveragePool(net, self.tokens)
+
+    def forward(self, x: Tensor) -> Tensor:
+        count, _, width = x.shape
+        turned = F.transpose(x, 1, 2)
+        turned = F.reshape(turned, count, width, self.side, self.side)
+        turned = F.contiguous(turned)
+        pooled = self.avg_pool(turned)
+        pooled = F.reshape(pooled, count, width, -1)
+        pooled = F.transpose(pooled, 1, 2)
+        normed = self.mm_soft_emb_norm(pooled)
+        return P.linear(normed, self.mm_input_projection_weight, conv1d=True)
+
+
+class AveragePool(Module):
+    kind = "pointwise"
+    class_name = "AvgPool2d"
+
+    def __init__(self, net: Net, side: int) -> None:
+        super().__init__(net)
+        self.side = side
+
+    def forward(self, x: Tensor) -> Tensor:
+        return pixels.average(x, self.side)
+
+
+class Gemma3Model(Combined):
+    class_name = "Gemma3Model"
+    listed = False
+
+    def __init__(self, net: Net) -> None:
+        super().__init__(net)
+        self.vision_tower = clip.SiglipTower(net.tower(), _vision(net))
+        self.multi_modal_projector = Gemma3Projector(net)
+        self.language_model = gemma.Model(net, "Gemma3Text")
+
+    def features(self, batch: int) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+        net, vision = self.net, _vision(self.net)
+        count = batch * towers.images_of(net).per_sequence
+        side = vision.image_size
+        last = self.vision_tower(towers.given(net, (count, vision.channels, side, side), "float32"))
+        features = self.multi_modal_projector(last)
+        return [features], (last, features)
+
+
+class Gemma3ForConditionalGeneration(VisionLanguageModel):
+    class_name = "Gemma3ForConditionalGeneration"
+
+    def __init__(self, net: Net) -> None:
+        super().__init__(net)
+        if net.attention not in ("efficient", "eager") and net.images is not None:
+            raise NotModeled(
+                f"{net.attention} attention in Gemma 3, whose image tokens see each other under a mask",
+                field="attention", accepted="efficient (SDPA with a mask), eager",
+            )  # fmt: skip
+        self.model = Gemma3Model(net)
+        self.lm_head = head(net, self.model.language_model.embed_tokens)
+
+
+# Qwen
+
+
+class MRotary(Rotary):
+    """Positions of time, row and column, [3, b, s]; each takes its sections of the frequencies."""
+
+    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        _, b, s = positions.shape
+        wide = F.pointwise(positions, dtype="float32")
+        angles = F.pointwise(wide, shape=(3, b, s, self.dim // 2))
+        del wide
+        cos = F.pointwise(F.pointwise(angles))
+        sin = F.pointwise(F.pointwise(angles))
+        sin = self._recomposed(sin)
+        cos = self._recomposed(cos)
+        tables = F.to(cos, x.dtype), F.to(sin, x.dtype)
+        del cos, sin
+        if x.needs_grad:
+            self.net.tape.share(*tables)
+        return tables
+
+    def _recomposed(self, table: Tensor) -> Tensor:
+        _, b, s, half = table.shape
+        chosen = F.pointwise(table, shape=(b, s, half))
+        return F.cat((chosen, chosen))
+
+
+class QwenTextModel(llama.Model):
+    def __init__(self, net: Net, prefix: str) -> None:
+        super().__init__(net, prefix)
+        self.class_name = f"{prefix}TextModel"
+        self.rotary_emb = MRotary(net, net.arch.head_dim, f"{prefix}RotaryEmbedding")
+
+    def block(self, prefix: str, index: int) -> Module:
+        block = super().block(prefix, index)
+        block.children["mlp"].class_name = "Qwen2MLP"
+        return block
+
+    def positions(self, tokens: Tensor) -> Tensor:
+        """Of time, row and column, as a collator hands them over."""
+        return towers.given(self.net, (3, *tokens.shape[:2]), "int64")
+
+
+class QwenModel(Combined):
+    masks = 2
+
+    def __init__(self, net: Net, prefix: str) -> None:
+        super().__init__(net)
+        self.class_name = f"{prefix}Model"
+        self.visual = TOWERS[prefix](net.tower(), _vision(net), net.arch.hidden)
+        self.language_model = Qwen3TextModel(net) if prefix == "Qwen3VL" else QwenTextModel(net, prefix)
+
+    def features(self, batch: int) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+        net, vision = self.net, _vision(self.net)
+        images = towers.images_of(net)
+        count = batch * images.per_sequence
+        rows, columns = pixels.grid(vision, images)
+        values = vision.channels * vision.frames * vision.patch**2
+        pixel_values = F.to(towers.given(net, (count * rows * columns, values), "float32"), net.dtype)
+        last, merged, *read = self.visual(pixel_values)
+        sizes = [pixels.image_tokens(vision, images)] * count
+        features = F.split(merged, sizes, dim=0)
+        layers = [part for layer in (read[0] if read else ()) for part in F.split(layer, sizes, dim=0)]
+        return features, (last, *features, *layers)
+
+    def read_by_layers(self, mask: Tensor, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        layers = len(_vision(self.net).read_layers)
+        if not layers:
+            return ()
+        count = (len(outputs) - 1) // (layers + 1)
+        parts = [outputs[1 + count * layer : 1 + count * (layer + 1)] for layer in range(1, layers + 1)]
+        places = F.reshape(mask, *mask.shape[:2])
+        return (places, *(F.cat(part, dim=0) for part in parts))
+
+
+class Qwen3TextModel(QwenTextModel):
+    """Qwen3VLTextModel: after each of the first layers what the tower's layers saw is added at the image tokens."""
+
+    def __init__(self, net: Net) -> None:
+        super().__init__(net, "Qwen3VLText")
+        self.class_name = "Qwen3VLTextModel"
+        self.rotary_emb = InterleavedRotary(net, net.arch.head_dim, "Qwen3VLTextRotaryEmbedding")
+
+    def block(self, prefix: str, index: int) -> Module:
+        return llama.Model.block(self, prefix, index)
+
+    def between(self, number: int, x: Tensor, extra: tuple[Tensor, ...]) -> Tensor:
+        if not 0 <= number < len(extra) - 1:
+            return x
+        mask, seen = extra[0], F.to(extra[1 + number], x.dtype)
+        x = pixels.copied(x)
+        mine = F.add(pixels.selected(x, mask, seen.shape[0]), seen)
+        return pixels.put(x, mask, mine)
+
+
+class InterleavedRotary(MRotary):
+    """Writes rows and columns over the positions of time."""
+
+    def _recomposed(self, table: Tensor) -> Tensor:
+        chosen = F.select(table, 0)
+        return F.cat((chosen, chosen))
+
+
+TOWERS: dict[str, Any] = {
+    "Qwen2VL": qwen_vision.Qwen2Tower,
+    "Qwen2_5_VL": qwen_vision.Qwen25Tower,
+    "Qwen3VL": qwen_vision.Qwen3Tower,
+}
+PREFIXES = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
+
+
+class QwenForConditionalGeneration(VisionLanguageModel):
+    def __init__(self, net: Net) -> None:
+        super().__init__(net)
+        prefix = PREFIXES[net.arch.family]
+        self.class_name = f"{prefix}ForConditionalGeneration"
+        self.model = QwenModel(net, prefix)
+        self.lm_head = head(net, self.model.language_model.embed_tokens)

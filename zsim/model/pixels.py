@@ -1,0 +1,194 @@
+"""What vision-language models do with images: patches, the windows they attend in, and their place among the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from zsim.errors import InputError
+from zsim.model.architecture import Vision
+from zsim.model.functional import low, pointwise
+from zsim.model.graph import Tensor
+from zsim.model.spec import Images
+from zsim.model.views import clone, view_of
+
+
+def grid(vision: Vision, images: Images) -> tuple[int, int]:
+    """Rows and columns of patches of one image.
+
+    A tower of any size takes sides that are multiples of its merged patches, rounded as Qwen2-VL's smart_resize does
+    (transformers 5.24 image_processing_qwen2_vl.py); limits on the number of pixels are the user's own.
+    """
+    if vision.image_size:
+        side = vision.image_size // vision.patch
+        return side, side
+    step = vision.patch * vision.merge
+    rows, columns = (max(1, round(side / step)) * vision.merge for side in (images.height, images.width))
+    return rows, columns
+
+
+def image_tokens(vision: Vision, images: Images) -> int:
+    """Tokens of the text model that one image becomes."""
+    rows, columns = grid(vision, images)
+    return rows * columns // (vision.merge * vision.pool) ** 2 + vision.keeps_class_token
+
+
+def check_images(vision: Vision, images: Images, seq_len: int) -> None:
+    """Raises InputError where the images do not fit into the sequence."""
+    each = image_tokens(vision, images)
+    if each * images.per_sequence > seq_len:
+        raise InputError(
+            f"{images.per_sequence} images of {each:,} tokens are more than the {seq_len:,} tokens of the sequence",
+            field="images",
+            accepted="fewer or smaller images, or a longer seq_len: it is the total",
+        )
+
+
+def window_order(vision: Vision, images: Images) -> Iterator[int]:
+    """Patches of each window of one image, in the order that they lie in (get_vision_window_index)."""
+    side = vision.window // vision.merge // vision.patch
+    rows, columns = (_cut(length // vision.merge, side) for length in grid(vision, images))
+    return (row * column * vision.merge**2 for row in rows for column in columns)
+
+
+def _cut(length: int, side: int) -> list[int]:
+    rest = length % side
+    return [side] * (length // side) + ([rest] if rest else [])
+
+
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    """Patches of `x` times `weight` [outputs, channels, ...], which do not overlap: one product. `shape`: the result's.
+
+    Its autograd node saves input and weight, whichever gradient is asked for (derivatives.yaml, convolution). What
+    cuDNN allocates besides is not known and left out.
+    """
+    tape, x = x.tape, low(x)
+    dtype = x.dtype
+    outputs, k = weight.shape[0], prod(weight.shape[1:])
+    params = (weight,) if bias is None else (weight, bias)
+    wanted = [param.needs_grad for param in params]
+    saved = tape.save(x, weight) if any(wanted) else None
+    out = tape.empty(shape, dtype)
+    tape.gemm(prod(shape) // outputs, outputs, k, dtype)
+    if saved:
+
+        def backward(g: Tensor) -> tuple[Tensor | None, ...]:
+            kept = saved()  # noqa: F841
+            grads = [tape.gradient(p, p.shape, dtype) if want else None for p, want in zip(params, wanted, strict=True)]
+            if wanted[0]:
+                tape.gemm(outputs, k, g.numel // outputs, dtype)
+            return tuple(grads)
+
+        tape.link(params, backward, out)
+    return out
+
+
+def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """`x.masked_scatter(mask, source)` of [b, s, h], [b, s, 1] and the rows of the places where the mask is set.
+
+    On CUDA (torch 2.13 native/cuda/IndexKernel): a copy of x, and for its elements a contiguous mask and an int64
+    prefix sum. Backward: `grad.masked_fill(mask, 0)`, and `grad.masked_select(mask)`, which indexes by three int64 per
+    element.
+    """
+    tape = x.tape
+    x_grad, source_grad = x.needs_grad, source.needs_grad
+    saved = tape.save(mask) if x_grad or source_grad else None
+    out = tape.empty(x.shape, x.dtype)
+    tape.memory(x.nbytes, out.nbytes, "copy")
+    scratch = [tape.empty(x.shape, "int64"), tape.empty(x.shape, "bool")] if tape.cuda else []
+    reads = source.nbytes + mask.nbytes + sum(each.nbytes for each in scratch)
+    tape.memory(reads, source.nbytes + sum(each.nbytes for each in scratch), "copy")
+    del scratch
+    if saved:
+        rows = source.shape
+
+        def backward(g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+            (mask,) = saved()
+            grad_x = pointwise(g, mask) if x_grad else None
+            grad_source = _selected(g, mask, rows) if source_grad else None
+            return grad_x, grad_source
+
+        tape.link((x, source), backward, out)
+    return out
+
+
+def average(x: Tensor, side: int) -> Tensor:
+    """`avg_pool2d` of [n, h, s, s] to squares of `side`: saves its input, of which backward asks for the shape."""
+    tape, shape, dtype = x.tape, x.shape, x.dtype
+    saved = tape.save(x) if x.needs_grad else None
+    out = tape.empty((*shape[:2], side, side), dtype)
+    tape.memory(x.nbytes, out.nbytes)
+    if saved:
+
+        def backward(g: Tensor) -> tuple[Tensor]:
+            kept = saved()  # noqa: F841
+            grad = tape.empty(shape, dtype)
+            tape.memory(g.nbytes, grad.nbytes)
+            return (grad,)
+
+        tape.link((x,), backward, out)
+    return out
+
+
+def selected(x: Tensor, mask: Tensor, rows: int) -> Tensor:
+    """`x[mask, :]` of [b, s, h] and [b, s]: [rows, h]. Saves the mask; backward adds into zeros."""
+    tape, dtype, shape = x.tape, x.dtype, x.shape
+    saved = tape.save(mask) if x.needs_grad else None
+    out = tape.empty((rows, shape[-1]), dtype)
+    tape.memory(mask.nbytes + out.nbytes, out.nbytes, "copy")
+    if saved:
+
+        def backward(g: Tensor) -> tuple[Tensor]:
+            (mask,) = saved()
+            zeros = tape.empty(shape, dtype)
+            tape.memory(mask.nbytes + 2 * g.nbytes, zeros.nbytes + g.nbytes, "copy")
+            if tape.cuda:
+                return (zeros,)
+            grad = tape.empty(shape, dtype)
+            tape.memory(zeros.nbytes, grad.nbytes, "copy")
+            return (grad,)
+
+        tape.link((x,), backward, out)
+    return out
+
+
+def put(x: Tensor, mask: Tensor, values: Tensor) -> Tensor:
+    """`x[mask, :] = values`, in place: zeros in the gradient of x, and rows of it as that of the values."""
+    tape, dtype, rows = x.tape, x.dtype, values.shape
+    x_grad, values_grad = x.needs_grad, values.needs_grad
+    saved = tape.save(mask) if x_grad or values_grad else None
+    out = view_of(x, x.shape, x.strides)
+    tape.memory(mask.nbytes + values.nbytes, values.nbytes, "copy")
+    if saved:
+
+        def backward(g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+            (mask,) = saved()
+            grad_x = grad_values = None
+            if x_grad:
+                zeros = tape.empty((), dtype)  # noqa: F841
+                grad_x = tape.empty(g.shape, dtype)
+                tape.memory(g.nbytes + mask.nbytes, grad_x.nbytes, "copy")
+            if values_grad:
+                grad_values = tape.empty(rows, dtype)
+                tape.memory(mask.nbytes + grad_values.nbytes, grad_values.nbytes, "copy")
+            return grad_x, grad_values
+
+        tape.link((x, values), backward, out)
+    return out
+
+
+def copied(x: Tensor) -> Tensor:
+    """`x.clone()`"""
+    out = clone(x)
+    if x.needs_grad:
+        x.tape.link((x,), lambda g: (g,), out)
+    return out
+
+
+def _selected(g: Tensor, mask: Tensor, rows: tuple[int, ...]) -> Tensor:
+    tape = g.tape
+    places = [tape.empty((*rows,), "int64") for _ in range(3)] if tape.cuda else []
+    out = tape.empty(rows, g.dtype)
+    index_bytes = sum(each.nbytes for each in places)
+    tape.memory(mask.nbytes + out.nbytes + index_bytes, out.nbytes + index_bytes, "copy")
+    return out
