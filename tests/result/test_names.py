@@ -14,8 +14,8 @@ from zsim.scenario.messages import names_at
 # No scenario says these: they follow from others, or are recorded runs' own.
 WITHOUT = {
     "fsdp.last_backward_only_last", "fsdp.storage_dtype",  # the second: of fsdp2 alone
-    "device", "adapters",  # as the plan decides
-    "wide_cache",  # of releases that only published runs are of
+    "device",
+    "wide_cache",  # of releases of transformers that only published runs are of
 }  # fmt: skip
 NESTED = {"optimizer": Optimizer, "allocator": Allocator}
 
