@@ -201,6 +201,12 @@ class Tape:
                 segment.saved_bytes += storage.nbytes
                 self.base += storage.nbytes
 
+    def hold(self, tensor: Tensor) -> Tensor:
+        """What an autograd function keeps as an attribute: to its backward, out of checkpointing's reach."""
+        if self.phase == "forward":
+            self.keep(self.open(), tensor)
+        return tensor.detach()
+
     def share(self, *tensors: Tensor) -> None:
         """Keep what every block uses (rotary tables, masks) once, until the backward of the segment that made it."""
         segment = self.open()
