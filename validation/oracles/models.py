@@ -209,7 +209,8 @@ def adapt(model: torch.nn.Module, lora: dict[str, Any]) -> None:
     """peft's adapters of rank `r` on the Linear modules named in `targets`; the rest is frozen."""
     from peft import LoraConfig, inject_adapter_in_model
 
-    inject_adapter_in_model(LoraConfig(r=lora["r"], target_modules=lora["targets"], lora_dropout=0.0), model)
+    dropout = lora.get("dropout", 0.0)
+    inject_adapter_in_model(LoraConfig(r=lora["r"], target_modules=lora["targets"], lora_dropout=dropout), model)
     freeze_all_but(model, "lora_")
 
 

@@ -8,7 +8,7 @@ from math import prod
 from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
-from zsim.model.kernels import DTYPE_BYTES, Work
+from zsim.model.kernels import DTYPE_BYTES, Calls, Work
 from zsim.model.spec import Saved
 
 if TYPE_CHECKING:
@@ -124,6 +124,30 @@ class Node:
         self.grads: list[Tensor | None] = [None] * outputs
 
 
+class Pass:
+    """Work of a segment one way: kernels in order, and what is counted of the thread that issues them."""
+
+    __slots__ = (
+        "backwards", "blocks", "grads", "kernels", "models", "modules", "nodes", "rebuilds", "saves",
+        "views",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.kernels: list[Work] = []
+        self.models = self.backwards = self.modules = self.views = self.nodes = self.grads = 0
+        self.saves = self.rebuilds = self.blocks = 0
+
+    @property
+    def eager(self) -> Calls:
+        return Calls(
+            self.models, self.backwards, self.modules, self.views, self.nodes, self.grads, self.saves, self.rebuilds,
+        )  # fmt: skip
+
+    def compiled(self, blocks: int) -> Calls:
+        """As part of compiled blocks, of which it enters that many."""
+        return Calls(self.models, self.backwards, grads=self.grads, graphs=blocks)
+
+
 class Segment:
     """Work of one module between two calls of its children: what becomes a `spec.Compute`."""
 
@@ -135,9 +159,7 @@ class Segment:
 
     def __init__(self, order: int, label: str, logits: bool, frame: Frame | None) -> None:
         self.order, self.label, self.logits, self.frame = order, label, logits, frame
-        self.forward: list[Work] = []
-        self.backward: list[Work] = []
-        self.recompute: list[Work] = []
+        self.forward, self.backward, self.recompute = Pass(), Pass(), Pass()
         self.saved: list[Saved] = []
         self.resaved: list[Saved] = []
         self.idle: list[Saved] = []  # of `saved`: kept by selective checkpointing, and needed by no backward

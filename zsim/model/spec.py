@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING
 
-from zsim.model.kernels import DTYPE_BYTES, Work
+from zsim.model.kernels import DTYPE_BYTES, NO_CALLS, Calls, Work
 
 if TYPE_CHECKING:
     from zsim.model.lora import Tuning
@@ -66,6 +66,7 @@ class Compute:
     - Any of them may be negative: where selective recomputation has dropped what still counts as saved, and where a
       saved tensor becomes a parameter's gradient as it is (fused loss), which counts twice for a moment.
     - `largest`: of the tensors behind these sums, the largest one.
+    `*_calls`: what the issuing thread does besides launching the kernels.
     `grads` are the indices of parameters whose gradient this backward produces, in autograd's order.
     """
 
@@ -84,6 +85,9 @@ class Compute:
     recompute_live: int = 0
     category: str = "activations"  # or "logits": where reports count `saved` and temporaries
     largest: int = 0
+    forward_calls: Calls = NO_CALLS
+    backward_calls: Calls = NO_CALLS
+    recompute_calls: Calls = NO_CALLS
 
     @property
     def saved_bytes(self) -> int:

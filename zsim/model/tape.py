@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from zsim.model.graph import Backward, Call, Edge, Node, Param, Segment, Storage, Tensor, row_major
+from zsim.model.graph import Backward, Call, Edge, Node, Param, Pass, Segment, Storage, Tensor, row_major
 from zsim.model.kernels import Gemm, Memory, Work
 from zsim.model.spec import Saved
 
@@ -50,7 +50,8 @@ class Tape:
         self._stack: list[Call] = []
         self._seq = 0
         self._current: Segment | None = None
-        self._sink: list[Work] = []
+        self._pass = Pass()
+        self._models = self._blocks = self._entered = 0  # calls of them that the next segment counts
         self._boundary = True
         self._unread = ""  # whether what autograd saves is held, though no backward will ask for it
         self._released = 0  # segments from here on have given their saved tensors back
@@ -64,6 +65,9 @@ class Tape:
 
     def enter(self, module: Any, args: tuple[Any, ...]) -> None:
         call = Call(module, any(isinstance(arg, Tensor) and arg.needs_grad for arg in args))
+        self._entered += 1
+        self._blocks += module.role == "block"
+        self._models += module.role == "root" and module.net.implementation == "hf"
         if self.phase == "forward":
             self._stack[-1].body.append(call)
         self._stack.append(call)
@@ -103,10 +107,14 @@ class Tape:
         self._switch(segment, segment.forward)
         return segment
 
-    def _switch(self, segment: Segment | None, sink: list[Work]) -> None:
+    def _switch(self, segment: Segment | None, way: Pass) -> None:
         self._measure()
         self.peak = self.live
-        self._current, self._sink = segment, sink
+        self._current, self._pass = segment, way
+        way.models += self._models
+        way.blocks += self._blocks
+        way.modules += self._entered
+        self._models = self._blocks = self._entered = 0
 
     def _measure(self) -> None:
         """Close the open segment: its peak, and what is alive now that it is over."""
@@ -139,17 +147,22 @@ class Tape:
             segment.largest = storage.nbytes
         return Tensor(storage, shape, strides or row_major(shape), dtype)
 
+    def viewed(self) -> None:
+        """An operator that launches nothing. Those of a backward belong to their node."""
+        if self.phase != "backward":
+            self._pass.views += 1
+
     def kernel(self, kernel: Work) -> None:
         self.open()
-        self._sink.append(kernel)
+        self._pass.kernels.append(kernel)
 
     def memory(self, reads: int, writes: int, label: str = "") -> None:
         self.open()
-        self._sink.append(Memory(label or self.label, reads, writes))
+        self._pass.kernels.append(Memory(label or self.label, reads, writes))
 
     def gemm(self, m: int, n: int, k: int, dtype: str, batch: int = 1, label: str = "gemm") -> None:
         self.open()
-        self._sink.append(Gemm(m, n, k, dtype, batch, label))
+        self._pass.kernels.append(Gemm(m, n, k, dtype, batch, label))
 
     def link(self, inputs: tuple[Tensor, ...], backward: Backward, *outputs: Tensor) -> None:
         """Make `outputs` the result of a node whose backward returns one gradient (or None) per input.
@@ -177,6 +190,10 @@ class Tape:
             held = tuple(tensor.detach() for tensor in tensors) if self._unread == "held" else ()
             return lambda: held
         if self.frame is not None:
+            if self.phase == "recompute":
+                self._pass.rebuilds += len(tensors)
+            else:
+                self._pass.saves += len(tensors)
             return self.frame.pack(segment, tensors)
         self.keep(segment, *tensors)
         kept = tuple(tensor.detach() for tensor in tensors)
@@ -224,7 +241,7 @@ class Tape:
     # -- the engine ----------------------------------------------------------------------------------------
 
     def finish_forward(self) -> None:
-        self._switch(None, [])
+        self._switch(None, Pass())
         self.phase = "backward"
         self._boundary = False
         self._released = len(self.segments)
@@ -246,6 +263,7 @@ class Tape:
 
     def _seed(self, loss: Tensor) -> Tensor:
         self._begin_backward(loss.node.segment)  # type: ignore[union-attr]
+        self._pass.backwards += 1
         return self.empty(loss.shape, loss.dtype)
 
     def _reachable(self, loss: Tensor) -> list[Node]:
@@ -266,7 +284,7 @@ class Tape:
         if segment.frame is not None and not segment.frame.recomputed:
             segment.frame.recompute(self)
         self.peak = self.live
-        self._current, self._sink = segment, segment.backward
+        self._current, self._pass = segment, segment.backward
 
     def _skip_to(self, end: int) -> None:
         """Segments that have no node (rotary tables, masks) give back what they keep on the way."""
@@ -282,11 +300,12 @@ class Tape:
         self.phase, self._boundary = "recompute", True
         with suppress(stop):
             run()
-        self._switch(None, [])
+        self._switch(None, Pass())
         self.phase, self._boundary = "backward", False
         self._stack, self.label = stack, label
 
     def _run(self, node: Node) -> None:
+        self._pass.nodes += 1
         backward, node.backward = node.backward, None
         grads, node.grads = node.grads, []
         self.label = node.label
@@ -337,6 +356,7 @@ class Tape:
         if param.pending:
             param.grad = grad
         else:
+            self._pass.grads += 1
             self._current.grads.append(param.index)  # type: ignore[union-attr]
             if grad.storage.counted:
                 self._current.handed += grad.storage.nbytes  # type: ignore[union-attr]

@@ -145,6 +145,8 @@ class Ddp(Hooks[DdpPlan]):
 
     def _before_forward(self) -> None:
         """_pre_forward"""
+        if not self.alone:
+            self.builder.host_work("ddp forward", "forward", micro=self.micro)
         if self.ready_order and not self.rebuilt:
             self._rebuild_buckets()
         for buffer in self.buffers if self.broadcast_buffers else ():
@@ -236,6 +238,7 @@ class Ddp(Hooks[DdpPlan]):
         self.grads.setdefault(param, "own")
         if not self.sync:
             return
+        self.builder.host_work("ddp gradient hook", "backward")
         delay = self.plan.static_graph and self.iterations == 1
         if not (self.rebuilt or delay or (self.plan.find_unused_parameters and not self.plan.static_graph)):
             self.ready_order.append(param)

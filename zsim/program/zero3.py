@@ -14,6 +14,7 @@ from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
 from zsim.program.deepspeed import (
     broadcast_model,
+    charge_step,
     check,
     check_experts,
     collective,
@@ -172,6 +173,7 @@ class Zero3(Hooks[DeepSpeedPlan]):
             leftovers = self.coordinator.release_leftovers(keep=before(self.plan, 0, 19, 3))
             self.parameters.free(leftovers)
         self.parameters.free(self.coordinator.partition_all())
+        charge_step(self.builder, self.model, self.plan)
         self.gradients.owner.step(first)
         self.parameters.gather_persistent(self.coordinator.gather_persistent())
         self.parameters.drop_secondary()
@@ -270,7 +272,8 @@ class Zero3(Hooks[DeepSpeedPlan]):
     def _charge_hooks(self, phase: str, module: str = "") -> None:
         """One entry for the Python of the hooks since the last one."""
         if self.hook_calls:
-            self.builder.host_work("zero3 hook", phase, self.hook_calls, module=module, micro=self.micro)
+            label = "zero3 backward hook" if phase == "backward" else "zero3 hook"
+            self.builder.host_work(label, phase, self.hook_calls, module=module, micro=self.micro)
             self.hook_calls = 0
 
     def _reset_step(self) -> None:
