@@ -120,7 +120,7 @@ class Node:
     ) -> None:
         self.seq, self.segment, self.label, self.edges = seq, segment, label, edges
         self.backward: Backward | None = backward
-        self.results_of: list[Call] = []
+        self.results_of: list[tuple[Call, tuple[int, int] | None]] = []  # and where in a list among the results
         self.grads: list[Tensor | None] = [None] * outputs
 
 
@@ -179,5 +179,6 @@ class Call:
     def __init__(self, module: Any, reached: bool) -> None:
         self.module, self.reached = module, reached  # what it is called with requires a gradient
         self.differentiable = False  # what it returns requires a gradient
-        self.in_backward = False  # and one comes
+        # to which of its results one comes: each of a list by its place, the others as None
+        self.in_backward: set[tuple[int, int] | None] = set()
         self.body: list[Call | Segment] = []

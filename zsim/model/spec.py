@@ -116,7 +116,7 @@ class Module:
     checkpointed: bool = False
     expert: bool = False
     differentiable: bool = True  # what it returns requires a gradient
-    in_backward: bool = True  # and one comes
+    in_backward: int = 1  # and one comes: to how many results, of which those outside a list count as one
     reached: bool = True  # what it is called with requires a gradient
 
 

@@ -75,11 +75,14 @@ class Tape:
 
     def leave(self, result: Any) -> None:
         call = self._stack.pop()
-        for item in result if isinstance(result, tuple | list) else (result,):
-            if self.phase == "forward" and isinstance(item, Tensor) and item.node is not None:
-                call.differentiable = True
-                item.node.results_of.append(call)
         self._boundary = True
+        if self.phase != "forward":
+            return
+        for number, item in enumerate(result if isinstance(result, tuple | list) else (result,)):
+            for place, tensor in enumerate(item if isinstance(item, list) else (item,)):
+                if isinstance(tensor, Tensor) and tensor.node is not None:
+                    call.differentiable = True
+                    tensor.node.results_of.append((call, (number, place) if isinstance(item, list) else None))
 
     def part(self) -> None:
         """What follows is a segment of its own.
@@ -309,8 +312,8 @@ class Tape:
         backward, node.backward = node.backward, None
         grads, node.grads = node.grads, []
         self.label = node.label
-        for call in node.results_of:
-            call.in_backward = True
+        for call, place in node.results_of:
+            call.in_backward.add(place)
         results = list(backward(*grads))  # type: ignore[misc]
         del grads
         for position, (result, edge) in enumerate(zip(results, node.edges, strict=True)):

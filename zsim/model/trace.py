@@ -158,7 +158,7 @@ class _Tracer:
             layer.checkpointed,
             any(weight.expert for weight in layer.weights.values()),
             call.differentiable,
-            call.in_backward,
+            len(call.in_backward),
             call.reached,
         )
 
@@ -201,7 +201,7 @@ class _Plan(NamedTuple):
     checkpointed: bool
     expert: bool
     differentiable: bool
-    in_backward: bool
+    in_backward: int
     reached: bool
 
     def module(self, path: str, shift: int) -> Module:
