@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from zsim.cluster import catalog
 from zsim.cost.attention import visible_share
-from zsim.cost.price import kernel_seconds, slowest
+from zsim.cost.price import kernel_seconds, peak_flops, slowest
 from zsim.cost.profile import load_profile
 from zsim.errors import NotModeled
 from zsim.model.kernels import Attention, Gemm, Memory
@@ -130,3 +130,12 @@ def test_memory_kernels_pay_for_launches(read, write, launches):
 def test_the_slowest_of_many(gpus, deviations):
     """Expected largest of normal deviates, as tabulated (Harter 1961; beyond 400 by integration)."""
     assert (slowest(gpus, 0.01) - 1) / 0.01 == pytest.approx(deviations, abs=0.06)
+
+
+def test_products_of_int8_have_twice_the_peak_of_16_bits_where_there_are_any():
+    """A100: 624 TOPS, H100: 1,979 (data sheets)."""
+    assert peak_flops(A100, "int8") == pytest.approx(624e12)
+    assert peak_flops(H100, "int8") == pytest.approx(1979e12, rel=1e-3)
+    for gpu in ("V100-SXM2-32GB", "B300-SXM"):
+        with pytest.raises(NotModeled, match="int8 matrix products"):
+            peak_flops(catalog.device(gpu), "int8")

@@ -9,6 +9,7 @@ import pytest
 from zsim.errors import InputError, NotModeled
 from zsim.model.architecture import Architecture, LayerKind
 from zsim.model.huggingface import from_architecture, read_config
+from zsim.model.kernels import Gemm
 from zsim.model.lora import Lora, Tuning, tune
 from zsim.model.spec import Compute, ModelSpec, Module, Workload
 from zsim.model.trace import trace
@@ -72,6 +73,41 @@ def test_bytes_of_four_bit_weights() -> None:
     assert model.buffers_bytes - base.buffers_bytes == weights // 64 + 4 * (weights // 64 // 256)
     single = tune(base, Tuning(Lora(16), "nf4", double_quant=False))
     assert single.buffers_bytes - base.buffers_bytes == 4 * weights // 64
+
+
+def test_bytes_of_eight_bit_weights() -> None:
+    """6.98e9 Linear weights at a byte, and a float32 for each of their rows."""
+    base = read_config(MODELS / "llama-3.1-8b")
+    model = tune(base, Tuning(Lora(16), "int8"))
+    eight = [p for p in model.parameters if p.dtype == "int8"]
+    assert {p.module_class for p in eight} == {"Linear8bitLt"}
+    assert sum(p.numel for p in eight) == 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    assert model.buffers_bytes - base.buffers_bytes == 4 * 32 * (3 * 4096 + 2 * 1024 + 2 * 14336)
+    assert model.numel - model.trainable_numel == base.numel
+
+
+def test_inputs_of_eight_bit_products_stay_through_checkpointing() -> None:
+    """bitsandbytes 0.50 holds them as attributes of its function. Run for torch 2.13: alive after the forward of a
+    non-reentrant checkpoint, as without one."""
+    tokens, hidden, wide = 2 * 8, 64, 128
+    inputs = 2 * tokens * (hidden + hidden + hidden + wide)  # of q, k and v; of o; of gate and up; of down
+    held = {}
+    for quantize in (None, "int8"):
+        model = tune(small(1), Tuning(Lora(4, ("q_proj",)), quantize))
+        tree = trace(model, Workload(2, 8, checkpointing="full"))
+        held[quantize] = sum(compute.saved_bytes for compute in computes(tree))
+    assert held["int8"] - held[None] == inputs
+
+
+def test_eight_bit_weights_are_multiplied_as_they_are() -> None:
+    """int8 forward, 16 bits backward, and no gradient of theirs."""
+    model = tune(small(1), Tuning(Lora(4, ("q_proj",)), "int8"))
+    found = computes(trace(model, Workload(2, 8)))
+    forward = [k for c in found for k in c.forward if isinstance(k, Gemm) and k.dtype == "int8"]
+    assert sorted((k.n, k.k) for k in forward) == sorted(
+        [(64, 64), (32, 64), (32, 64), (64, 64), (128, 64), (128, 64), (64, 128)]
+    )
+    assert not [k for c in found for k in c.backward if isinstance(k, Gemm) and k.dtype == "int8"]
 
 
 def test_only_adapters_get_gradients() -> None:

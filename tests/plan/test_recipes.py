@@ -237,7 +237,8 @@ REFUSED: list[tuple[str, dict[str, Any], type, str]] = [
     ("trainer", {"attn_implementation": "flex_attention"}, NotModeled, "attention flex_attention"),
     ("llama_factory", {"finetuning_type": "oft"}, NotModeled, "finetuning_type oft"),
     ("llama_factory", {"use_dora": True}, NotModeled, "another kind of adapter"),  # finetuning_type: lora by default
-    ("llama_factory", {"quantization_bit": 8}, NotModeled, "8-bit weights"),
+    ("llama_factory", {"quantization_bit": 3}, NotModeled, "3-bit weights"),
+    ("trainer", {"load_in_8bit": True}, NotModeled, "8-bit weights without adapters"),
     ("llama_factory", {"finetuning_type": "full", "stage": "dpo"}, NotModeled, "stage dpo"),
     ("llama_factory", {"finetuning_type": "full", "quantization_bit": 4}, NotModeled, "quantized weights"),
     ("axolotl", {"base_model": "x", "adapter": "loha"}, NotModeled, "adapter loha"),
@@ -413,7 +414,19 @@ def test_offload_of_saved_tensors_is_on_a_stream_of_its_own(kind: str, data: dic
     assert "checkpointing" not in fields
 
 
-@pytest.mark.parametrize("name", ["load_in_8bit", "sequence_parallel_degree", "rl"])
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("axolotl", {"base_model": "m", "adapter": "lora", "load_in_8bit": True, "lora_target_linear": True}),
+        ("llama_factory", {"quantization_bit": 8}),
+        ("trainer", {"use_peft": True, "lora_target_modules": "all-linear", "load_in_8bit": True}),
+    ],
+)
+def test_a_base_in_8_bits(kind: str, data: dict[str, Any]) -> None:
+    assert said(read(kind, data))["quantize.type"] == "int8"
+
+
+@pytest.mark.parametrize("name", ["qat", "sequence_parallel_degree", "rl"])
 def test_true_is_not_the_harmless_one(name: str) -> None:
     with pytest.raises(NotModeled):
         read("axolotl", {"base_model": "m", "micro_batch_size": 1, name: True})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import zsim
-from zsim.errors import InputError
+from zsim.errors import InputError, NotModeled
 from zsim.result.remedies import remedies
 from zsim.result.render.terminal import verdict
 
@@ -60,6 +60,28 @@ def test_qlora_sharded(framework: str) -> None:
     assert result.gpu.by_category["parameters"] == pytest.approx(shards + linear / 64, rel=2e-3)
 
 
+@pytest.mark.parametrize("framework", ["ddp", "zero2"])
+def test_eight_bit_base(framework: str) -> None:
+    """6.98e9 weights of Linear modules at a byte and 4 bytes a row, 1.05e9 at 2 bytes; adapters at 4, with ZeRO at 2.
+    torch.autocast makes no copy of weights that its products do not take."""
+    kind, zero = ("deepspeed", "zero={stage: 2}") if framework == "zero2" else ("ddp", "zero=null")
+    overrides = [f"framework={kind}", zero, "lora={r: 16}", "quantize=int8", "seq_len=512", "checkpointing=full"]
+    result = zsim.simulate(LLAMA, overrides)
+    linear, rows = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336), 32 * (3 * 4096 + 2 * 1024 + 2 * 14336)
+    expected = linear + 4 * rows + 2 * (8_030_261_248 - linear) + (4 if kind == "ddp" else 2) * 41_943_040
+    assert result.gpu.by_category["parameters"] == pytest.approx(expected, rel=1e-3)
+    inputs = 32 * 2 * (3 * 4096 + 14336) * 512 * result.setup.workload.micro_batch  # kept in spite of checkpointing
+    assert inputs < result.gpu.by_category["activations"] < 1.5 * inputs
+
+
+@pytest.mark.parametrize("framework", ["fsdp1", "fsdp2", "zero3"])
+def test_no_shards_of_an_eight_bit_base(framework: str) -> None:
+    kind = "deepspeed" if framework == "zero3" else framework
+    zero = "zero={stage: 3}" if kind == "deepspeed" else "zero=null"
+    with pytest.raises(NotModeled, match="8-bit weights in shards"):
+        zsim.simulate(LLAMA, [f"framework={kind}", zero, "lora={r: 16}", "quantize=int8"])
+
+
 def test_fsdp1_refuses_mixed_units_of_flat_parameters() -> None:
     overrides = ["framework=fsdp1", "zero=null", "lora={r: 16}", "quantize=nf4"]
     with pytest.raises(InputError, match="frozen and trained parameters in one unit"):
@@ -97,7 +119,8 @@ def test_killed_at_step_0(tmp_path: Path) -> None:
         ("lora={r: 8, targets: [query]}", "the model has no query"),
         ("lora={r: 0}", "lora.r"),
         ("quantize=nf4", "cannot be trained without adapters"),
-        ("quantize=int8", "quantize"),
+        ("quantize=int8", "cannot be trained without adapters"),
+        ("quantize=int5", "quantize"),
     ],
 )
 def test_refused(override: str, says: str) -> None:

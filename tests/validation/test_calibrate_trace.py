@@ -73,7 +73,7 @@ def test_a_synthetic_capture_is_recovered_to_one_percent(tmp_path: Path) -> None
         assert line.slope.inverse().value == pytest.approx(BANDWIDTH, rel=0.01)
         assert line.latency.low <= LATENCY * 1.000001
         assert line.latency.high >= LATENCY * 0.999999
-    assert "host.launch" in found.left
+    assert "host.pace" in found.left
     assert "attention.flash.forward" in found.left
 
 

@@ -590,6 +590,7 @@ def _vision() -> list[Config]:
     eyes = {"qwen2_5_vl": ["patch_embed", "visual.blocks"], "llava": ["vision_tower."]}
     rest = {"qwen2_5_vl": ["patch_embed", "visual.blocks", "language_model", "lm_head"],
             "llava": ["vision_tower.", "language_model", "lm_head"]}  # fmt: skip
+    deep = ["patch_embed", "pos_embed", "visual.blocks", "deepstack"]
     found = []
     for model in ("qwen2_5_vl", "llava"):
         frozen, aligning, eyed = tower[model], rest[model], eyes[model]
@@ -624,4 +625,11 @@ def _vision() -> list[Config]:
         _zero("vlm", 2, model="qwen2_5_vl", zero=SMALL_ZERO),
         _zero("vlm", 3, model="qwen2_5_vl", zero=SMALL_ZERO),
         _zero("vlm", 3, model="llava", zero=SMALL_ZERO),
+        _make("ddp", "vlm_deep", model="qwen3_vl", ddp={"bucket_cap_mb": 1}, freeze=deep),
+        _make("fsdp2", "vlm_deep", model="qwen3_vl", freeze=deep),
+        _make("fsdp2", "vlm_deep_ckpt", model="qwen3_vl", freeze=deep, ckpt=True),
+        _make("fsdp1", "vlm_deep", model="qwen3_vl", freeze=deep),
+        _zero("vlm_deep", 2, model="qwen3_vl", zero=SMALL_ZERO, freeze=deep),
+        _zero("vlm_deep", 3, ga=2, model="qwen3_vl", zero=REGATHER, freeze=deep),
+        _zero("vlm_deep_all", 3, model="qwen3_vl", zero=SMALL_ZERO),
     ]

@@ -42,6 +42,9 @@ def _build(recorder: Watcher, config: Config) -> tuple[torch.nn.Module, dict[str
     recorder.watch(model, models.marked(model))
     if config.get("ckpt"):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if config.get("compile"):
+        for block in models.blocks(model):
+            block.compile()
     header = {
         "model": {"kind": config["model"], **settings},
         "micro_batch": MICRO_BATCH,
@@ -109,7 +112,8 @@ def _optimizers(config: Config, model: torch.nn.Module) -> list[torch.optim.Opti
         matrices = models.hidden_matrices(model)
         found.append(torch.optim.Muon([p for p in trained if id(p) in matrices]))
         trained = [p for p in trained if id(p) not in matrices]
-    return [*found, torch.optim.AdamW(trained, lr=1e-3, foreach=False)]
+    impl = config.get("impl", "loop")
+    return [*found, torch.optim.AdamW(trained, lr=1e-3, foreach=impl == "foreach", fused=impl == "fused")]
 
 
 def run_ddp(config: Config, rank: int, world: int, recorder: Watcher) -> Recorded:
@@ -239,7 +243,8 @@ def run_fsdp1(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
             sharding_strategy=ShardingStrategy[settings.get("strategy", "FULL_SHARD")],
             auto_wrap_policy=policy,
             mixed_precision=MixedPrecision(
-                param_dtype=torch.bfloat16, reduce_dtype=getattr(torch, settings.get("reduce_dtype", "bfloat16"))
+                param_dtype=getattr(torch, settings.get("param_dtype", "bfloat16")),
+                reduce_dtype=getattr(torch, settings.get("reduce_dtype", "bfloat16")),
             ),
             backward_prefetch=BackwardPrefetch[prefetch] if prefetch else None,
             forward_prefetch=settings.get("forward_prefetch", False),

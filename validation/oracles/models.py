@@ -114,6 +114,16 @@ TINY_VISION: dict[str, dict[str, Any]] = {
             "fullatt_block_indexes": [1, 3],
         },
     },
+    "qwen3_vl": {
+        "image_token_id": 999,
+        "tie_word_embeddings": False,
+        "text_config": _TEXT
+        | {"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [6, 5, 5]}},
+        "vision_config": {
+            "depth": 4, "hidden_size": 160, "intermediate_size": 340, "num_heads": 4, "out_hidden_size": 256,
+            "num_position_embeddings": 64, "deepstack_visual_indexes": [1, 2],
+        },
+    },
     "llava": {
         "image_token_index": 999,
         "tie_word_embeddings": False,
@@ -159,7 +169,11 @@ def inputs(kind: str, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
         side = vision["image_size"]
         return given | {"pixel_values": torch.zeros(len(ids), 3, side, side)}
     grid = torch.tensor([[1, 4, 4]] * len(ids))
-    return given | {"pixel_values": torch.zeros(16 * len(ids), 1176), "image_grid_thw": grid}
+    values = 1536 if kind == "qwen3_vl" else 1176
+    return given | {
+        "pixel_values": torch.zeros(16 * len(ids), values), "image_grid_thw": grid,
+        "mm_token_type_ids": (ids == token).int(),
+    }  # fmt: skip
 
 
 def units(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -209,7 +223,8 @@ def adapt(model: torch.nn.Module, lora: dict[str, Any]) -> None:
     """peft's adapters of rank `r` on the Linear modules named in `targets`; the rest is frozen."""
     from peft import LoraConfig, inject_adapter_in_model
 
-    inject_adapter_in_model(LoraConfig(r=lora["r"], target_modules=lora["targets"], lora_dropout=0.0), model)
+    dropout = lora.get("dropout", 0.0)
+    inject_adapter_in_model(LoraConfig(r=lora["r"], target_modules=lora["targets"], lora_dropout=dropout), model)
     freeze_all_but(model, "lora_")
 
 

@@ -51,6 +51,14 @@ def memory(paths: Paths, json: Json = False) -> int:
     return _report([outcome.to_dict() for outcome in outcomes], [o.matches for o in outcomes], lines, json)
 
 
+@app.command("host-time")
+def host_time(file: Annotated[Path, typer.Argument(help="What validation.oracles.host_time wrote.")]) -> None:
+    """CPU seconds of the thread that issues a training step, by phase, against what a default profile counts."""
+    from zsim.validation.host_time import section
+
+    print(*section(file), sep="\n")
+
+
 def _report(found: Sequence[dict[str, object]], matches: Sequence[bool], lines: Sequence[str], json: bool) -> int:
     """Print a line per file and `N matched of M`; the exit code."""
     if json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zsim.cluster.spec import Host
 from zsim.cost.profile import CpuCost, HostCost
+from zsim.model.kernels import Calls
 from zsim.program.ops import Collective, Compute, Copy, CpuWork, HostWork, Op
 
 
@@ -12,7 +13,9 @@ def issue_seconds(op: Op, cost: HostCost) -> float:
     work = op.work
     if isinstance(work, Compute):
         launches = sum(kernel.launches for kernel in work.kernels)
-        return launches * (cost.backward_launch if op.phase == "backward" else cost.launch)
+        own = cost.launch if op.phase in ("forward", "recompute") else cost.backward_launch
+        around = sum(count * cost.calls[kind] for kind, count in zip(Calls._fields, work.calls, strict=True) if count)
+        return launches * (own + cost.driver) + around
     if isinstance(work, Collective):
         return cost.collective
     if isinstance(work, Copy):

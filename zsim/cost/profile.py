@@ -9,7 +9,7 @@ published` writes, for what was fitted to published runs, and how far off it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,14 +51,29 @@ class AttentionCost:
 
 @dataclass(frozen=True, slots=True)
 class HostCost:
-    """Seconds the issuing Python thread spends per launch and per hook (`hooks` by HostWork label)."""
+    """Seconds the issuing Python thread spends per operator that launches a kernel (in backward: per kernel), for the
+    CUDA driver in each of them, per call (`calls` by field of `Calls`) and per hook (`hooks` by HostWork label)."""
 
     launch: float
     backward_launch: float
+    driver: float
+    calls: Mapping[str, float]
     collective: float
     copy: float
     default_hook: float
     hooks: Mapping[str, float]
+
+    def scaled(self, pace: float) -> HostCost:
+        """On a host where everything takes `pace` times as long."""
+
+        def times(value: Any) -> Any:
+            return (
+                {kind: pace * seconds for kind, seconds in value.items()}
+                if isinstance(value, Mapping)
+                else pace * value
+            )
+
+        return HostCost(**{item.name: times(getattr(self, item.name)) for item in fields(self)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +231,7 @@ def build(device: str, stack: str, read: Callable[[str], Document | None]) -> Pr
         raise InputError(f"unknown software stack '{stack}'", field="profile", accepted=", ".join(sorted(stacks)))
     content = document(slug(device), read)
     host = _merge(stacks["default"], stacks[stack])
-    renamed = host.pop("attention", {})
+    renamed, pace = host.pop("attention", {}), host.pop("pace")
     attention = {name: AttentionCost(**entry) for name, entry in content["attention"].items()}
     return Profile(
         device=device,
@@ -228,7 +243,7 @@ def build(device: str, stack: str, read: Callable[[str], Document | None]) -> Pr
         launch_gap=content["launch_gap"],
         collective_slowdown=content["collective_slowdown"],
         device_spread=content["device_spread"],
-        host=HostCost(**host),
+        host=HostCost(**host).scaled(pace),
         cpu=CpuCost(**content["cpu"]),
         provenance=content["provenance"],
         evidence=tuple(Evidence(**entry) for entry in content.get("evidence", ())),

@@ -8,7 +8,7 @@ from math import prod
 from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
-from zsim.model.kernels import DTYPE_BYTES, Work
+from zsim.model.kernels import DTYPE_BYTES, Calls, Work
 from zsim.model.spec import Alive, Saved
 
 if TYPE_CHECKING:
@@ -124,11 +124,35 @@ class Node:
     ) -> None:
         self.seq, self.segment, self.label, self.edges = seq, segment, label, edges
         self.backward: Backward | None = backward
-        self.results_of: list[Call] = []
+        self.results_of: list[tuple[Call, tuple[int, int] | None]] = []  # and where in a list among the results
         self.grads: list[Tensor | None] = [None] * outputs
 
 
 NOTHING: Alive = ((), ())
+
+
+class Pass:
+    """Work of a segment one way: kernels in order, and what is counted of the thread that issues them."""
+
+    __slots__ = (
+        "backwards", "blocks", "grads", "kernels", "models", "modules", "nodes", "rebuilds", "saves",
+        "views",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.kernels: list[Work] = []
+        self.models = self.backwards = self.modules = self.views = self.nodes = self.grads = 0
+        self.saves = self.rebuilds = self.blocks = 0
+
+    @property
+    def eager(self) -> Calls:
+        return Calls(
+            self.models, self.backwards, self.modules, self.views, self.nodes, self.grads, self.saves, self.rebuilds,
+        )  # fmt: skip
+
+    def compiled(self, blocks: int) -> Calls:
+        """As part of compiled blocks, of which it enters that many."""
+        return Calls(self.models, self.backwards, grads=self.grads, graphs=blocks)
 
 
 class Segment:
@@ -142,9 +166,7 @@ class Segment:
 
     def __init__(self, order: int, label: str, logits: bool, frame: Frame | None) -> None:
         self.order, self.label, self.logits, self.frame = order, label, logits, frame
-        self.forward: list[Work] = []
-        self.backward: list[Work] = []
-        self.recompute: list[Work] = []
+        self.forward, self.backward, self.recompute = Pass(), Pass(), Pass()
         self.saved: list[Saved] = []
         self.resaved: list[Saved] = []
         self.idle: list[Saved] = []  # of `saved`: kept by selective checkpointing, and needed by no backward
@@ -167,5 +189,6 @@ class Call:
     def __init__(self, module: Any, reached: bool) -> None:
         self.module, self.reached = module, reached  # what it is called with requires a gradient
         self.differentiable = False  # what it returns requires a gradient
-        self.in_backward = False  # and one comes
+        # to which of its results one comes: each of a list by its place, the others as None
+        self.in_backward: set[tuple[int, int] | None] = set()
         self.body: list[Call | Segment] = []

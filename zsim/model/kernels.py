@@ -7,6 +7,7 @@ model of 64 equal blocks holds each descriptor once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 DTYPE_BYTES: dict[str, float] = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8": 1,
@@ -120,6 +121,29 @@ class Exchange:
 
 
 Work = Kernel | Exchange
+
+
+class Calls(NamedTuple):
+    """What the issuing thread goes through besides launching kernels: calls of modules, operators that launch nothing
+    (`views`), nodes of autograd that run (`nodes`), gradients that arrive at parameters (`grads`), and tensors that
+    autograd would save in a region of activation checkpointing, which has it save stand-ins (`saves`), until it saves
+    them in its second run and asks for them (`rebuilds`).
+
+    `models`: whole models of transformers, which make masks and outputs; `backwards`: calls of `loss.backward()`;
+    `graphs`: what torch.compile made of a block, which is entered in place of all these."""
+
+    models: int = 0
+    backwards: int = 0
+    modules: int = 0
+    views: int = 0
+    nodes: int = 0
+    grads: int = 0
+    saves: int = 0
+    rebuilds: int = 0
+    graphs: int = 0
+
+
+NO_CALLS = Calls()
 
 
 def kernels_of(work: tuple[Work, ...]) -> tuple[Kernel, ...]:

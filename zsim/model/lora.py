@@ -1,7 +1,8 @@
-"""Adapters on a frozen model, as peft 0.18 adds them, and base weights in 4 bits, as bitsandbytes 0.48 keeps them.
+"""Adapters on a frozen model, as peft 0.18 adds them, and base weights in few bits, as bitsandbytes keeps them.
 
-An adapter is two ordinary Linear modules beside a frozen one. A 4-bit weight is a parameter of packed storage and a
-kernel that unpacks it into a temporary, once in every forward and once in every backward.
+An adapter is two ordinary Linear modules beside a frozen one. A 4-bit weight (bitsandbytes 0.48) is a parameter of
+packed storage and a kernel that unpacks it into a temporary, once in every forward and once in every backward. An 8-bit
+weight (0.50, LLM.int8()) is multiplied as it is with its input made int8, and unpacked in backward alone.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Lora:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How a checkpoint is fine-tuned: `quantize` None or nf4; `double_quant` of the blocks' maxima."""
+    """How a checkpoint is fine-tuned: `quantize` None, nf4 or int8; `double_quant` of the maxima of nf4's blocks."""
 
     lora: Lora | None = None
     quantize: str | None = None
@@ -72,7 +73,9 @@ def tune(spec: ModelSpec, tuning: Tuning) -> ModelSpec:
 
 
 def quantization_bytes(parameters: tuple[Parameter, ...], tuning: Tuning) -> int:
-    """Bytes of the blocks' maxima, which every rank holds in full: they are no parameters."""
+    """Bytes of the maxima of blocks (4 bits) or rows (8), which every rank holds in full: they are no parameters."""
+    if tuning.quantize == "int8":
+        return sum(4 * p.shape[0] for p in parameters if p.dtype == "int8")
     blocks = sum(ceil(p.numel * p.packed / BLOCK) for p in parameters if p.packed > 1)
     return blocks + 4 * ceil(blocks / NESTED_BLOCK) if tuning.double_quant else 4 * blocks
 
@@ -91,7 +94,8 @@ def attach(model: Module, net: Net, tuning: Tuning) -> None:
                 continue
             names.add(name)
             if tuning.quantize:
-                child = Linear4bit(net, child, tuning.double_quant)
+                eight = tuning.quantize == "int8"
+                child = Linear8bitLt(net, child) if eight else Linear4bit(net, child, tuning.double_quant)
                 setattr(parent, name, child)
             meant = {target for target in targets if f".{parent.path}.{name}".endswith(f".{target}")}  # as peft matches
             if (
@@ -113,13 +117,15 @@ def _parameters(model: Module) -> Iterator[Parameter]:
         if (id(weight), layer) in seen:
             continue
         seen.add((id(weight), layer))
-        shape, packed = weight.shape, 1
+        shape, packed, dtype = weight.shape, 1, None
+        if isinstance(owner, Linear8bitLt) and weight is owner.weight:
+            dtype = "int8"
         if isinstance(owner, Linear4bit) and weight is owner.weight:
             packed = WEIGHTS_PER_ELEMENT
             shape = (ceil(weight.shape[0] * weight.shape[1] / packed), 1)
         yield Parameter(
-            name, shape, owner.class_name or type(owner).__name__, trainable=".lora_" in name, expert=weight.expert,
-            packed=packed,
+            name, shape, owner.class_name or type(owner).__name__, trainable=".lora_" in name, dtype=dtype,
+            expert=weight.expert, packed=packed,
         )  # fmt: skip
 
 
@@ -213,3 +219,63 @@ class Linear4bit(Linear):
             out = F.add(out, cast(Tensor, self.bias))
         out = F.to(out, came)
         return out if len(x.shape) == 2 else F.reshape(out, *x.shape[:-1], n)
+
+
+class Linear8bitLt(Linear):
+    """bitsandbytes 0.50 nn/modules.py; autograd/_functions.py MatMul8bitLt with weights in int8 and a threshold for
+    outliers, as transformers loads them; backends/cuda/ops.py and backends/default/ops.py for what its steps allocate.
+
+    Backward needs no input, but the autograd function holds it as an attribute, which checkpointing does not reach:
+    inputs of a checkpointed block's products stay. Columns with outliers are few (7 of 4,096 in arXiv 2208.07339): the
+    pass over the result that adds their product is counted, and no bytes of theirs.
+    """
+
+    class_name = "Linear8bitLt"
+
+    def __init__(self, net: Net, base: Linear) -> None:
+        Module.__init__(self, net)
+        if net.checkpointing == "selective":
+            raise NotModeled("selective checkpointing of 8-bit products", accepted="none, full")
+        self.weight: Weight = base.weight
+        self.bias = base.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        tape, dtype = x.tape, x.dtype
+        n, k = self.weight.shape
+        flat = x if len(x.shape) == 2 else F.reshape(x, -1, k)
+        m, needs_grad = flat.shape[0], flat.needs_grad
+        held = tape.hold(flat) if needs_grad else None
+        rows = _int8_rows(flat)
+        sums = tape.empty((m, n), "int32")
+        tape.gemm(m, n, k, "int8")
+        half = tape.empty((m, n), "float16")
+        tape.memory(sums.nbytes + 4 * (m + n), half.nbytes, "dequantize")
+        out = half if dtype == "float16" else F.pointwise(half, dtype=dtype)
+        del sums, half
+        out = F.pointwise(out)  # output.addmm(subA, subB)
+        del rows
+
+        def backward(g: Tensor) -> tuple[Tensor]:
+            kept = held  # noqa: F841
+            full = tape.empty((n, k), dtype)
+            tape.memory(n * k, full.nbytes, "dequantize")
+            tape.memory(full.nbytes + 4 * n, full.nbytes, "dequantize")  # times the rows' maxima, in place
+            grad = tape.empty((m, k), dtype)
+            tape.gemm(m, k, n, dtype)
+            return (grad,)
+
+        if needs_grad:
+            tape.link((flat,), backward, out)
+        return out if len(x.shape) == 2 else F.reshape(out, *x.shape[:-1], n)
+
+
+def _int8_rows(x: Tensor) -> tuple[Tensor, ...]:
+    """`int8_vectorwise_quant(x.to(float16), threshold)`: int8, and the maxima of rows."""
+    tape, x = x.tape, x.detach()
+    half = x if x.dtype == "float16" else F.pointwise(x, dtype="float16")
+    outliers = F.pointwise(F.pointwise(half), dtype="bool")
+    tape.memory(2 * outliers.nbytes, x.shape[-1])  # any(); argwhere(any(dim=0))
+    stats = tape.empty((x.shape[0],), "float32")
+    rows = tape.empty(x.shape, "int8")
+    tape.memory(half.nbytes, rows.nbytes + stats.nbytes, "quantize")
+    return rows, stats

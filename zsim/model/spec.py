@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING
 
-from zsim.model.kernels import DTYPE_BYTES, Work
+from zsim.model.kernels import DTYPE_BYTES, NO_CALLS, Calls, Work
 
 if TYPE_CHECKING:
     from zsim.model.lora import Tuning
@@ -79,6 +79,7 @@ class Compute:
     - Any of them may be negative: where selective recomputation has dropped what still counts as saved, and where a
       saved tensor becomes a parameter's gradient as it is (fused loss), which counts twice for a moment.
     - `forward_alive` and the like: the tensors behind the peak, and behind what is alive, oldest first.
+    `*_calls`: what the issuing thread does besides launching the kernels.
     `grads` are the indices of parameters whose gradient this backward produces, in autograd's order.
     """
 
@@ -99,6 +100,9 @@ class Compute:
     forward_alive: Alive = ((), ())
     backward_alive: Alive = ((), ())
     recompute_alive: Alive = ((), ())
+    forward_calls: Calls = NO_CALLS
+    backward_calls: Calls = NO_CALLS
+    recompute_calls: Calls = NO_CALLS
 
     @property
     def saved_bytes(self) -> int:
@@ -127,7 +131,7 @@ class Module:
     checkpointed: bool = False
     expert: bool = False
     differentiable: bool = True  # what it returns requires a gradient
-    in_backward: bool = True  # and one comes
+    in_backward: int = 1  # and one comes: to how many results, of which those outside a list count as one
     reached: bool = True  # what it is called with requires a gradient
 
 

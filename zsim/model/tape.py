@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from zsim.model.graph import Backward, Call, Edge, Node, Param, Segment, Storage, Tensor, row_major
+from zsim.model.graph import Backward, Call, Edge, Node, Param, Pass, Segment, Storage, Tensor, row_major
 from zsim.model.kernels import Gemm, Memory, Work
 from zsim.model.spec import UNKNOWN, Saved
 
@@ -73,7 +73,8 @@ class Tape:
         self._stack: list[Call] = []
         self._seq = 0
         self._current: Segment | None = None
-        self._sink: list[Work] = []
+        self._pass = Pass()
+        self._models = self._blocks = self._entered = 0  # calls of them that the next segment counts
         self._boundary = True
         self._unread = ""  # whether what autograd saves is held, though no backward will ask for it
         self._released = 0  # segments from here on have given their saved tensors back
@@ -87,6 +88,9 @@ class Tape:
 
     def enter(self, module: Any, args: tuple[Any, ...]) -> None:
         call = Call(module, any(isinstance(arg, Tensor) and arg.needs_grad for arg in args))
+        self._entered += 1
+        self._blocks += module.role == "block"
+        self._models += module.role == "root" and module.net.implementation == "hf"
         if self.phase == "forward":
             self._stack[-1].body.append(call)
         self._stack.append(call)
@@ -94,11 +98,14 @@ class Tape:
 
     def leave(self, result: Any) -> None:
         call = self._stack.pop()
-        for item in result if isinstance(result, tuple | list) else (result,):
-            if self.phase == "forward" and isinstance(item, Tensor) and item.node is not None:
-                call.differentiable = True
-                item.node.results_of.append(call)
         self._boundary = True
+        if self.phase != "forward":
+            return
+        for number, item in enumerate(result if isinstance(result, tuple | list) else (result,)):
+            for place, tensor in enumerate(item if isinstance(item, list) else (item,)):
+                if isinstance(tensor, Tensor) and tensor.node is not None:
+                    call.differentiable = True
+                    tensor.node.results_of.append((call, (number, place) if isinstance(item, list) else None))
 
     def part(self) -> None:
         """What follows is a segment of its own.
@@ -126,10 +133,14 @@ class Tape:
         self._switch(segment, segment.forward)
         return segment
 
-    def _switch(self, segment: Segment | None, sink: list[Work]) -> None:
+    def _switch(self, segment: Segment | None, way: Pass) -> None:
         self._measure()
         self._start()
-        self._current, self._sink = segment, sink
+        self._current, self._pass = segment, way
+        way.models += self._models
+        way.blocks += self._blocks
+        way.modules += self._entered
+        self._models = self._blocks = self._entered = 0
 
     def _start(self) -> None:
         self.peak, self.peak_born, self.born_before = self.live, self.born, self.born
@@ -178,17 +189,22 @@ class Tape:
             self.open()
         return Tensor(Storage(self, shape, dtype, counted), shape, strides or row_major(shape), dtype)
 
+    def viewed(self) -> None:
+        """An operator that launches nothing. Those of a backward belong to their node."""
+        if self.phase != "backward":
+            self._pass.views += 1
+
     def kernel(self, kernel: Work) -> None:
         self.open()
-        self._sink.append(kernel)
+        self._pass.kernels.append(kernel)
 
     def memory(self, reads: int, writes: int, label: str = "") -> None:
         self.open()
-        self._sink.append(Memory(label or self.label, reads, writes))
+        self._pass.kernels.append(Memory(label or self.label, reads, writes))
 
     def gemm(self, m: int, n: int, k: int, dtype: str, batch: int = 1, label: str = "gemm") -> None:
         self.open()
-        self._sink.append(Gemm(m, n, k, dtype, batch, label))
+        self._pass.kernels.append(Gemm(m, n, k, dtype, batch, label))
 
     def link(self, inputs: tuple[Tensor, ...], backward: Backward, *outputs: Tensor) -> None:
         """Make `outputs` the result of a node whose backward returns one gradient (or None) per input.
@@ -216,6 +232,10 @@ class Tape:
             held = tuple(tensor.detach() for tensor in tensors) if self._unread == "held" else ()
             return lambda: held
         if self.frame is not None:
+            if self.phase == "recompute":
+                self._pass.rebuilds += len(tensors)
+            else:
+                self._pass.saves += len(tensors)
             return self.frame.pack(segment, tensors)
         self.keep(segment, *tensors)
         kept = tuple(tensor.detach() for tensor in tensors)
@@ -242,6 +262,12 @@ class Tape:
                 segment.saved_bytes += storage.nbytes
                 self.base += storage.nbytes
 
+    def hold(self, tensor: Tensor) -> Tensor:
+        """What an autograd function keeps as an attribute: to its backward, out of checkpointing's reach."""
+        if self.phase == "forward":
+            self.keep(self.open(), tensor)
+        return tensor.detach()
+
     def share(self, *tensors: Tensor) -> None:
         """Keep what every block uses (rotary tables, masks) once, until the backward of the segment that made it."""
         segment = self.open()
@@ -259,7 +285,7 @@ class Tape:
     # -- the engine ----------------------------------------------------------------------------------------
 
     def finish_forward(self) -> None:
-        self._switch(None, [])
+        self._switch(None, Pass())
         self.phase = "backward"
         self._boundary = False
         self._released = len(self.segments)
@@ -281,6 +307,7 @@ class Tape:
 
     def _seed(self, loss: Tensor) -> Tensor:
         self._begin_backward(loss.node.segment)  # type: ignore[union-attr]
+        self._pass.backwards += 1
         return self.empty(loss.shape, loss.dtype)
 
     def _reachable(self, loss: Tensor) -> list[Node]:
@@ -301,7 +328,7 @@ class Tape:
         if segment.frame is not None and not segment.frame.recomputed:
             segment.frame.recompute(self)
         self._start()
-        self._current, self._sink = segment, segment.backward
+        self._current, self._pass = segment, segment.backward
 
     def _skip_to(self, end: int) -> None:
         """Segments that have no node (rotary tables, masks) give back what they keep on the way."""
@@ -319,16 +346,17 @@ class Tape:
         self.phase, self._boundary = "recompute", True
         with suppress(stop):
             run()
-        self._switch(None, [])
+        self._switch(None, Pass())
         self.phase, self._boundary = "backward", False
         self._stack, self.label = stack, label
 
     def _run(self, node: Node) -> None:
+        self._pass.nodes += 1
         backward, node.backward = node.backward, None
         grads, node.grads = node.grads, []
         self.label = node.label
-        for call in node.results_of:
-            call.in_backward = True
+        for call, place in node.results_of:
+            call.in_backward.add(place)
         results = list(backward(*grads))  # type: ignore[misc]
         del grads
         for position, (result, edge) in enumerate(zip(results, node.edges, strict=True)):
@@ -374,6 +402,7 @@ class Tape:
         if param.pending:
             param.grad = grad
         else:
+            self._pass.grads += 1
             self._current.grads.append(param.index)  # type: ignore[union-attr]
             if grad.storage.counted:
                 self._current.handed += grad.storage.nbytes  # type: ignore[union-attr]

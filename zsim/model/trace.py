@@ -159,7 +159,7 @@ class _Tracer:
             layer.checkpointed,
             any(weight.expert for weight in layer.weights.values()),
             call.differentiable,
-            call.in_backward,
+            len(call.in_backward),
             call.reached,
         )
 
@@ -202,7 +202,7 @@ class _Plan(NamedTuple):
     checkpointed: bool
     expert: bool
     differentiable: bool
-    in_backward: bool
+    in_backward: int
     reached: bool
 
     def module(self, path: str, shift: int) -> Module:
@@ -298,7 +298,7 @@ def _exchanges(tape: Tape) -> bool:
     return any(
         isinstance(kernel, Exchange) and kernel.group == SEQUENCE_PARALLEL
         for segment in tape.segments
-        for kernel in segment.forward
+        for kernel in segment.forward.kernels
     )
 
 
@@ -315,11 +315,15 @@ def _number_labels(call: Call, seen: Counter[tuple[int, str]]) -> None:
 
 
 def _compute(segment: Segment, workload: Workload) -> Compute:
-    forward, backward, recompute = (_merged(k) for k in (segment.forward, segment.backward, segment.recompute))
+    ways = segment.forward, segment.backward, segment.recompute
+    forward, backward, recompute = (_merged(way.kernels) for way in ways)
     saved, resaved = tuple(segment.saved), tuple(segment.resaved)
+    calls = [way.eager for way in ways]
     if workload.compile and not segment.logits:
         forward, backward, recompute = fused(forward), fused(backward), fused(recompute)
         saved = tuple(tensor for tensor in saved if not any(tensor is idle for idle in segment.idle))  # dead code
+        entered = segment.forward.blocks  # and left again in backward, with its recomputation
+        calls = [way.compiled(blocks) for way, blocks in zip(ways, (entered, entered, 0), strict=True)]
         saved, resaved = (
             kept(segment.label, tensors, workload.weights or workload.dtype) for tensors in (saved, resaved)
         )
@@ -341,6 +345,7 @@ def _compute(segment: Segment, workload: Workload) -> Compute:
         segment.forward_alive,
         segment.backward_alive,
         segment.recompute_alive,
+        *calls,
     )
 
 
@@ -351,6 +356,7 @@ def _shifted(c: Compute, shift: int) -> Compute:
         c.label, c.forward, c.backward, c.recompute, c.saved, c.resaved, grads, c.forward_peak, c.forward_live,
         c.backward_peak, c.backward_live, c.recompute_peak, c.recompute_live, c.category, c.forward_alive,
         c.backward_alive, c.recompute_alive,
+        c.forward_calls, c.backward_calls, c.recompute_calls,
     )  # fmt: skip
 
 

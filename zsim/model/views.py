@@ -9,6 +9,7 @@ from zsim.model.graph import Tensor, row_major
 
 
 def view_of(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    x.tape.viewed()
     return Tensor(x.storage, shape, strides, x.dtype)
 
 

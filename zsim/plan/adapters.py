@@ -40,3 +40,7 @@ def quantized(recipe: Recipe, key: str, double_key: str | None = None) -> None:
     recipe.set("quantize.type", "nf4", key)
     if double_key is not None and recipe.get(double_key) is not None:
         recipe.set("quantize.double_quant", recipe.flag(double_key), double_key)
+
+
+def in_8_bits(recipe: Recipe, key: str) -> None:
+    recipe.set("quantize.type", "int8", key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zsim.errors import NotModeled
-from zsim.plan.adapters import lora, quantized, refuse_variants
+from zsim.plan.adapters import in_8_bits, lora, quantized, refuse_variants
 from zsim.plan.document import Document, subsection
 from zsim.plan.fsdp_args import read_fsdp
 from zsim.plan.reading import NOT_SHARDED, Reading
@@ -21,7 +21,6 @@ _HARMLESS = (
 )  # fmt: skip
 _LORA = {"r": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules"}
 _REFUSED = {
-    "load_in_8bit": "8-bit weights",
     "rl": "preference tuning, which runs more than one model",
     "tensor_parallel_size": "tensor parallelism",
     "expert_parallel_size": "expert parallelism",
@@ -109,6 +108,7 @@ def _adapters(recipe: Recipe) -> None:
         raise recipe.document.error(("adapter",), f"adapter {adapter}", "lora, qlora", kind=NotModeled)
     if not adapter:
         recipe.refuse("load_in_4bit", (False,), "4-bit weights without adapters")
+        recipe.refuse("load_in_8bit", (False, ""), "8-bit weights without adapters")
         for name in _LORA.values():
             recipe.get(name)
         return
@@ -118,8 +118,11 @@ def _adapters(recipe: Recipe) -> None:
     lora(recipe, _LORA, {"r": 8, "alpha": 16} | ({"targets": "all-linear"} if linear else {}))
     refuse_variants(recipe, ("peft_use_dora", "lora_modules_to_save", "relora_steps"))
     recipe.get("peft_use_rslora")  # another scale
+    in_8bit = recipe.flag("load_in_8bit")
     if in_4bit or adapter == "qlora":
         quantized(recipe, "load_in_4bit")
+    elif in_8bit:
+        in_8_bits(recipe, "load_in_8bit")
 
 
 def _accumulation(recipe: Recipe) -> None:

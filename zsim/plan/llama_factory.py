@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zsim.errors import NotModeled
-from zsim.plan.adapters import lora, quantized, refuse_variants
+from zsim.plan.adapters import in_8_bits, lora, quantized, refuse_variants
 from zsim.plan.document import Document
 from zsim.plan.reading import Reading
 from zsim.plan.recipe import ULYSSES, Recipe
@@ -100,8 +100,11 @@ def _lora(recipe: Recipe) -> None:
     lora(recipe, names, {"r": 8, "targets": "all"})
     refuse_variants(recipe, ("use_dora", "pissa_init", "additional_target"))
     bits = recipe.get("quantization_bit")
-    if bits not in (None, 4):
-        raise recipe.document.error(("quantization_bit",), f"{bits}-bit weights", "4", kind=NotModeled)
+    if bits not in (None, 4, 8):
+        raise recipe.document.error(("quantization_bit",), f"{bits}-bit weights", "4, 8", kind=NotModeled)
+    if bits == 8:
+        in_8_bits(recipe, "quantization_bit")
+        recipe.refuse("quantization_method", ("bnb", "bitsandbytes"), "quantization by another library")
     if bits == 4:
         quantized(recipe, "quantization_bit", "double_quantization")
         recipe.refuse("quantization_method", ("bnb", "bitsandbytes"), "quantization by another library")

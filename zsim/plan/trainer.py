@@ -53,11 +53,11 @@ def read_trainer(document: Document, ranks: int | None = None, kind: str = "Hugg
     model_length(recipe, ("max_length", "max_seq_length", "max_seq_len", "block_size", "model_max_length"))
     attention(recipe, "attn_implementation")
     checkpointing(recipe, default=False)
-    recipe.refuse("load_in_8bit", (False,), "8-bit weights")
     if recipe.flag("use_peft"):
         _peft(recipe)
     else:
         recipe.refuse("load_in_4bit", (False,), "4-bit weights without adapters")
+        recipe.refuse("load_in_8bit", (False,), "8-bit weights without adapters")
     for name in ("sequence_parallel_size", "context_parallel_size", "tensor_parallel_size", "pipeline_parallel_size"):
         recipe.refuse(name, (1,), f"{name}, as the script's own code has it", ULYSSES)
     recipe.refuse("parallelism_config", (), "an object of Python, which no file holds", "an accelerate configuration")
@@ -88,7 +88,7 @@ def _llava(recipe: Recipe) -> None:
 
 def _peft(recipe: Recipe) -> None:
     """trl's ModelConfig: rank 16, alpha 32, dropout 0.05."""
-    from zsim.plan.adapters import lora, quantized, refuse_variants
+    from zsim.plan.adapters import in_8_bits, lora, quantized, refuse_variants
 
     names = {"r": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules"}
     lora(recipe, names, {"r": 16, "alpha": 32, "dropout": 0.05})
@@ -96,6 +96,8 @@ def _peft(recipe: Recipe) -> None:
     recipe.get("use_rslora")
     if recipe.flag("load_in_4bit"):
         quantized(recipe, "load_in_4bit", "use_bnb_nested_quant")
+    if recipe.flag("load_in_8bit"):
+        in_8_bits(recipe, "load_in_8bit")
 
 
 def training(recipe: Recipe) -> None:

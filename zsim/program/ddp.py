@@ -146,6 +146,8 @@ class Ddp(Hooks[DdpPlan]):
 
     def _before_forward(self) -> None:
         """_pre_forward"""
+        if not self.alone:
+            self.builder.host_work("ddp forward", "forward", micro=self.micro)
         if self.ready_order and not self.rebuilt:
             self._rebuild_buckets()
         for buffer in self.buffers if self.broadcast_buffers else ():
@@ -170,9 +172,10 @@ class Ddp(Hooks[DdpPlan]):
         return wide and self._in_products(param) and parameter.module_class != "Embedding"
 
     def _in_products(self, param: int) -> bool:
-        """Of matrix products that autocast casts for: that of grouped experts is none (pytorch/pytorch#174763)."""
+        """Of matrix products that autocast casts for: that of grouped experts is none (pytorch/pytorch#174763), nor is
+        bitsandbytes' in int8."""
         parameter = self.model.parameters[param]
-        return len(parameter.shape) > 1 and not parameter.expert
+        return len(parameter.shape) > 1 and not parameter.expert and parameter.dtype != "int8"
 
     def _low_bytes(self, param: int) -> int:
         return self.numels[param] * int(DTYPE_BYTES[self.plan.autocast or self.plan.dtype])
@@ -181,7 +184,7 @@ class Ddp(Hooks[DdpPlan]):
         if not self.plan.autocast or module.role == "embedding":
             return
         for param in module.params:
-            wide = self.dtypes[param] != self.plan.autocast  # what is kept in 16 bits needs no cast
+            wide = self.dtypes[param] not in (self.plan.autocast, "int8")  # in 16 bits, or not cast by its own product
             if wide and self._in_products(param) and param not in self.cast:
                 self.builder.alloc(f"cast:{param}", "activations", self._low_bytes(param))
                 self._kernel("cast weight", self.sizes[param], self._low_bytes(param), phase=phase)
@@ -236,6 +239,7 @@ class Ddp(Hooks[DdpPlan]):
         self.grads.setdefault(param, "own")
         if not self.sync:
             return
+        self.builder.host_work("ddp gradient hook", "backward")
         delay = self.plan.static_graph and self.iterations == 1
         if not (self.rebuilt or delay or (self.plan.find_unused_parameters and not self.plan.static_graph)):
             self.ready_order.append(param)

@@ -256,6 +256,13 @@ def broadcast_model(builder: Builder, parameters: Iterable[Parameter], plan: Dee
         )  # fmt: skip
 
 
+def charge_step(builder: Builder, model: ModelSpec, plan: DeepSpeedPlan) -> None:
+    """Python of the engine's step: over its groups, and over each trained parameter."""
+    stage = "zero3" if plan.stage == 3 else "zero12"
+    builder.host_work(f"{stage} step", "optimizer")
+    builder.host_work(f"{stage} step parameter", "optimizer", len(trainable(model)))
+
+
 def collective(
     builder: Builder,
     lane: str,

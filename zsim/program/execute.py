@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from zsim.model import spec
-from zsim.model.kernels import Exchange, Kernel, Work
+from zsim.model.kernels import Calls, Exchange, Kernel, Work
 from zsim.plan.spec import Plan
 from zsim.program.activations import OffloadedInputs, StreamedTensors
 from zsim.program.builder import Builder
@@ -51,7 +51,7 @@ class Execution:
         self._layer: int | None = None
         self._dropped: spec.Module | None = None  # checkpointed, in backward, not yet recomputed
         self._known_sizes: dict[int, tuple[int, ...]] = {}  # equal blocks share their tuples of tensors
-        self._known_parts: dict[int, Parts] = {}
+        self._known_parts: dict[tuple[int, Calls], Parts] = {}
         offload = hooks.plan.offload_activations
         self._offloaded = OffloadedInputs(builder, micro) if offload == "blocking" else None
         self._streamed = StreamedTensors(builder, micro) if offload == "stream" else None
@@ -135,10 +135,10 @@ class Execution:
             self.builder.alloc(key, compute.category, sum(tensors), tensors=tensors)
         if again:
             peak, live, alive = compute.recompute_peak, compute.recompute_live, compute.recompute_alive
-            self._launch(module, compute, phase, compute.recompute, peak, live, alive)
+            self._launch(module, compute, phase, compute.recompute, compute.recompute_calls, peak, live, alive)
         else:
             peak, live, alive = compute.forward_peak, compute.forward_live, compute.forward_alive
-            self._launch(module, compute, phase, compute.forward, peak, live, alive)
+            self._launch(module, compute, phase, compute.forward, compute.forward_calls, peak, live, alive)
             if self._streamed and tensors and module.role != "head":
                 self._streamed.pack(key, compute.category, tensors)
 
@@ -148,14 +148,16 @@ class Execution:
         compute: spec.Compute,
         phase: str,
         work: tuple[Work, ...],
+        calls: Calls,
         peak: int,
         live: int,
         alive: spec.Alive,
     ) -> None:
         """Kernels as one op, or between collectives as one each; their temporaries count until the last."""
-        parts = self._known_parts.get(id(work))
+        key = id(work), calls
+        parts = self._known_parts.get(key)
         if parts is None:
-            parts = self._known_parts[id(work)] = _parts(work)
+            parts = self._known_parts[key] = _parts(work, calls)
         for number, (part, awaited) in enumerate(parts, 1):
             if isinstance(part, Collective):
                 event = self.builder.launch(
@@ -187,7 +189,7 @@ class Execution:
         if compute.grads:
             self.hooks.alloc_grads(compute.grads)
         peak, live, alive = compute.backward_peak, compute.backward_live, compute.backward_alive
-        self._launch(module, compute, "backward", compute.backward, peak, live, alive)
+        self._launch(module, compute, "backward", compute.backward, compute.backward_calls, peak, live, alive)
         for again, saved in ((True, compute.resaved), (False, compute.saved)):
             if self._sizes(saved):
                 self.builder.free(self._key(module, compute, again))
@@ -212,9 +214,9 @@ class Execution:
         return f"{'re' if again else ''}saved:{self.micro}:{module.name}.{compute.label}"
 
 
-def _parts(work: tuple[Work, ...]) -> Parts:
+def _parts(work: tuple[Work, ...], calls: Calls) -> Parts:
     """Runs of kernels, cut by the collectives among them; one run, though empty, where there are none. Of each whether
-    the host waits for it."""
+    the host waits for it. The calls are those of the last one."""
     parts: list[tuple[Compute | Collective, bool]] = []
     kernels: list[Kernel] = []
     for item in work:
@@ -227,8 +229,8 @@ def _parts(work: tuple[Work, ...]) -> Parts:
         call = Collective(item.kind, item.dtype, item.in_numel, item.out_numel, item.group)
         parts.append((call, item.awaited))
     if not parts:
-        return ((Compute(work), False),)  # type: ignore[arg-type]
-    return (*parts, (Compute(tuple(kernels)), False))
+        return ((Compute(work, calls), False),)  # type: ignore[arg-type]
+    return (*parts, (Compute(tuple(kernels), calls), False))
 
 
 def _saves(module: spec.Module, compute: spec.Compute) -> bool:

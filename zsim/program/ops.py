@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from zsim.model.kernels import DTYPE_BYTES, Kernel
+from zsim.model.kernels import DTYPE_BYTES, NO_CALLS, Calls, Kernel
 from zsim.model.spec import Unsaved
 
 # Lanes of a rank. The host issues; each other lane runs its ops in order (a CUDA stream, the copy engines,
@@ -30,9 +30,10 @@ PHASES = ("init", "forward", "recompute", "backward", "optimizer")
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Kernels run back to back on the compute lane."""
+    """Kernels run back to back on the compute lane, and what the host does on the way to them."""
 
     kernels: tuple[Kernel, ...]
+    calls: Calls = NO_CALLS
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,6 +192,8 @@ def update(
             Memory("optimizer", p.reads * size * total, p.writes * size * total, len(numels)) for p in rule.passes
         )
         temporary, each = _loop_temporaries(rule, numels, size), [size * max(numels)]
+    builder.host_work("optimizer step", "optimizer")
+    builder.host_work("optimizer tensor", "optimizer", len(numels))
     builder.launch(
         COMPUTE,
         optimizer.name,
@@ -226,6 +228,7 @@ def grad_norm(builder: Builder, numels: Sequence[int], dtype: str, device: str =
     if device == "host":
         _on_cpu(builder, "grad norm", sum(numels), DTYPE_BYTES[dtype])
     elif numels:
+        builder.host_work("clip tensor", "optimizer", len(numels))
         kernel = foreach("grad_norm", numels, DTYPE_BYTES[dtype], 0, 1)
         builder.launch(COMPUTE, "grad norm", "optimizer", Compute((kernel,)))
 

@@ -39,7 +39,7 @@ def with_startup(program: Program, model: ModelSpec, plan: AnyPlan) -> Program:
         first = next((at + 1 for at, instruction in enumerate(init) if _on_host(instruction)), 0)
     quantized = quantization_bytes(model.parameters, model.tuning) if model.tuning else 0
     if quantized and isinstance(plan, DeepSpeedPlan):  # FSDP and DDP count all buffers
-        start.append(Alloc("scales of 4-bit weights", "parameters", quantized))
+        start.append(Alloc("scales of quantized weights", "parameters", quantized))
     return replace(program, init=(*start, *init[:first], freed, *init[first:]))
 
 

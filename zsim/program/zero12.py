@@ -16,6 +16,7 @@ from zsim.program.deepspeed import (
     Gradients,
     accum_dtype,
     broadcast_model,
+    charge_step,
     check,
     check_experts,
     collective,
@@ -96,6 +97,7 @@ class Zero12(Hooks[DeepSpeedPlan]):
             execution.backward(tree)
             if plan.stage == 2 or self.boundary:
                 self._end_backward()
+        charge_step(self.builder, self.model, self.plan)
         self.owner.step(first)
         for group in self.partitions.groups:
             if group.world > 1:  # all_gather_into_tensor_dp_groups: allgather_bucket_size has no say

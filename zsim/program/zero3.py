@@ -14,6 +14,7 @@ from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
 from zsim.program.deepspeed import (
     broadcast_model,
+    charge_step,
     check,
     check_experts,
     collective,
@@ -94,7 +95,8 @@ class Zero3(Hooks[DeepSpeedPlan]):
             inner.name for module in modules_in_order(tree) if module.checkpointed for inner in modules_in_order(module)
         }
         self.biases = frozenset(self.bias_of.values())
-        self.micro = 0
+        self.micro, self.recording = 0, False
+        self.read_by_others = {param for params in self._external().values() for param in params}
         self.hook_calls = 0
 
     def process_groups(self) -> dict[str, tuple[tuple[int, ...], ...]]:
@@ -162,8 +164,10 @@ class Zero3(Hooks[DeepSpeedPlan]):
             self.micro = self.parameters.micro = self.gradients.micro = micro
             self.gradients.last_micro = micro == self.plan.grad_accum - 1
             execution = Execution(self.builder, self, micro)
+            self.recording = first and not micro
             execution.forward(self.tree)
-            if first and not micro:
+            if self.recording:
+                self.recording = False
                 self.coordinator.register(self._external())
             self._charge_hooks("forward")
             execution.backward(self.tree)
@@ -172,6 +176,7 @@ class Zero3(Hooks[DeepSpeedPlan]):
             leftovers = self.coordinator.release_leftovers(keep=before(self.plan, 0, 19, 3))
             self.parameters.free(leftovers)
         self.parameters.free(self.coordinator.partition_all())
+        charge_step(self.builder, self.model, self.plan)
         self.gradients.owner.step(first)
         self.parameters.gather_persistent(self.coordinator.gather_persistent())
         self.parameters.drop_secondary()
@@ -199,7 +204,11 @@ class Zero3(Hooks[DeepSpeedPlan]):
         embedding: they are not there unless they are persistent.
         """
         return {
-            module.name: tuple(param for param in item.params if param not in self.coordinator.persistent)
+            module.name: tuple(
+                param
+                for param in item.params
+                if param not in self.coordinator.persistent and self.model.parameters[param].name.endswith(".weight")
+            )
             for module in modules_in_order(self.tree)
             if module.name in self.hooked
             for item in module.body
@@ -224,7 +233,8 @@ class Zero3(Hooks[DeepSpeedPlan]):
 
     def pre_backward(self, module: Module) -> None:
         if module.name in self.in_backward:
-            self._fetch(module.name, "backward")
+            for _ in range(module.in_backward):
+                self._fetch(module.name, "backward")
 
     def post_backward(self, module: Module) -> None:
         """The hook sits on the module's inputs: where none requires a gradient (token ids), it never fires."""
@@ -258,7 +268,13 @@ class Zero3(Hooks[DeepSpeedPlan]):
             self._charge_hooks(phase, module)
             self.builder.host_work("zero3 gather", phase, len(fetch.needed) + len(fetch.prefetched), module=module)
         if fetch.needed:
-            self.parameters.gather(fetch.needed, module, phase)
+            # what the code around it read before this module was called has come by itself
+            read = tuple(p for p in fetch.needed if p in self.read_by_others) if self.recording else ()
+            if 0 < len(read) < len(fetch.needed):
+                self.parameters.gather(read, module, phase)
+                self.parameters.gather(tuple(p for p in fetch.needed if p not in read), module, phase)
+            else:
+                self.parameters.gather(fetch.needed, module, phase)
         own = self.coordinator.params[module]
         if own:
             self.parameters.wait(own, module, phase)
@@ -270,7 +286,8 @@ class Zero3(Hooks[DeepSpeedPlan]):
     def _charge_hooks(self, phase: str, module: str = "") -> None:
         """One entry for the Python of the hooks since the last one."""
         if self.hook_calls:
-            self.builder.host_work("zero3 hook", phase, self.hook_calls, module=module, micro=self.micro)
+            label = "zero3 backward hook" if phase == "backward" else "zero3 hook"
+            self.builder.host_work(label, phase, self.hook_calls, module=module, micro=self.micro)
             self.hook_calls = 0
 
     def _reset_step(self) -> None:

@@ -159,11 +159,11 @@ class LoraField(Section):
 
 
 class QuantizeField(Section):
-    """bitsandbytes: frozen Linear weights in 4 bits (QLoRA)."""
+    """bitsandbytes: frozen Linear weights in 4 bits (QLoRA) or 8 (LLM.int8())."""
 
     shorthand = "type"
-    type: Literal["nf4", "fp4"]
-    double_quant: bool = True
+    type: Literal["nf4", "fp4", "int8"]
+    double_quant: bool = Field(True, description="of 4-bit weights")
 
 
 class OffloadOptimizerField(Section):

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from zsim.cluster.spec import Cluster
-from zsim.errors import InputError
+from zsim.errors import InputError, NotModeled
 from zsim.model.architecture import Architecture
 from zsim.model.spec import Images, ModelSpec, Module, Workload, every_nth
 from zsim.plan.batch import triangle
 from zsim.plan.document import siblings
-from zsim.plan.spec import TORCH_DTYPE, Allocator, AnyPlan, DeepSpeedPlan
+from zsim.plan.spec import TORCH_DTYPE, Allocator, AnyPlan, DdpPlan, DeepSpeedPlan
 from zsim.program.lower import under
 from zsim.scenario.fields import FEW, MICRO_STEPS
 from zsim.scenario.plans import build_plan
@@ -76,6 +76,7 @@ def resolve(scenario: Scenario) -> Setup:
         raise scenario.error((error.field or FIELD,), error.message, error.accepted, kind=type(error)) from None
     plan, plan_notes, not_modeled = build_plan(scenario, model, cluster.world_size, grad_accum, cluster.gpus_per_node)
     _check_memory(scenario, cluster, plan)
+    _check_whole(scenario, plan)
     plan_notes += shared_notes(model, plan, workload)
     try:
         workload = under(plan, workload)
@@ -112,6 +113,15 @@ def _images(scenario: Scenario, model: ModelSpec) -> tuple[Images | None, list[s
     from zsim.scenario.images import WAITS, images_of
 
     return *images_of(scenario, model), [WAITS]
+
+
+def _check_whole(scenario: Scenario, plan: AnyPlan) -> None:
+    """Whether every rank has the 8-bit weights that it multiplies with whole, as bitsandbytes does."""
+    quantize = scenario.fields.quantize
+    whole = isinstance(plan, DdpPlan) or (isinstance(plan, DeepSpeedPlan) and plan.stage < 3)
+    if quantize and quantize.type == "int8" and not whole:
+        accepted = "nf4, or framework: ddp, or zero.stage up to 2"
+        raise scenario.error(("quantize",), "8-bit weights in shards", accepted, kind=NotModeled)
 
 
 def _attention(workload: Workload, cluster: Cluster) -> tuple[str, ...]:
@@ -227,7 +237,7 @@ def _tune(scenario: Scenario, model: ModelSpec) -> ModelSpec:
     if lora:
         targets = (ALL_LINEAR,) if lora.targets == ALL_LINEAR else tuple(lora.targets)
         adapters = Lora(lora.r, targets, lora.alpha, lora.dropout, tuple(lora.exclude))
-    if quantize and fields.precision == "fp32":
+    if quantize and quantize.type != "int8" and fields.precision == "fp32":
         raise scenario.error(("quantize",), "4-bit weights are stored in 16-bit elements", "precision: bf16 or fp16")
     try:
         model = tune(
@@ -238,7 +248,7 @@ def _tune(scenario: Scenario, model: ModelSpec) -> ModelSpec:
         raise scenario.error(path, error.message, error.accepted, kind=type(error)) from None
     if fields.framework.name == "ddp":  # loaded in the compute dtype; peft keeps the adapters in float32
         low = TORCH_DTYPE[fields.precision]
-        parameters = tuple(p if p.trainable else dataclasses.replace(p, dtype=low) for p in model.parameters)
+        parameters = tuple(p if p.trainable else dataclasses.replace(p, dtype=p.dtype or low) for p in model.parameters)
         model = dataclasses.replace(model, parameters=parameters, _cache={})
     return model
 

@@ -39,7 +39,7 @@ class Ablation:
         return None if document is None else _over(document, self.changes.get(name, {}))
 
 
-_NO_HOST = {"launch": 0.0, "backward_launch": 0.0, "collective": 0.0, "copy": 0.0, "default_hook": 0.0, "hooks": {}}
+_NO_HOST = {"pace": 0.0}
 _NO_TILES = {kernel: {"causal_tile": 0, "depth": 0} for kernel in ("flash", "flash1", "triton")}
 ABLATIONS = (
     Ablation("nothing left out", {}),

@@ -22,9 +22,12 @@ from zsim.validation.fit_points import Points, gather
 # What a profile holds and a capture can determine, in the order of reports.
 CONSTANTS = (
     "gemm.efficiency", "gemm.depth", "attention.flash.forward", "attention.flash.backward", "memory_efficiency.default",
-    "memory_efficiency.optimizer", "launch_gap", "collective_slowdown", "host.launch", "copies",
+    "memory_efficiency.optimizer", "launch_gap", "collective_slowdown", "host.pace", "copies",
     "cpu.dram_efficiency", "cpu.thread_bandwidth",
 )  # fmt: skip
+# Seconds of one operator after the other without autograd on the host whose times profiles/stacks.yaml has: 1.1e-6 on
+# its CPU, and the driver.
+BARE_OPERATOR = 3.3e-6
 _SCATTER = 0.25  # rms error beyond which products follow no common law: mixed libraries, sparsity, other precisions
 _ALL = 0.95  # and above: all, as gloo's threads take of the one core of their rank
 _MOST = 1.5  # times the catalog's peak: a clock above nominal is possible, more is a wrong device or dtype
@@ -216,8 +219,11 @@ def _memory(points: Points, found: Calibration) -> None:
         found.determined["memory_efficiency.default"] = line.slope.inverse(1 / found.device.memory_bandwidth)
         found.notes.append(f"memory-bound kernels: rms error {line.error:.0%}")
     if points.launch:
-        on_cpu = found.device.vendor == "CPU"
-        found.determined["launch_gap" if on_cpu else "host.launch"] = fit.mean(points.launch)
+        if found.device.vendor == "CPU":
+            found.determined["launch_gap"] = fit.mean(points.launch)
+            found.plain["host.driver"] = 0
+        else:
+            found.determined["host.pace"] = fit.mean([seconds / BARE_OPERATOR for seconds in points.launch])
 
 
 def _optimizer(points: Points, found: Calibration) -> None:

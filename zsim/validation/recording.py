@@ -135,7 +135,7 @@ def _shared(config: Mapping[str, Any], world: int) -> dict[str, Any]:
         "world_size": world,
         "grad_accum": config.get("ga", 1),
         "grad_clip": 1.0 if config.get("clip", True) else None,
-        "optimizer": Optimizer(config.get("optimizer", "adamw"), impl="loop"),
+        "optimizer": Optimizer(config.get("optimizer", "adamw"), impl=config.get("impl", "loop")),
     }
 
 
@@ -199,7 +199,7 @@ def _fsdp2(config: Mapping[str, Any], world: int) -> Fsdp2Plan:
 _FSDP1 = {
     "strategy": "sharding_strategy", "backward_prefetch": "backward_prefetch", "forward_prefetch": "forward_prefetch",
     "reduce_dtype": "reduce_dtype", "mesh": "mesh", "no_sync": "no_sync", "use_orig_params": "use_orig_params",
-    "offload": "cpu_offload", "adapter_units": "adapter_units",
+    "offload": "cpu_offload", "adapter_units": "adapter_units", "param_dtype": "param_dtype",
 }  # fmt: skip
 
 
@@ -309,7 +309,7 @@ def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
         config = dict.fromkeys(("resid_pdrop", "attn_pdrop", "embd_pdrop"), 0.0) | config
     model = from_config(config, header["name"])
     if lora := header["config"].get("lora"):
-        model = tune(model, Tuning(Lora(lora["r"], tuple(lora["targets"]))))
+        model = tune(model, Tuning(Lora(lora["r"], tuple(lora["targets"]), dropout=lora.get("dropout", 0.0))))
     recorded = [(parameter["name"], tuple(parameter["shape"])) for parameter in header["params"]]
     ours = [(parameter.name, parameter.shape) for parameter in model.parameters]
     if ours != recorded:
@@ -329,6 +329,7 @@ def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
         dtype=header["config"].get("autocast", dtype),
         attention=header["config"].get("attention", "sdpa"),
         checkpointing="full" if header["config"].get("ckpt") else "none",
+        compile=bool(header["config"].get("compile")),
         sequence_parallel_size=header["config"].get("sequence_parallel", 1),
         images=Images(**header["images"]) if "images" in header else None,
     )

@@ -23,6 +23,7 @@ def markdown(evidence: Path) -> Iterator[str]:
         ("Sequences of collectives", _sequences(evidence / "oracles" / "sequences")),
         ("Memory", _memory(evidence / "oracles")),
         ("", _collectives(evidence / "measured" / "collectives.csv")),
+        ("Host time", _host_time(evidence / "measured" / "host_time.jsonl")),
         ("Published runs", _published(evidence / "published")),
         ("Runs never seen before", _holdout(evidence / "published" / "holdout")),
         ("Runs never seen before, second round", _holdout(evidence / "published" / "second_holdout")),
@@ -79,6 +80,12 @@ def _collectives(path: Path) -> Iterator[str]:
     from zsim.validation.collectives_report import report, to_markdown
 
     yield to_markdown(report(path))
+
+
+def _host_time(path: Path) -> Iterator[str]:
+    from zsim.validation.host_time import section
+
+    yield from section(path)
 
 
 def _published(folder: Path) -> Iterator[str]:
