@@ -30,10 +30,11 @@ def lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, ste
     return replace(program, not_modeled=(*program.not_modeled, GRAD_SCALER)) if _scales(plan) else program
 
 
-def under(plan: AnyPlan, workload: Workload) -> Workload:
+def under(plan: AnyPlan, workload: Workload, model: ModelSpec | None = None) -> Workload:
     """The workload as the plan runs it: under torch.autocast over weights of the plan's dtype, where it has that, with
     adapters in the dtype of their shards, or on views of flat parameters; SDPA as its release of torch has it
-    (FlashAttention first until 2.10: sdp_utils.cpp; a vision tower calls it once per image or window all the same)."""
+    (FlashAttention first until 2.10: sdp_utils.cpp; a vision tower calls it once per image or window all the same), but
+    for the latent attention of a `model`, whose two widths of heads FlashAttention never takes."""
     autocast = plan.autocast if isinstance(plan, DdpPlan) else isinstance(plan, DeepSpeedPlan) and plan.torch_autocast
     weights = plan.dtype if isinstance(plan, DdpPlan | DeepSpeedPlan) and autocast else None
     apart = isinstance(plan, Fsdp1Plan | Fsdp2Plan) and plan.adapter_units and plan.storage_dtype != plan.param_dtype
@@ -44,7 +45,8 @@ def under(plan: AnyPlan, workload: Workload) -> Workload:
     if (workload.weights, workload.adapters, workload.flat_units) != (weights, adapters, flat):
         workload = replace(workload, weights=weights, adapters=adapters, flat_units=flat)
     of_torch = not isinstance(plan, DeepSpeedPlan) and workload.images is None
-    if of_torch and workload.attention == "sdpa" and parse_version(plan.version) < (2, 11):
+    two_widths = model is not None and getattr(model.arch, "latent", None) is not None
+    if of_torch and not two_widths and workload.attention == "sdpa" and parse_version(plan.version) < (2, 11):
         workload = replace(workload, attention="flash")
     return workload
 

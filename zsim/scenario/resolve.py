@@ -78,7 +78,7 @@ def resolve(scenario: Scenario) -> Setup:
     _check_memory(scenario, cluster, plan)
     _check_whole(scenario, plan)
     plan_notes += shared_notes(model, plan, workload)
-    workload = under(plan, workload)
+    workload = under(plan, workload, model)
     model, plan, shared_experts = _with_experts_shared(scenario, model, plan)
     plan_notes += shared_experts
     return Setup(
