@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.errors import InputError, NotModeled
+from zsim.model.huggingface import from_config
+from zsim.model.spec import Workload
 from zsim.plan.batch import triangle
 from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
 from zsim.program.lower import under
@@ -208,6 +210,15 @@ def test_the_model_runs_under_autocast_where_the_plan_has_it(write, framework: s
     assert setup.workload.weights == weights
     other = dataclasses.replace(setup.plan, autocast="float16") if framework == "ddp" else Fsdp2Plan(world_size=8)
     assert under(other, setup.workload).weights == (setup.plan.dtype if framework == "ddp" else None)
+
+
+def test_sdpa_is_flash_attention_first_in_older_torch_where_that_takes_the_heads() -> None:
+    plan, workload = Fsdp2Plan(world_size=8, version="2.6.0"), Workload(1, 64, attention="sdpa")
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    llama = from_config({"model_type": "llama", "vocab_size": 96, **sizes}, "llama")
+    deepseek = from_config({"model_type": "deepseek_v3", "vocab_size": 96, **sizes}, "deepseek")
+    assert under(plan, workload, llama).attention == "flash"
+    assert under(plan, workload, deepseek).attention == "sdpa"
 
 
 def test_fsdp_plans(write) -> None:

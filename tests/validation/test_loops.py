@@ -71,6 +71,11 @@ def test_vectorlm_accumulates_without_sync() -> None:
         "bfloat16", "bfloat16", True, True,
     )  # fmt: skip
     assert plan.optimizer.impl == "foreach"
+    assert not plan.adapter_units
+    words = "pure bf16; LoRA r=8 on q_proj, v_proj"
+    adapted = of(framework="vectorlm (HF, PyTorch FSDP1)", attention_impl="flash-attn 2", precision=words).plan
+    assert isinstance(adapted, Fsdp1Plan)
+    assert adapted.adapter_units
 
 
 def test_litgpt_has_its_own_modules() -> None:

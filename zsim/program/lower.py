@@ -30,10 +30,11 @@ def lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, ste
     return replace(program, not_modeled=(*program.not_modeled, GRAD_SCALER)) if _scales(plan) else program
 
 
-def under(plan: AnyPlan, workload: Workload) -> Workload:
+def under(plan: AnyPlan, workload: Workload, model: ModelSpec | None = None) -> Workload:
     """The workload as the plan runs it: under torch.autocast over weights of the plan's dtype, where it has that, with
     adapters in the dtype of their shards, or on views of flat parameters; SDPA as its release of torch has it
-    (FlashAttention first until 2.10: sdp_utils.cpp; a vision tower calls it once per image or window all the same).
+    (FlashAttention first until 2.10: sdp_utils.cpp; a vision tower calls it once per image or window all the same), but
+    for the latent attention of a `model`, whose two widths of heads FlashAttention never takes.
 
     Of xformers' SwiGLU (0.0.22 to 0.0.25, ops/swiglu_op.py `SwiGLUOpDispatch`), in bfloat16, only the kernel for packed
     weights is taken; without it torch's own ones run. The weights of gate and up are packed where they lie in one
@@ -55,7 +56,8 @@ def under(plan: AnyPlan, workload: Workload) -> Workload:
             raise NotModeled(why, field="kernels", accepted="torch, liger; flash-attn under DDP and ZeRO-1 and 2")
         workload = replace(workload, kernels="flash-attn packed" if packed else "flash-attn")
     of_torch = not isinstance(plan, DeepSpeedPlan) and workload.images is None
-    if of_torch and workload.attention == "sdpa" and parse_version(plan.version) < (2, 11):
+    two_widths = model is not None and getattr(model.arch, "latent", None) is not None
+    if of_torch and not two_widths and workload.attention == "sdpa" and parse_version(plan.version) < (2, 11):
         workload = replace(workload, attention="flash")
     return workload
 

@@ -79,7 +79,7 @@ def resolve(scenario: Scenario) -> Setup:
     _check_whole(scenario, plan)
     plan_notes += shared_notes(model, plan, workload)
     try:
-        workload = under(plan, workload)
+        workload = under(plan, workload, model)
     except InputError as error:
         raise scenario.error((error.field or "kernels",), error.message, error.accepted, kind=type(error)) from None
     model, plan, shared_experts = _with_experts_shared(scenario, model, plan)

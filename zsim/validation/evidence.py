@@ -413,7 +413,8 @@ def _fsdp1(row: Row, common: dict[str, Any], mesh: tuple[int, int] | None) -> Fs
         mesh=mesh,
         no_sync=rules.sync_only_last,
         forward_prefetch=rules.forward_prefetch,
-        adapter_units=rules.unit_per_module and "bucketing_mode block" not in row.get("notes"),
+        adapter_units=(rules.unit_per_module and "bucketing_mode block" not in row.get("notes"))
+        or (rules.unit_per_adapter and stated.adapters(row) is not None),
         use_orig_params=not rules.flat,
         cpu_offload=row.get("offload") == "param-cpu",
         optimizer=Optimizer(impl=stated.optimizer(row, rules.optimizer or "foreach")),

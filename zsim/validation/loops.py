@@ -27,6 +27,7 @@ class Loop:
     optimizer: str | None = None
     root_reshard: bool | None = None  # FSDP2's root: True where reshard_after_forward is passed for it, too
     unit_per_module: bool = False  # FSDP1 wraps every module that has parameters
+    unit_per_adapter: bool = False
     torch: str | None = None  # the oldest release that its tables can be of
     lora: Lora | None = None  # of its rows with adapters
     flat: bool = False  # FSDP1 with use_orig_params=False, which it is told for DDP too (NO_SHARD)
@@ -47,6 +48,7 @@ LOOPS = {
         sync_only_last=True,
         forward_prefetch=True,
         optimizer="foreach",
+        unit_per_adapter=True,  # lora_requires_grad_policy_fn
     ),
     # thunder/benchmarks/benchmark_litgpt.py at 56e267a97 (2024-06): `zero_bucket_wrap_policy`, and the logits stay
     "thunder": Loop("litgpt", "uncast_held", unit_per_module=True),
