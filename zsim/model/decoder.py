@@ -80,6 +80,10 @@ def head(net: Net, embedding: Embedding, bias: bool = False) -> Head:
 
 def causal_loss(net: Net, logits: Tensor, labels: Tensor) -> Tensor:
     logits = cast_and_held(net, logits)
+    if net.loss in ("copied", "copied_held"):
+        short = F.contiguous(F.narrow(logits, 1, logits.shape[1] - 1))
+        target = F.reshape(F.contiguous(F.narrow(labels, 1, labels.shape[1] - 1)), -1)
+        return cross_entropy(F.reshape(short, -1, short.shape[-1]), target)
     _padded, target = shifted(net, labels)
     logits = F.reshape(logits, -1, logits.shape[-1])
     return cross_entropy(logits, target)
@@ -89,7 +93,7 @@ def cast_and_held(net: Net, logits: Tensor) -> Tensor:
     """As the loss takes them, and shared with the training loop where that holds them."""
     if net.loss not in ("uncast", "uncast_held"):
         logits = F.to(logits, "float32")
-    if net.loss in ("held", "uncast_held"):
+    if net.loss in ("held", "uncast_held", "copied_held"):
         logits.tape.share(logits)
     return logits
 

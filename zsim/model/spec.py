@@ -164,7 +164,8 @@ class Workload:
     # hf | torchtitan | llm-foundry | litgpt | torch.nn (families/encoder.py): whose modules (decides what is saved ...)
     implementation: str = "hf"
     # hf: fp32 logits | uncast: logits in their own dtype | held, uncast_held: which the training loop holds through the
-    # backward | compiled: by torch.compile (torchtitan) | fused: in chunks, so that all logits never exist
+    # backward | copied, copied_held: fp32 logits of all tokens but the last, copied (transformers before 4.49) |
+    # compiled: by torch.compile (torchtitan) | fused: in chunks, so that all logits never exist
     loss: str = "hf"
     # liger: its RMSNorm and SwiGLU | unsloth: its RMSNorm and cross-entropy, as fms-acceleration's fast kernels |
     # flash-attn, flash-attn packed: see model.flash_attn

@@ -377,11 +377,12 @@ class ScenarioFields(Section):
         "before Ampere the memory-efficient one); efficient: SDPA that is given a mask (padded batches; transformers "
         "4.38 to 4.40)",
     )
-    loss: Literal["hf", "uncast", "held", "uncast_held", "compiled", "fused"] = Field(
-        "hf",
-        description="hf: float32 logits; uncast: logits in their own type; held, uncast_held: which the training loop "
-        "holds through the backward; compiled: by torch.compile (torchtitan); fused: in chunks, so that all logits "
-        "never exist",
+    loss: Literal["hf", "uncast", "held", "uncast_held", "copied", "copied_held", "compiled", "fused"] | None = Field(
+        None,
+        description="hf: float32 logits; uncast: logits in their own type; copied: float32 logits, all but the last "
+        "token's copied (transformers before 4.49); held, uncast_held, copied_held: which the training loop holds "
+        "through the backward; compiled: by torch.compile (torchtitan); fused: in chunks, so that all logits never "
+        "exist. hf, or copied with a framework.version of before March 2025",
     )
     kernels: Literal["torch", "liger", "unsloth", "flash-attn"] = Field(
         "torch",

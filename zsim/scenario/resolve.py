@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, cast
 from zsim.cluster.spec import Cluster
 from zsim.errors import InputError, NotModeled
 from zsim.model.architecture import Architecture
+from zsim.model.families import ENCODERS, VISION
 from zsim.model.spec import Images, ModelSpec, Module, Workload, every_nth
 from zsim.plan.batch import triangle
 from zsim.plan.document import siblings
 from zsim.plan.spec import TORCH_DTYPE, Allocator, AnyPlan, DdpPlan, DeepSpeedPlan
+from zsim.plan.version import parse_version
 from zsim.program.lower import under
 from zsim.scenario.fields import FEW, MICRO_STEPS
 from zsim.scenario.plans import build_plan
@@ -23,6 +25,8 @@ from zsim.scenario.sequences import FIELD, check_shared, data_parallel_ranks, sh
 
 if TYPE_CHECKING:
     from zsim.scenario.load import Scenario
+
+PADDED = (*ENCODERS, *VISION)  # families whose loss never copied logits, or in other ways
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ def resolve(scenario: Scenario) -> Setup:
     model, config = _model(scenario)
     micro_batch, grad_accum = _batch(scenario, cluster.world_size)
     images, image_notes, waits = _images(scenario, model)
+    loss, loss_notes = _loss(scenario, model)
     workload = Workload(
         micro_batch=micro_batch,
         seq_len=fields.seq_len,
@@ -63,7 +68,7 @@ def resolve(scenario: Scenario) -> Setup:
         checkpointing=fields.checkpointing.policy,
         checkpointed=_checkpointed(scenario, model),
         implementation=fields.implementation,
-        loss=fields.loss,
+        loss=loss,
         kernels=fields.kernels,
         compile=fields.compile,
         sequence_parallel_size=fields.sequence_parallel_size,
@@ -96,6 +101,7 @@ def resolve(scenario: Scenario) -> Setup:
             *_length(scenario, model),
             *_attention(workload, cluster),
             *image_notes,
+            *loss_notes,
             *model.notes,
             *cluster.assumptions,
             *scenario.notes,
@@ -122,6 +128,19 @@ def _check_whole(scenario: Scenario, plan: AnyPlan) -> None:
     if quantize and quantize.type == "int8" and not whole:
         accepted = "nf4, or framework: ddp, or zero.stage up to 2"
         raise scenario.error(("quantize",), "8-bit weights in shards", accepted, kind=NotModeled)
+
+
+def _loss(scenario: Scenario, model: ModelSpec) -> tuple[str, tuple[str, ...]]:
+    """transformers copied logits of all tokens but the last until 4.49 of February 2025 (`labels` are padded since):
+    a framework of before that is taken to run with such a release."""
+    fields = scenario.fields
+    version = fields.framework.version
+    newer = {"deepspeed": "0.16.4"}.get(fields.framework.name, "2.7")
+    if fields.loss or fields.implementation != "hf" or not version or model.family in PADDED:
+        return fields.loss or "hf", ()
+    if parse_version(version) >= parse_version(newer):
+        return "hf", ()
+    return "copied", ("loss: copied, as transformers had it before 4.49 (loss: hf for later ones)",)
 
 
 def _attention(workload: Workload, cluster: Cluster) -> tuple[str, ...]:

@@ -52,9 +52,10 @@ LOOPS = {
     ),
     # thunder/benchmarks/benchmark_litgpt.py at 56e267a97 (2024-06): `zero_bucket_wrap_policy`, and the logits stay
     "thunder": Loop("litgpt", "uncast_held", unit_per_module=True),
-    # fsdp_qlora train.py of March 2024: pure bf16, peft's wrap policy, 4-bit weights stored in bf16, their blocks' maxima
-    # quantized again; checkpoints are reentrant in its tables
+    # fsdp_qlora train.py of March 2024: pure bf16, peft's wrap policy, 4-bit weights stored in bf16, maxima of their
+    # blocks quantized again; its tables are of reentrant checkpoints
     "fsdp_qlora": Loop(
+        loss="copied_held",
         storage_dtype="bfloat16",
         reduce_dtype="bfloat16",
         unit_per_module=True,

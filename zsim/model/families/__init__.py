@@ -18,6 +18,7 @@ LLAMA_LIKE = {
 }
 GEMMA = {"gemma": "Gemma", "gemma2": "Gemma2", "gemma3_text": "Gemma3"}
 MOE = {"mixtral": "Mixtral", "qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "olmoe": "Olmoe"}
+ENCODERS = ("bert", "roberta")
 OTHERS = {  # model_type -> file here, class of the root
     "gpt2": ("gpt2", "GPT2LMHeadModel"),
     "gpt_neox": ("gpt_neox", "GPTNeoXForCausalLM"),
@@ -64,6 +65,8 @@ def build(net: Net) -> Module:
         raise NotModeled(
             f"a compiled loss in {net.implementation}'s {family}", field="loss", accepted="hf, held, fused"
         )
+    if net.loss in ("copied", "copied_held") and net.implementation != "hf":
+        raise NotModeled(f"copied logits in {net.implementation}'s {family}", field="loss", accepted="hf, held")
     if net.implementation == "torchtitan":
         from zsim.model.families.torchtitan import Transformer
 
