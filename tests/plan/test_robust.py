@@ -74,7 +74,7 @@ def damaged(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 
 
 DOCUMENTS = documents()
-MODEL: Any = SimpleNamespace(arch=SimpleNamespace(hidden=4096))
+MODEL: Any = SimpleNamespace(arch=SimpleNamespace(hidden=4096), numel=2, trainable_numel=2)
 
 
 @settings(max_examples=400, deadline=None)

@@ -14,6 +14,7 @@ _WORKLOAD = {
     "weights": "ddp.dtype",
     "adapters": "fsdp.adapter_units",
     "checkpointed": "checkpointing.blocks",
+    "checkpoint_frozen_tower": "checkpointing.frozen_tower",
 }
 _PLAN = {
     "dtype": "precision", "autocast": "precision", "version": "framework.version",
