@@ -53,6 +53,25 @@ def test_held_logits_are_saved_besides(implementation) -> None:
     assert held.saved_bytes - uncast.saved_bytes == 2 * TOKENS * VOCABULARY
 
 
+def test_copied_logits() -> None:
+    """Forward: float32 logits, the copy of all tokens but the last and its log-softmax; held ones stay for backward. Of
+    a single sequence nothing is copied: all tokens but the last are contiguous."""
+
+    def of(loss: str, batch: int) -> tuple[float, float]:
+        """Peak of the forward and what is saved, in float32 logits."""
+        tree = trace(read_config(LLAMA), Workload(batch, TOKENS, loss=loss))
+        work = next(work for work in works(tree) if work.label == "cross_entropy")
+        one = 4 * batch * TOKENS * VOCABULARY
+        return (work.forward_peak + work.saved_bytes) / one, work.saved_bytes / one
+
+    assert of("hf", 2) == pytest.approx((2.5, 1), rel=0.01)  # 2-byte logits, float32 ones, log-softmax
+    assert of("copied", 2) == pytest.approx((3, 1), rel=0.01)
+    assert of("copied_held", 2) == pytest.approx((3, 2), rel=0.01)
+    assert of("copied", 1) == pytest.approx((2, 1), rel=0.01)
+    with pytest.raises(NotModeled, match="copied logits in torchtitan's"):
+        trace(read_config(LLAMA), Workload(1, TOKENS, loss="copied", implementation="torchtitan"))
+
+
 def test_unsloth_writes_the_gradient_over_a_copy_of_the_logits() -> None:
     """float32 logits, all tokens but the last, saved; the gradient of the copy scattered into a second tensor."""
     tree = trace(read_config(LLAMA), Workload(2, TOKENS, kernels="unsloth"))

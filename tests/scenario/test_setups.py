@@ -221,6 +221,20 @@ def test_sdpa_is_flash_attention_first_in_older_torch_where_that_takes_the_heads
     assert under(plan, workload, deepseek).attention == "sdpa"
 
 
+@pytest.mark.parametrize(
+    ("framework", "loss"),
+    [
+        ("{name: deepspeed, version: 0.14.2}", "copied"), ("{name: deepspeed, version: 0.16.4}", "hf"),
+        ("{name: fsdp1, version: 2.6.0}", "copied"), ("fsdp2", "hf"),
+    ],
+)  # fmt: skip
+def test_the_loss_is_that_of_the_frameworks_time(write, framework: str, loss: str) -> None:
+    setup = resolve(write(framework=framework))
+    assert setup.workload.loss == loss
+    assert any(note.startswith("loss: copied") for note in setup.assumptions) == (loss == "copied")
+    assert resolve(write("loss: held\n", framework=framework)).workload.loss == "held"
+
+
 def test_fsdp_plans(write) -> None:
     assert plan_of(write(framework="fsdp2")) == Fsdp2Plan(world_size=8, grouping="accelerate")
     assert plan_of(write("implementation: torchtitan\n", framework="fsdp2")) == Fsdp2Plan(

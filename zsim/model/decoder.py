@@ -49,6 +49,8 @@ class CausalLM(Module):
         if self.net.loss == "fused":
             return head(hidden, labels)
         logits = self.logits_of(hidden, head)
+        if self.net.loss in ("copied", "copied_held"):
+            logits = F.to(logits, "float32")  # up to 4.45 under the same name: the others are gone
         if self.net.kernels not in ("torch", "liger"):
             logits = F.to(logits, "float32")
             loss = shortened_loss(self.net, logits, labels)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from zsim.cluster.spec import Cluster
 from zsim.errors import InputError, NotModeled
 from zsim.model.architecture import Architecture
-from zsim.model.families import ENCODERS, VISION
+from zsim.model.families import GEMMA, LLAMA_LIKE, MOE
 from zsim.model.spec import Images, ModelSpec, Module, Workload, every_nth
 from zsim.plan.batch import triangle
 from zsim.plan.document import siblings
@@ -26,7 +26,7 @@ from zsim.scenario.sequences import FIELD, check_shared, data_parallel_ranks, sh
 if TYPE_CHECKING:
     from zsim.scenario.load import Scenario
 
-PADDED = (*ENCODERS, *VISION)  # families whose loss never copied logits, or in other ways
+COPIED = (*LLAMA_LIKE, *GEMMA, *MOE)  # GPT-2 and its like left their logits in the dtype of the run then
 
 
 @dataclass(frozen=True)
@@ -131,12 +131,12 @@ def _check_whole(scenario: Scenario, plan: AnyPlan) -> None:
 
 
 def _loss(scenario: Scenario, model: ModelSpec) -> tuple[str, tuple[str, ...]]:
-    """transformers copied logits of all tokens but the last until 4.49 of February 2025 (`labels` are padded since):
-    a framework of before that is taken to run with such a release."""
+    """Llama's family in transformers copied float32 logits of all tokens but the last until 4.49 of February 2025
+    (labels are padded since): a framework of before that is taken to run with such a release."""
     fields = scenario.fields
     version = fields.framework.version
     newer = {"deepspeed": "0.16.4"}.get(fields.framework.name, "2.7")
-    if fields.loss or fields.implementation != "hf" or not version or model.family in PADDED:
+    if fields.loss or fields.implementation != "hf" or not version or model.family not in COPIED:
         return fields.loss or "hf", ()
     if parse_version(version) >= parse_version(newer):
         return "hf", ()
