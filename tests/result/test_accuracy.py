@@ -10,9 +10,9 @@ FOUNDRY = Evidence("llm-foundry, H100-SXM, Composer (PyTorch FSDP1)", 2.0, 0.5, 
 OTHERS = Evidence("GPUs of which no run was fitted", 9.5, -5.0, 248, 1, 512)
 
 
-def said(*evidence, gpus=8, framework="fsdp2", on_cpu=False, adapters=False):
+def said(*evidence, gpus=8, framework="fsdp2", on_cpu=False, adapters=False, tokens=4096):
     profile = dataclasses.replace(load_profile("H100-SXM"), evidence=evidence)
-    return accuracy(profile, gpus, framework, on_cpu, adapters)
+    return accuracy(profile, gpus, framework, on_cpu, adapters, tokens)
 
 
 def test_runs_of_the_same_framework_come_first():
@@ -69,3 +69,16 @@ def test_runs_of_adapters_speak_for_adapters() -> None:
     assert found.step_time_error == 0.15
     assert found.evidence.endswith("18 runs on 1 GPU, and this is on 4")
     assert said(full, gpus=4, framework="ddp", adapters=True).evidence.endswith("on 1 to 8 GPUs, without adapters")
+
+
+def test_short_micro_batches_do_not_speak_for_long_ones() -> None:
+    """What Python holds up says nothing of a GPU that is busy, and the other way round."""
+    short = Evidence(
+        "bf16 example, H100-SXM, DeepSpeed", 51.0, -51.0, 2, 8, 8, "default", min_tokens=512, max_tokens=512
+    )
+    found = said(short, TITAN, framework="deepspeed")
+    assert found.step_time_error == 0.51  # of others the worst
+    assert "no measurement with DeepSpeed and about 4,096 tokens in a micro-batch" in found.evidence
+    far = dataclasses.replace(short, min_gpus=4, max_gpus=4)
+    assert said(far, TITAN, framework="deepspeed").step_time_error == 0.11
+    assert said(far, TITAN, framework="deepspeed", tokens=1024).evidence.startswith("bf16 example")

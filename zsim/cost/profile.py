@@ -89,6 +89,7 @@ class CpuCost:
     conversion: Mapping[str, Mapping[str, float]]
 
 
+REACH = 4.0  # beyond so many times more or fewer tokens in a micro-batch something else decides: Python, or the GPU
 _NAMES = {
     "deepspeed": ("DeepSpeed",),
     "fsdp2": ("FSDP2",),
@@ -109,10 +110,16 @@ class Evidence:
     max_gpus: int
     stack: str = ""
     adapters: bool = False  # on a frozen model
+    min_tokens: int = 1  # of a micro-batch
+    max_tokens: int = 1 << 40
 
     def is_of(self, framework: str) -> bool:
         """Whether runs of "deepspeed", "fsdp2", "fsdp1" or "ddp" stand behind it, by what `text` names."""
         return any(name in self.text for name in _NAMES[framework])
+
+    def speaks_for(self, framework: str, tokens: int) -> bool:
+        """Whether they were also of micro-batches that keep GPU and host about as busy as `tokens` do."""
+        return self.is_of(framework) and self.min_tokens / REACH <= tokens <= self.max_tokens * REACH
 
 
 @dataclass(frozen=True)
@@ -133,21 +140,22 @@ class Profile:
     collectives: Mapping[str, Measured] = field(default_factory=dict)
     copies: Mapping[str, MeasuredCopy] = field(default_factory=dict)  # "h2d pinned"
 
-    def expected_error(self, gpus: int, framework: str, adapters: bool = False) -> Evidence | None:
-        """The nearest evidence for a run of `framework` on `gpus` GPUs: first the same stack, then the same framework,
-        then adapters or none, then nearest in scale. All of the same framework that is equally near counts together;
-        of others the worst, as nothing says that this one is closer to the best. None: none at all."""
+    def expected_error(self, gpus: int, framework: str, adapters: bool = False, tokens: int = 4096) -> Evidence | None:
+        """The nearest evidence for a run of `framework` on `gpus` GPUs with `tokens` in a micro-batch: first the same
+        stack, then the same framework with micro-batches alike, then adapters or none, then nearest in scale. All of
+        these that is equally near counts together; of others the worst, as nothing says that this one is closer to the
+        best. None: none at all."""
 
         def distance(evidence: Evidence) -> tuple[bool, bool, bool, float]:
             outside = max(evidence.min_gpus / gpus, gpus / evidence.max_gpus, 1.0)
-            other_stack, other_framework = evidence.stack not in ("", self.stack), not evidence.is_of(framework)
-            return other_stack, other_framework, evidence.adapters != adapters, outside
+            other_stack, other = evidence.stack not in ("", self.stack), not evidence.speaks_for(framework, tokens)
+            return other_stack, other, evidence.adapters != adapters, outside
 
         if not self.evidence:
             return None
         nearest = min(map(distance, self.evidence))
         found = [evidence for evidence in self.evidence if distance(evidence) == nearest]
-        if found[0].is_of(framework):
+        if found[0].speaks_for(framework, tokens):
             return _together(found)
         return max(found, key=lambda evidence: evidence.mape)
 

@@ -77,7 +77,12 @@ def measure(*, setup: Setup, program: Program, timeline: Timeline, profile: Prof
         assumptions=_unique(setup.assumptions, program.assumptions, timeline.notes),
         not_modeled=_unique(setup.not_modeled, program.not_modeled),
         accuracy=accuracy(
-            profile, cluster.world_size, _framework(setup.plan), _steps_on_cpu(setup.plan), model.tuning is not None
+            profile,
+            cluster.world_size,
+            _framework(setup.plan),
+            _steps_on_cpu(setup.plan),
+            model.tuning is not None,
+            setup.workload.tokens,
         ),
         meta=Meta(
             __version__, len(views), len(timeline.rank_classes), timeline.events, round(clock.perf_counter() - begun, 4)
@@ -141,12 +146,14 @@ def _steps_on_cpu(plan: AnyPlan) -> bool:
 _TITLES = {"deepspeed": "DeepSpeed", "fsdp2": "FSDP2", "fsdp1": "FSDP1", "ddp": "DDP"}
 
 
-def accuracy(profile: Profile, gpus: int, framework: str, on_cpu: bool = False, adapters: bool = False) -> Accuracy:
+def accuracy(
+    profile: Profile, gpus: int, framework: str, on_cpu: bool = False, adapters: bool = False, tokens: int = 4096
+) -> Accuracy:
     """The error of the nearest runs that were measured, and how near they are. `on_cpu`: of the optimizer's step.
 
     No evidence is of offload alone, and the rows of validation/published that are furthest off all offload.
     """
-    evidence = profile.expected_error(gpus, framework, adapters)
+    evidence = profile.expected_error(gpus, framework, adapters, tokens)
     if evidence is None:
         return Accuracy(profile.device, profile.stack, None, "nothing measured on this device stands behind the times")
     low, high = evidence.min_gpus, evidence.max_gpus
@@ -154,8 +161,10 @@ def accuracy(profile: Profile, gpus: int, framework: str, on_cpu: bool = False, 
     text += (f" to {high}" if high > low else "") + f" GPU{'s' * (high > 1)}"
     if not evidence.stack and profile.evidence == (evidence,):
         text = f"no measurement on this kind of GPU; this is the error on {text}"
-    elif not evidence.is_of(framework):
-        text = f"no measurement with {_TITLES[framework]} on this kind of GPU; nearest is {text}"
+    elif not evidence.speaks_for(framework, tokens):
+        known = any(other.is_of(framework) for other in profile.evidence)
+        such = f" and about {tokens:,} tokens in a micro-batch" if known else ""
+        text = f"no measurement with {_TITLES[framework]}{such} on this kind of GPU; nearest is {text}"
     elif profile.device not in evidence.text:
         text = f"no measurement on {profile.device} itself; nearest is {text}"
     if evidence.is_of(framework) and evidence.adapters != adapters:

@@ -334,6 +334,8 @@ def _evidence(text: str, rows: Sequence[Case], found: Mapping[str, float]) -> di
         "min_gpus": min(gpus),
         "max_gpus": max(gpus),
         "stack": rows[0].setup.profile if len({case.setup.profile for case in rows}) == 1 else "",
+        "min_tokens": min(case.setup.workload.micro_batch * case.setup.workload.seq_len for case in rows),
+        "max_tokens": max(case.setup.workload.micro_batch * case.setup.workload.seq_len for case in rows),
         "adapters": all(case.setup.model.tuning is not None for case in rows),
     }
 

@@ -102,9 +102,9 @@ def _record(record: Mapping[str, Any]) -> Iterator[str]:
         for line in record["ablations"]:
             yield f"| {line['without']} | {line['fit_mape']:.2f} | {line['test_mape']:.2f} |"
         yield (
-            "\nContention buys nothing on these rows, and host time little, which are large models on NVLink and NICs of their "
-            "own. They stay for what these rows do not hold: small models, whose step is the host's time (the captures "
-            "of docs/calibration.md), and transfers that share a PCIe link (the points of RTX 4090 above).\n"
+            "\nContention buys nothing on these rows, and host time little, which are large models on NVLink and NICs "
+            "of their own. They stay for what these rows do not hold: small models, whose step is the host's time (the "
+            "captures of docs/calibration.md), and transfers that share a PCIe link (the points of RTX 4090 above).\n"
         )
 
 
