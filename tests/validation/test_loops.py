@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from zsim.errors import NotModeled
 from zsim.model.trace import trace
 from zsim.plan.spec import DdpPlan, Fsdp1Plan, Fsdp2Plan
 from zsim.program.lower import lower
@@ -181,3 +182,12 @@ def test_a_loss_outside_of_the_model_comes_before_the_roots_gather() -> None:
 def test_loops_are_found_by_name() -> None:
     assert loop(row(framework="lit-gpt FSDP")) == loop(row(framework="litgpt"))
     assert loop(row(framework="torchtitan (FSDP2)")).implementation == "torchtitan"
+
+
+def test_offload_under_a_loop_that_nobody_has_read_is_refused() -> None:
+    """Its update runs on the CPU, fused or not, in as many threads as it sets: between 1 and 10 ns per parameter."""
+    known = of(framework="fsdp_qlora (PyTorch FSDP1)", offload="param-cpu").plan
+    assert isinstance(known, Fsdp1Plan)
+    assert known.cpu_offload
+    with pytest.raises(NotModeled, match="param-cpu under PyTorch FSDP1"):
+        of(offload="param-cpu")

@@ -28,7 +28,7 @@ from zsim.plan.version import VERSION, parse_version
 from zsim.program.lower import under
 from zsim.scenario import Setup
 from zsim.validation import stated, titan_history
-from zsim.validation.loops import loop, prefers_cudnn
+from zsim.validation.loops import OWN, loop, prefers_cudnn
 from zsim.validation.machines import cluster_of
 from zsim.validation.rows import Row
 from zsim.validation.shapes import with_shape
@@ -308,7 +308,9 @@ def _plan(row: Row, cluster: Cluster) -> AnyPlan:
             omp_num_threads=1 if _LLAMA_FACTORY in framework and cluster.world_size > 1 else None,
             dtype=stated.half(row),
         )
-    if offload not in ("none", "", "param-cpu") or (offload == "param-cpu" and not strategy.startswith("fsdp")):
+    # Under FSDP the update is then torch's own on the CPU: a loop that nobody has read may fuse it or set its threads.
+    offloads = offload == "param-cpu" and strategy.startswith("fsdp") and rules is not OWN
+    if offload not in ("none", "") and not offloads:
         raise NotModeled(f"{offload} under {framework} {strategy}", row.file, row.line, "offload")
     common["grad_clip"] = rules.grad_clip
     if cluster.world_size == 1 or (strategy == "ddp" and not rules.flat):
