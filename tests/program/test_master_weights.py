@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from tests.program.offloaded import MODEL, WORKLOAD
 from zsim.cluster.spec import Host
 from zsim.cost.host import cpu_seconds
 from zsim.cost.profile import load_profile
 from zsim.errors import InputError, NotModeled
-from zsim.model.architecture import Architecture, LayerKind
-from zsim.model.huggingface import from_architecture, from_config
+from zsim.model.huggingface import from_config
 from zsim.model.kernels import Gemm
 from zsim.model.spec import ModelSpec, Workload
 from zsim.model.trace import trace
@@ -70,16 +70,6 @@ def test_the_type_of_moments_on_the_host(fields: dict[str, Any], dtype: str) -> 
     )
     check(plan)
     assert state_dtype(plan) == dtype
-
-
-MODEL = from_architecture(
-    "small",
-    Architecture(
-        family="llama", hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=128, vocab=256,
-        kinds=(LayerKind(),) * 4, tied=False,
-    ),
-)  # fmt: skip
-WORKLOAD = Workload(1, 16)
 
 
 def on_the_cpu(stage: int, masters: str, states: str = "float32", **fields: Any) -> Program:

@@ -2,204 +2,26 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 from math import ceil
 
 import pytest
 
+from tests.program.offloaded import MODEL, OWNED, WORKLOAD, WORLD, adam, held, moved, program, work
 from zsim.errors import InputError, NotModeled
-from zsim.model.architecture import Architecture, LayerKind
 from zsim.model.huggingface import from_architecture
-from zsim.model.spec import ModelSpec, Workload
+from zsim.model.spec import Workload
 from zsim.model.trace import trace
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 from zsim.program.activations import StreamedTensors
 from zsim.program.builder import Builder, pinned_bytes
 from zsim.program.lower import lower
-from zsim.program.ops import COMPUTE, CPU, RANK_0, Alloc, Compute, Copy, CpuWork, Free, HostWait, Launch, Program
+from zsim.program.ops import COMPUTE, RANK_0, Alloc, Compute, Copy, Free, Launch, Program
 from zsim.program.optimizer import LOOP_ON_CPU
-
-WORLD = 2
-WORKLOAD = Workload(1, 16)
-MODEL = from_architecture(
-    "small",
-    Architecture(
-        family="llama", hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=128, vocab=256,
-        kinds=(LayerKind(),) * 4, tied=False,
-    ),
-)  # fmt: skip
-OWNED = sum(ceil(parameter.numel / WORLD) for parameter in MODEL.parameters)  # elements of one rank's shards
-
-
-def program(model: ModelSpec = MODEL, workload: Workload = WORKLOAD, **options) -> Program:
-    plan = DeepSpeedPlan(
-        world_size=WORLD, stage=3, optimizer=Optimizer(impl="cpu"), sub_group_size=20_000, **options
-    )  # fmt: skip
-    return lower(model, trace(model, workload), plan, workload)
-
-
-def moved(program: Program, step: int = -1) -> dict[tuple[str, str], float]:
-    """Bytes by (direction, phase) in one step."""
-    total: dict[tuple[str, str], float] = defaultdict(float)
-    for instruction in program.steps[step]:
-        if isinstance(instruction, Launch) and isinstance(instruction.op.work, Copy):
-            total[instruction.op.work.direction, instruction.op.phase] += instruction.op.work.nbytes
-    return total
-
-
-def held(program: Program, device: str, until: int = 1) -> dict[str, int]:
-    """Bytes by category after initialization and the first steps."""
-    live: dict[str, Alloc] = {}
-    for part in (program.init, *program.steps[:until]):
-        for instruction in part:
-            if isinstance(instruction, Alloc):
-                live[instruction.key] = instruction
-            elif isinstance(instruction, Free):
-                live.pop(instruction.key)
-    total: dict[str, int] = defaultdict(int)
-    for alloc in live.values():
-        if alloc.device == device:
-            total[alloc.category] += alloc.nbytes
-    return total
-
-
-def adam(program: Program) -> int:
-    """Parameters that the CPU's optimizer updates in a step."""
-    works = [i.op.work for i in program.steps[-1] if isinstance(i, Launch) and i.op.lane == CPU]
-    return sum(work.numel for work in works if isinstance(work, CpuWork) and work.label == "adamw")
 
 
 def test_pinned_memory_is_a_power_of_two() -> None:
     assert [pinned_bytes(n) for n in (0, 1, 4096, 4097, 18_800_000_000)] == [0, 1, 4096, 8192, 1 << 35]
-
-
-@pytest.fixture
-def all_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of any size, for a small model."""
-    monkeypatch.setattr("zsim.program.nvme.min_swapped_bytes", lambda plan: 0)
-
-
-@pytest.mark.usefixtures("all_swapped")
-def test_nvme_moves_sixteen_bytes_in_and_twelve_out_per_parameter() -> None:
-    """Weights, both moments and gradients are read; the gradients, written in backward, are not written again."""
-    found = moved(program(offload_optimizer="nvme"))
-    assert found["nvme_read", "optimizer"] == 16 * OWNED
-    assert found["nvme_write", "optimizer"] == 12 * OWNED
-    assert found["nvme_write", "backward"] == 4 * OWNED
-
-
-def test_gradients_below_a_mebibyte_are_not_swapped() -> None:
-    """They stay on the GPU in float32 until their sub-group's update (swap_tensor/optimizer_utils.py)."""
-    run = program(offload_optimizer="nvme")
-    found = moved(run)
-    assert found["nvme_write", "backward"] == 0
-    assert found["nvme_read", "optimizer"] == 12 * OWNED
-    assert found["d2h", "optimizer"] == 4 * OWNED
-    sizes = {i.key: i.nbytes for i in run.steps[-1] if isinstance(i, Alloc) and i.key.startswith("unswapped")}
-    assert sum(sizes.values()) == 4 * OWNED
-    assert "gradients" not in held(run, "nvme")
-
-
-@pytest.mark.usefixtures("all_swapped")
-def test_before_the_first_update_there_are_no_moments_to_read() -> None:
-    run = program(offload_optimizer="nvme")
-    assert moved(run, step=0)["nvme_read", "optimizer"] == 8 * OWNED
-    made = [i.nbytes for i in run.steps[0] if isinstance(i, Alloc) and i.key.startswith("new moments")]
-    assert sum(made) == 8 * OWNED
-
-
-@pytest.mark.usefixtures("all_swapped")
-def test_nvme_holds_states_and_gradients_and_the_host_a_few_buffers() -> None:
-    run = program(offload_optimizer="nvme", offload_optimizer_buffer_count=5)
-    assert held(run, "nvme") == {"optimizer_states": 12 * OWNED, "gradients": 4 * OWNED}
-    host = held(run, "host")
-    assert host["master_weights"] == 0
-    largest = max(work.numel for i in run.steps[-1] if isinstance(i, Launch) for work in [i.op.work] if _is_adam(work))
-    assert host["buffers"] == 5 * ceil(4 * largest / 1024) * 1024  # AIO_ALIGNED_BYTES
-
-
-def _is_adam(work: object) -> bool:
-    return isinstance(work, CpuWork) and work.label == "adamw"
-
-
-SWAPPED = {
-    "offload_param": "nvme", "offload_optimizer": "nvme", "stage3_param_persistence_threshold": 0,
-    "stage3_max_reuse_distance": 0,
-}  # fmt: skip
-
-
-@pytest.mark.usefixtures("all_swapped")
-def test_parameters_beyond_max_in_cpu_are_read_from_nvme_for_every_gather() -> None:
-    all_kept = program(**SWAPPED)
-    assert held(all_kept, "nvme").get("parameters", 0) == 0
-    assert moved(all_kept)["nvme_read", "forward"] == 0
-    none_kept = program(**SWAPPED, offload_param_max_in_cpu=0)
-    assert held(none_kept, "nvme")["parameters"] == 2 * OWNED
-    assert moved(none_kept)["nvme_read", "forward"] == 2 * OWNED
-    assert moved(none_kept)["nvme_write", "optimizer"] == (12 + 2) * OWNED
-    assert held(none_kept, "host")["buffers"] >= 5 * 100_000_000 * 2  # buffer_count x buffer_size
-
-
-@pytest.mark.usefixtures("all_swapped")
-def test_whole_sub_groups_stay_in_host_memory() -> None:
-    """The first holds the embedding and is all that `max_in_cpu` has room for, though single shards behind it had."""
-    first = ceil(MODEL.parameters[0].numel / WORLD)
-    run = program(**SWAPPED, offload_param_max_in_cpu=first + 25_000)
-    kept = OWNED - held(run, "nvme")["parameters"] / 2
-    sub_groups = [work.numel for work in (i.op.work for i in run.steps[-1] if isinstance(i, Launch)) if _is_adam(work)]
-    assert kept == sub_groups[0]
-
-
-def test_shards_below_a_request_stay_in_host_memory() -> None:
-    """max(MIN_AIO_BYTES, block_size) of partitioned_param_swapper.py; pinned by themselves."""
-    run = program(**SWAPPED, offload_param_max_in_cpu=0)
-    assert "parameters" not in held(run, "nvme")
-    alone = [i.nbytes for i in run.init if isinstance(i, Alloc) and i.key.startswith("small shard")]
-    assert alone == [pinned_bytes(2 * ceil(parameter.numel / WORLD)) for parameter in MODEL.parameters]
-
-
-@pytest.mark.usefixtures("all_swapped")
-def test_more_buffers_read_further_ahead_of_the_gathers() -> None:
-    """__prefetch_nvme_param_partitions, from the second step on: reads that the host does not wait for at once."""
-
-    def at_once(count: int, step: int) -> int:
-        most = reads = 0
-        for i in program(**SWAPPED, offload_param_max_in_cpu=0, offload_param_buffer_count=count).steps[step]:
-            if isinstance(i, Launch) and i.op.label == "shard from NVMe":
-                reads += 1
-            elif isinstance(i, HostWait):
-                most, reads = max(most, reads), 0
-        return most
-
-    assert [at_once(count, 0) for count in (2, 4, 8)] == [1, 1, 1]
-    assert [at_once(count, -1) for count in (2, 4, 8)] == [1, 3, 7]
-
-
-@pytest.mark.usefixtures("all_swapped")
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        # as recorded: "Not enough buffers 0 for swapping 1", "already assigned swap buffer id"
-        ({"stage3_max_reuse_distance": 1_000_000_000}, "runs out of buffers"),
-        ({"stage3_max_reuse_distance": 1_000_000_000, "offload_param_buffer_count": 40}, "already assigned"),
-        ({"offload_param_buffer_size": 10}, "cannot hold"),
-    ],
-)
-def test_buffers_that_do_not_do(options: dict, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        program(**SWAPPED | options, offload_param_max_in_cpu=0)
-
-
-@pytest.mark.usefixtures("all_swapped")
-def test_gpudirect_storage_reads_into_buffers_of_the_gpu() -> None:
-    over, direct = (program(**SWAPPED, offload_param_max_in_cpu=0, aio_use_gds=gds) for gds in (False, True))
-    assert moved(over)["h2d", "forward"] == moved(over)["nvme_read", "forward"] == 2 * OWNED
-    assert moved(direct)["nvme_read", "forward"] == 2 * OWNED
-    assert moved(direct)["h2d", "forward"] == 0
-    buffers = 5 * 100_000_256 * 2  # whole multiples of 1 KiB
-    assert held(over, "host")["buffers"] - held(direct, "host")["buffers"] == buffers
-    assert held(direct, "gpu")["all_gather_buffers"] == buffers
 
 
 def test_on_one_gpu_offloaded_parameters_come_up_as_they_are() -> None:
@@ -222,17 +44,6 @@ def test_on_one_gpu_offloaded_parameters_come_up_as_they_are() -> None:
         most = max(most, live)
     assert not live
     assert 0 < most < 2 * MODEL.numel
-
-
-def test_pipelining_reads_the_next_sub_group_before_the_update_of_this_one() -> None:
-    def order(run: Program) -> list[str]:
-        labels = [i.op.label for i in run.steps[-1] if isinstance(i, Launch) and i.op.phase == "optimizer"]
-        return [label for label in labels if label in ("states from NVMe", "adamw")]
-
-    assert order(program(offload_optimizer="nvme"))[:4] == ["states from NVMe", "adamw"] * 2
-    piped = program(offload_optimizer="nvme", offload_optimizer_pipeline_read=True, offload_optimizer_buffer_count=8)
-    assert order(piped)[:4] == ["states from NVMe", "states from NVMe", "adamw", "states from NVMe"]
-    assert moved(piped) == moved(program(offload_optimizer="nvme"))
 
 
 def test_partial_offload_leaves_the_first_sub_groups_on_the_gpu() -> None:
@@ -311,22 +122,6 @@ def test_pinned_memory_is_rounded_from_torch_1_11_on() -> None:
     shards = 2 * OWNED
     assert held(program(**options, version="0.5.9"), "host")["parameters"] == shards
     assert held(program(**options, version="0.6.0"), "host")["parameters"] == pinned_bytes(shards) > shards
-
-
-@pytest.mark.parametrize("plan", [Fsdp1Plan(world_size=2, cpu_offload=True), Fsdp2Plan(world_size=2, cpu_offload=True)])
-def test_fsdp_offload_updates_on_the_cpu(plan) -> None:
-    """CPUOffload and CPUOffloadPolicy: shards, gradients and states live on the host, where torch's Adam runs."""
-    run = lower(MODEL, trace(MODEL, WORKLOAD), plan, WORKLOAD)
-    updated = sum(
-        i.op.work.numel
-        for i in run.steps[-1]
-        if isinstance(i, Launch) and isinstance(i.op.work, CpuWork) and "adam" in i.op.work.label
-    )
-    assert MODEL.numel / 2 <= updated <= 1.01 * MODEL.numel / 2
-    host = held(run, "host")
-    assert host["optimizer_states"] >= 8 * updated
-    assert host["parameters"] >= 4 * updated
-    assert held(run, "gpu").get("optimizer_states", 0) == 0
 
 
 @pytest.mark.parametrize(
@@ -426,12 +221,6 @@ def test_stash_of_offloaded_tensors() -> None:
     assert hosted == {f"on host:{key}" for key in keys} <= {i.key for i in builder.instructions if isinstance(i, Free)}
 
 
-def work(program: Program, label: str) -> float:
-    """Bytes that the CPU moves in a step's ops of that name."""
-    works = [i.op.work for i in program.steps[-1] if isinstance(i, Launch) and i.op.lane == CPU]
-    return sum(work.nbytes for work in works if isinstance(work, CpuWork) and work.label == label)
-
-
 def test_torchs_loop_on_the_cpu_is_five_to_seven_times_slower_than_one_pass() -> None:
     """arXiv 2101.06840: 5.0 to 6.3 times; DeepSpeed PR 735: 6.8. It needs two temporaries, and counters."""
 
@@ -447,63 +236,6 @@ def test_torchs_loop_on_the_cpu_is_five_to_seven_times_slower_than_one_pass() ->
     assert temporaries == [2 * 4 * ceil(MODEL.numel / WORLD)]
     counters = [held(program, "host")["optimizer_states"] % 8 for program in (own, fused, loop)]
     assert counters == [0, 4, 4]
-
-
-def test_fsdp1_keeps_reduced_gradients_on_the_gpu_until_backward_ends() -> None:
-    """_saved_grad_shard, though each is copied to the pinned _cpu_grad as well (FSDP1's prepare_gradient_for_optim)."""
-    run = lower(MODEL, trace(MODEL, WORKLOAD), Fsdp1Plan(world_size=2, cpu_offload=True), WORKLOAD)
-    shards = [i.nbytes // 4 for i in run.init if isinstance(i, Alloc) and i.key.endswith(", pageable")]
-    most = 0
-    sizes: dict[str, int] = {}
-    for instruction in run.steps[-1]:
-        if isinstance(instruction, Alloc) and instruction.key.startswith("sharded grad:"):
-            assert instruction.device == "gpu"
-            sizes[instruction.key] = instruction.nbytes
-        elif isinstance(instruction, Free):
-            sizes.pop(instruction.key, None)
-        most = max(most, sum(sizes.values()))
-    assert most == pytest.approx(4 * MODEL.numel / 2, rel=0.01)
-    assert not sizes
-    assert held(run, "host", until=0) == {"parameters": 4 * sum(shards)}  # pageable until the first forward
-    assert held(run, "host")["gradients"] == held(run, "host")["parameters"] == sum(pinned_bytes(4 * n) for n in shards)
-
-
-def test_fsdp1_copies_gradients_on_the_host_before_each_backward() -> None:
-    """_writeback_orig_params finds each parameter's .grad, a view of _cpu_grad, where the flat one has none."""
-    plan = Fsdp1Plan(world_size=2, cpu_offload=True)
-    run = lower(MODEL, trace(MODEL, WORKLOAD), plan, WORKLOAD)
-    written = [i for i in run.steps[-1] if isinstance(i, Alloc) and i.key.startswith("gradient written back")]
-    assert len(written) == 5  # four blocks and the root
-    assert work(run, "write back gradients") == 3 * sum(i.nbytes for i in written) >= 3 * 2 * MODEL.numel
-    assert "gradient written back" not in str([*held(run, "host", until=2)])
-    flat = lower(MODEL, trace(MODEL, WORKLOAD), replace(plan, use_orig_params=False), WORKLOAD)
-    assert work(flat, "write back gradients") == 0
-
-
-def test_fsdp2_pins_every_shard_and_gradient_by_itself() -> None:
-    def host(pinned: bool) -> dict[str, int]:
-        plan = Fsdp2Plan(world_size=2, cpu_offload=True, offload_pin_memory=pinned)
-        return held(lower(MODEL, trace(MODEL, WORKLOAD), plan, WORKLOAD), "host", until=0)
-
-    shards = [ceil(p.shape[0] / 2) * p.numel // p.shape[0] * 4 for p in MODEL.parameters]
-    assert host(False)["parameters"] == sum(shards)
-    assert host(True)["parameters"] == sum(map(pinned_bytes, shards))
-
-
-def test_fsdp2_adds_gradients_of_later_micro_steps_on_the_cpu() -> None:
-    """foreach_reduce: with a gradient there already the copy down is not `non_blocking`, and `+=` runs on the host."""
-    plan = Fsdp2Plan(world_size=2, cpu_offload=True, grad_accum=3)
-    run = lower(MODEL, trace(MODEL, WORKLOAD), plan, WORKLOAD)
-    assert work(run, "accumulate gradient") == 2 * 3 * 4 * MODEL.numel / 2
-    copies = [
-        i.op.work for i in run.steps[-1] if isinstance(i, Launch) and i.op.lane == "d2h" and isinstance(i.op.work, Copy)
-    ]
-    assert sum(copy.nbytes for copy in copies if not copy.pinned) == 2 * 4 * MODEL.numel / 2
-
-
-def test_fsdp2_on_one_gpu_fetches_its_shards_too() -> None:
-    run = lower(MODEL, trace(MODEL, WORKLOAD), Fsdp2Plan(world_size=1, cpu_offload=True), WORKLOAD)
-    assert moved(run)["h2d", "forward"] == 4 * MODEL.numel
 
 
 def test_until_0_15_4_stage_3_converts_gradients_on_the_host_as_they_come() -> None:

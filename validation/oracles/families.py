@@ -17,7 +17,7 @@ import json
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -286,13 +286,27 @@ def observe(model: Any, inputs: dict[str, Any], following: Callable[[set[int]], 
     }  # fmt: skip
 
 
-def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(CONFIGS)}; all without any")
+def begin(arguments: list[str], about: str | None, known: Iterable[str]) -> argparse.Namespace:
+    """`names` of configurations and the file `out` from the command line, and attention as on GPUs."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(known)}; all without any")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
     transformers.logging.set_verbosity_error()
     use_flash_attention()
+    return options
+
+
+def write(out: Path, models: dict[str, Any], **others: str) -> None:
+    """`others`: versions of what else the results depend on."""
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__, **others}
+    text = json.dumps({"versions": versions, "models": models}, separators=(",", ":"))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def main(arguments: list[str]) -> None:
+    options = begin(arguments, __doc__, CONFIGS)
     models = {}
     for name in options.names or CONFIGS:
         attentions, config = CONFIGS[name]
@@ -302,10 +316,7 @@ def main(arguments: list[str]) -> None:
             for key, value in shared.items():
                 assert run.pop(key) == value, (name, key)
         models[name] = {"config": config, **shared, "runs": runs}
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    text = json.dumps({"versions": versions, "models": models}, separators=(",", ":"))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_bytes(gzip.compress(text.encode(), mtime=0))
+    write(options.out, models)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,8 @@ them (transformers 5.24 vision_utils.py) is computed before. That the number of 
 
 from __future__ import annotations
 
-import argparse
-import gzip
-import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -26,8 +22,7 @@ import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import initialization, vision_utils
 
-from validation.oracles.families import Follow, observe
-from validation.oracles.memory import use_flash_attention
+from validation.oracles.families import Follow, begin, observe, write
 
 TEXT = {
     "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -200,12 +195,7 @@ def record(
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(CONFIGS)}; all without any")
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args(arguments)
-    transformers.logging.set_verbosity_error()
-    use_flash_attention()
+    options = begin(arguments, __doc__, CONFIGS)
     initialization.trunc_normal_ = lambda tensor, *_, **__: tensor  # asks for values
     models = {}
     for name in options.names or CONFIGS:
@@ -221,10 +211,7 @@ def main(arguments: list[str]) -> None:
         for run in runs:
             assert run.pop("parameters") == parameters, name
         models[name] = {"config": config, "parameters": parameters, "runs": runs}
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__, "numpy": np.__version__}
-    text = json.dumps({"versions": versions, "models": models}, separators=(",", ":"))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_bytes(gzip.compress(text.encode(), mtime=0))
+    write(options.out, models, numpy=np.__version__)
 
 
 if __name__ == "__main__":

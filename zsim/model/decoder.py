@@ -49,13 +49,10 @@ class CausalLM(Module):
         if self.net.loss == "fused":
             return head(hidden, labels)
         logits = self.logits_of(hidden, head)
-        if self.net.loss in ("copied", "copied_held"):
+        own_loss = self.net.kernels not in ("torch", "liger")
+        if own_loss or self.net.copies_logits:
             logits = F.to(logits, "float32")  # up to 4.45 under the same name: the others are gone
-        if self.net.kernels not in ("torch", "liger"):
-            logits = F.to(logits, "float32")
-            loss = shortened_loss(self.net, logits, labels)
-        else:
-            loss = causal_loss(self.net, logits, labels)
+        loss = (shortened_loss if own_loss else causal_loss)(self.net, logits, labels)
         cache = wide_cache(self.net, labels) if self.net.wide_cache else ()  # noqa: F841  handed back beside the logits
         return loss
 
@@ -82,9 +79,8 @@ def head(net: Net, embedding: Embedding, bias: bool = False) -> Head:
 
 def causal_loss(net: Net, logits: Tensor, labels: Tensor) -> Tensor:
     logits = cast_and_held(net, logits)
-    if net.loss in ("copied", "copied_held"):
-        short = F.contiguous(F.narrow(logits, 1, logits.shape[1] - 1))
-        target = F.reshape(F.contiguous(F.narrow(labels, 1, labels.shape[1] - 1)), -1)
+    if net.copies_logits:
+        short, target = all_but_last(logits), F.reshape(all_but_last(labels), -1)
         return cross_entropy(F.reshape(short, -1, short.shape[-1]), target)
     _padded, target = shifted(net, labels)
     logits = F.reshape(logits, -1, logits.shape[-1])
@@ -100,11 +96,15 @@ def cast_and_held(net: Net, logits: Tensor) -> Tensor:
     return logits
 
 
+def all_but_last(tokens: Tensor) -> Tensor:
+    """Of [batch, tokens, ...]; a copy, but of a single sequence, where they are contiguous."""
+    return F.contiguous(F.narrow(tokens, 1, tokens.shape[1] - 1))
+
+
 def shortened_loss(net: Net, logits: Tensor, labels: Tensor) -> Tensor:
     """fms-acceleration's `FastCrossEntropyLoss` or that of flash-attn in transformers 4.35 to 4.45, whose models cast
     their logits to float32 before they copy all tokens but the last."""
-    short = F.contiguous(F.narrow(logits, 1, logits.shape[1] - 1))
-    target = F.reshape(F.contiguous(F.narrow(labels, 1, labels.shape[1] - 1)), -1)
+    short, target = all_but_last(logits), F.reshape(all_but_last(labels), -1)
     return cross_entropy_of_logits(F.reshape(short, -1, short.shape[-1]), target, in_place=net.kernels == "unsloth")
 
 

@@ -37,6 +37,10 @@ class Net:
     images: Images | None = None
     hooks_inputs: bool = True  # the input embedding is one that transformers finds
 
+    @property
+    def copies_logits(self) -> bool:
+        return self.loss in ("copied", "copied_held")
+
     def checkpoints(self, block: int) -> bool:
         return self.checkpointing != "none" and (self.checkpointed is None or block in self.checkpointed)
 

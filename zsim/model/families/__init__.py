@@ -64,7 +64,7 @@ def build(net: Net) -> Module:
         raise NotModeled(
             f"a compiled loss in {net.implementation}'s {family}", field="loss", accepted="hf, held, fused"
         )
-    if net.loss in ("copied", "copied_held") and net.implementation != "hf":
+    if net.copies_logits and net.implementation != "hf":
         raise NotModeled(f"copied logits in {net.implementation}'s {family}", field="loss", accepted="hf, held")
     if net.implementation == "torchtitan":
         from zsim.model.families.torchtitan import Transformer

@@ -45,6 +45,12 @@ class Combined(Module):
     def features(self, batch: int) -> tuple[list[Tensor], tuple[Tensor, ...]]:
         raise NotImplementedError
 
+    def squares(self, batch: int) -> Tensor:
+        """The pixels of all images, where the tower takes squares of one size."""
+        vision = _vision(self.net)
+        count, side = batch * towers.images_of(self.net).per_sequence, vision.image_size
+        return towers.given(self.net, (count, vision.channels, side, side), "float32")
+
     def _placeholders(self, ids: Tensor) -> list[Tensor]:
         masks = [F.reshape(F.pointwise(ids, dtype="bool"), *ids.shape, 1) for _ in range(self.masks)]
         for mask in masks:
@@ -103,10 +109,8 @@ class LlavaModel(Combined):
         self.language_model = llama.Model(net, "Llama")
 
     def features(self, batch: int) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-        net, vision = self.net, _vision(self.net)
-        count = batch * towers.images_of(net).per_sequence
-        side = vision.image_size
-        outputs = self.vision_tower(towers.given(net, (count, vision.channels, side, side), "float32"))
+        vision = _vision(self.net)
+        outputs = self.vision_tower(self.squares(batch))
         chosen = outputs[0] if vision.keeps_class_token else F.narrow(outputs[0], 1, outputs[0].shape[1] - 1)
         features = F.unbind(self.multi_modal_projector(chosen), 0)
         return features, (*outputs[:2], *features)
@@ -174,10 +178,7 @@ class Gemma3Model(Combined):
         self.language_model = gemma.Model(net, "Gemma3Text")
 
     def features(self, batch: int) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-        net, vision = self.net, _vision(self.net)
-        count = batch * towers.images_of(net).per_sequence
-        side = vision.image_size
-        last = self.vision_tower(towers.given(net, (count, vision.channels, side, side), "float32"))
+        last = self.vision_tower(self.squares(batch))
         features = self.multi_modal_projector(last)
         return [features], (last, features)
 
