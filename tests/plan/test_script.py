@@ -10,6 +10,40 @@ from tests.plan.test_recipes import read_file, said
 from zsim.errors import InputError, NotModeled
 from zsim.plan.reading import Reading
 
+# Numbers, redirections, conditions and loops over arguments as scripts that people publish have them.
+ODD = """#!/bin/bash
+NODES=${SLURM_NNODES:-2}
+GPUS=8
+BATCH=${1:-256}
+ZERO=$2
+extra="--optim adamw_torch"
+if [ "$ZERO" == "" ]; then
+  ZERO=3
+fi
+while [[ $# -ge 1 ]]; do
+  case "$1" in
+    --extra) extra="$2"; shift ;;
+  esac
+done
+for argument in "$@"; do extra="$argument"; done
+if [ $NODES -gt 4 ]; then
+  LENGTH=8192
+elif [[ $GPUS = 8 ]]; then
+  LENGTH=4096
+else
+  torchrun --nproc_per_node 1 other.py --per_device_train_batch_size 9
+fi
+cat > ds_zero.json <<EOF
+torchrun in.py --per_device_train_batch_size 7
+EOF
+STEPS=$((BATCH / 4 / (NODES * GPUS)))
+NAME="run_$(date +%F)"
+torchrun --nnodes $NODES --nproc_per_node $GPUS train.py \\
+  --model_name_or_path some/model --max_length $LENGTH --output_dir out/$NAME $extra \\
+  --per_device_train_batch_size 4 --gradient_accumulation_steps $STEPS 2>&1 | tee log_$ZERO.txt \\
+  # --fp16
+"""
+
 DATA = Path(__file__).parents[1] / "data" / "recipes"
 
 
@@ -46,9 +80,61 @@ def test_arrays_and_commands_inside_a_quotation(tmp_path: Path):
     assert (fields["precision"], fields["grad_accum"], fields["checkpointing"]) == ("fp16", 16, "full")
 
 
+def test_numbers_conditions_and_redirections(tmp_path: Path):
+    reading = script(tmp_path, ODD)
+    fields = said(reading)
+    assert (fields["micro_batch"], fields["grad_accum"], fields["seq_len"]) == (4, 256 // 4 // 16, 4096)
+    assert (reading.ranks, fields["optimizer.impl"], fields["precision"]) == (16, "foreach", "fp32")
+    assert any("started without arguments" in text for text in reading.notes)
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--gradient_accumulation_steps $(nvidia-smi -L | wc -l)", "another command prints it"),
+        ("--gradient_accumulation_steps $3", "an argument of the script, taken to be started without any"),
+        ("--gradient_accumulation_steps $((8 / ZERO))", "calculated of what is not known"),
+    ],
+)
+def test_values_that_only_a_run_would_show(tmp_path: Path, option: str, says: str):
+    with pytest.raises(InputError, match=says) as caught:
+        script(tmp_path, f"ZERO=0\ntorchrun {ONE} {option}\n")
+    assert (caught.value.field, caught.value.line) == ("gradient_accumulation_steps", 2)
+
+
+@pytest.mark.parametrize(
+    ("option", "what"),
+    [
+        ("--use_llm_lora 16", "which parameters train"), ("--lora_rank 64", "which parameters train"),
+        ("--train_mode qlora", "which parameters train"), ("--freeze_llm True", "which parameters train"),
+        ("--tune_mm_vision False", "which parameters train"), ("--mm_tunable_parts=mm_mlp_adapter", "which parameters"),
+        ("--use_4bit_quantization True", "weights in few bits"), ("--load_in_kbits 8", "weights in few bits"),
+        ("--use_unsloth True", "Unsloth"), ("--use_customized_optim 1", "an optimizer of the script's own"),
+    ],
+)  # fmt: skip
+def test_options_of_a_scripts_own_that_change_what_trains_are_refused(tmp_path: Path, option: str, what: str):
+    with pytest.raises(NotModeled, match=what) as caught:
+        script(tmp_path, f"torchrun {ONE} {option}\n")
+    assert caught.value.line == 1
+
+
+def test_options_of_a_scripts_own_that_change_nothing(tmp_path: Path):
+    harmless = "--freeze_llm False --tune_mm_llm True --use_lora 0 --lora_r 8 --load_in_kbits 16 --train_mode full"
+    parts = "--mm_tunable_parts mm_vision_tower,mm_mlp_adapter,mm_language_model"
+    fields = said(script(tmp_path, f"torchrun {ONE} {harmless} {parts} --use_unsloth False\n"))
+    assert fields["checkpointing"] == "none"
+    switched = script(
+        tmp_path, f"torchrun {ONE} --grad_checkpoint True --use_flash_attn --torch_compile_mode default\n"
+    )
+    fields = said(switched)
+    assert (fields["checkpointing"], fields["attention"], fields["compile"]) == ("full", "flash", True)
+    assert any("grad_checkpoint: taken for gradient_checkpointing" in text for text in switched.notes)
+
+
 @pytest.mark.parametrize(
     ("command", "error", "says"),
     [
+        ("python infer.py --model_name_or_path m --deepspeed ds.json --fp16", InputError, "arguments of its own"),
         ("python train.py --lr 1", InputError, "no command in it that trains"),
         ("deepspeed a.py --deepspeed ds.json --bf16\ndeepspeed b.py --deepspeed ds.json", InputError, "2 commands"),
         ("deepspeed main.py --deepspeed --zero_stage 3 --model_name_or_path m", InputError, "DeepSpeed-Chat"),
@@ -57,7 +143,7 @@ def test_arrays_and_commands_inside_a_quotation(tmp_path: Path):
         ("deepspeed t.py --deepspeed --per_device_train_batch_size 1", InputError, "a switch of the script's own"),
         ("python t.py --per_device_train_batch_size 1 --lora_enable True", NotModeled, "the script's own code"),
         ("swift sft --model m --train_type full --deepspeed zero3", InputError, "an ms-swift configuration"),
-        ("python t.py --per_device_train_batch_size $((2 * N))", InputError, "is not a number"),
+        ("python t.py --per_device_train_batch_size $((2 * N))", InputError, "calculated of what is not known"),
     ],
 )
 def test_what_is_no_start_of_the_trainer_is_refused(tmp_path: Path, command: str, error: type, says: str):

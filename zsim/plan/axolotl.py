@@ -33,6 +33,8 @@ _REFUSED = {
     "lora_target_parameters": "adapters on parameters, such as those of experts",
     "gptq": "weights quantized by GPTQ",
     "fp8": "fp8",
+    "freeze_mm_modules": "a frozen vision tower; a scenario's model.freeze names it",
+    "use_onebitllms": "training for weights in few bits",
 }
 # Kernels, and what else changes what is computed, that are listed as not simulated.
 _LISTED = {
@@ -49,6 +51,7 @@ _LISTED = {
     "resize_token_embeddings_to_32x": "a vocabulary rounded up to a multiple of 32",
     "model_config": "fields of the model's config.json that are set here",
     "use_eaft": "another loss",
+    "fused_attn_kernel": "a fused kernel of attention",
 }
 
 

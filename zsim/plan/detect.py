@@ -25,11 +25,19 @@ _FOREIGN: tuple[tuple[str, frozenset[str]], ...] = (
     ("a NeMo configuration", frozenset({"trainer", "exp_manager"})),
     ("a torchtune recipe", frozenset({"tokenizer", "checkpointer"})),
     ("an llm-foundry configuration", frozenset({"model", "max_duration"})),
+    ("an llm-foundry configuration", frozenset({"icl_tasks"})),
+    (
+        "an adapter of peft, whose base model has a config.json of its own",
+        frozenset({"peft_type", "base_model_name_or_path"}),
+    ),
+    ("a NeMo AutoModel recipe", frozenset({"dist_env", "distributed"})),
+    ("a Kubernetes manifest", frozenset({"apiVersion", "kind"})),
+    ("an Azure ML job", frozenset({"command", "environment", "compute"})),
     ("an llm-foundry configuration", frozenset({"parameters", "command", "image"})),
     ("a verl configuration", frozenset({"actor_rollout_ref"})),
     ("an ms-swift configuration", frozenset({"tuner_type"})),
     ("an ms-swift configuration", frozenset({"train_type"})),
-    ("the start of a script with arguments of its own", frozenset({"deepspeed", "deepspeed_config"})),
+    ("the start of a script with arguments of its own", frozenset({"deepspeed_config"})),
     ("the start of DeepSpeed-Chat, with arguments of its own", frozenset({"zero_stage", "deepspeed"})),
     ("the start of DeepSpeed-Chat, with arguments of its own", frozenset({"actor_model_name_or_path"})),
     ("the start of Megatron-DeepSpeed, with arguments of its own", frozenset({"micro_batch_size", "num_layers"})),
@@ -93,10 +101,14 @@ def identify(document: Document) -> str:
     if isinstance(document.data.get("training"), dict) and {"parallelism", "job", "activation_checkpoint"} & keys:
         return "torchtitan"
     _refuse_foreign(document, keys)
-    if {"per_device_train_batch_size", "fsdp_config", "gradient_checkpointing", "num_train_epochs"} & keys or (
-        "model_name_or_path" in keys and {"learning_rate", "output_dir", "max_steps"} & keys
+    if {"model_type", "architectures"} <= keys:  # some have gradient_checkpointing
+        return "model"
+    if {"per_device_train_batch_size", "gradient_checkpointing", "num_train_epochs"} & keys or (
+        {"model_name_or_path", "fsdp_config"} & keys and {"learning_rate", "output_dir", "max_steps", "fsdp"} & keys
     ):
         return "trainer"
+    if document.script:
+        raise InputError("is the start of a script with arguments of its own, which is not read", *document.place(()))
     if {"model_type", "architectures", "hidden_size", "n_embd", "d_model"} & keys and "zero_optimization" not in keys:
         return "model"
     if _is_deepspeed(document, keys):

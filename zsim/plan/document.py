@@ -23,6 +23,7 @@ class Document:
     data: dict[str, Any]
     places: dict[Path_, Place] = field(default_factory=dict)
     repeated: list[Path_] = field(default_factory=list)  # fields that stand here more than once: the last one counts
+    script: bool = False  # these are the options of a command
     ranks: int | None = None  # processes that a launcher in the file starts
     launch: Document | None = None  # options of `accelerate launch`, before those of the script that it starts
     environment: dict[str, tuple[str, int | None]] = field(default_factory=dict)  # that it sets, with lines
@@ -60,9 +61,9 @@ def dotted(path: Path_) -> str:
     return ".".join(str(part) for part in path)
 
 
-def nearest(name: object, known: Iterable[str]) -> str | None:
+def nearest(name: object, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known name that `name` most likely means, if one is near."""
-    close = difflib.get_close_matches(str(name).lower(), list(known), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(str(name).lower(), list(known), n=1, cutoff=cutoff)
     return close[0] if close else None
 
 

@@ -29,6 +29,11 @@ def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
         "mixture_of_depths", "fp8", "use_asft_loss",
     ):  # fmt: skip
         recipe.refuse(name, (False,), name.removeprefix("use_"))
+    for name in ("use_distributed_optimizer", "overlap_param_gather", "recompute_granularity"):
+        recipe.refuse(name, (), "training by Megatron, whose optimizer shards otherwise")
+    for name in ("use_dft_loss", "use_eaft_loss"):
+        if recipe.flag(name):
+            reading.not_modeled.append(f"{name}: another loss")
     recipe.refuse("use_kt", (False,), "KTransformers' experts on the CPU")
     for name in ("pipeline_model_parallel_size", "expert_model_parallel_size"):
         recipe.refuse(name, (1,), name.replace("_model_parallel_size", " parallelism of Megatron"))

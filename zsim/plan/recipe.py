@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotModeled
-from zsim.plan.document import Path_
+from zsim.plan.document import Path_, nearest
 from zsim.plan.reading import Reading
 
 # transformers 5.24 training_args.py, OptimizerNames -> name and implementation of the scenario's optimizer.
@@ -142,6 +142,10 @@ class Recipe:
         other = [name for name in unread if name not in set(harmless)]
         if known:
             self.reading.without_effect.append(f"{', '.join(known)} (data, learning rate, saving and logging)")
+        for name in other:
+            close = nearest(name, self._read - self.document.data.keys(), 0.9)
+            if close:
+                self.reading.notes.append(f"{name} is not read; did you mean {close}?")
         if other:
             self.reading.without_effect.append(f"{', '.join(map(str, other))} (not read)")
 

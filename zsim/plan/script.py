@@ -18,6 +18,8 @@ from zsim.plan.shell import Command, commands
 # What a command must have to be one that trains.
 _MARKS = ("per_device_train_batch_size", "deepspeed", "fsdp", "model_name_or_path")
 _NAMED = re.compile(r"\$\{?([A-Za-z_]\w*)(?:\[[@*]\])?\}?")
+_UNKNOWN = re.compile(r"\$(?:\{?(\w+)|\()|`")
+_OWN_ARGUMENTS = re.compile(r"\$(?:[\d#]|\{\d)")
 _PER_NODE = ("nproc_per_node", "num_gpus")
 # torch/distributed/run.py, determine_local_world_size; deepspeed/launcher/runner.py: -1 is all
 _OWN_COUNT: dict[str, tuple[Any, ...]] = {
@@ -44,7 +46,11 @@ def parse_script(path: Path) -> Document:
     first = command.line
     _refuse_unknown(command, path, lines)
     launcher, words = _launched(command.words)
-    document = Document(path, _options(words), environment=dict(command.environment))
+    document = Document(path, _options(words), script=True, environment=dict(command.environment))
+    if any(_OWN_ARGUMENTS.search(text) for text in lines if not text.lstrip().startswith("#")):
+        document.notes.append(
+            "the script is taken to be started without arguments of its own: $1 and the like are empty"
+        )
     _locate(document, lines, first)
     if launcher is not None:
         document.launch = Document(path, _options(launcher))
@@ -54,7 +60,7 @@ def parse_script(path: Path) -> Document:
             document.environment["OMP_NUM_THREADS"] = str(threads), line
     for options in (document, document.launch or document):
         for name, value in options.data.items():
-            if isinstance(value, str) and (named := _NAMED.match(value)):
+            if isinstance(value, str) and (named := _UNKNOWN.match(value)):
                 options.unknown[name] = _why(value, named.group(1), command)
     document.ranks = _ranks(document)
     return document
@@ -80,7 +86,11 @@ def _refuse_unknown(command: Command, path: Path, lines: list[str]) -> None:
             raise InputError(_why(word, named.group(1), command), path, line, accepted="a variable that is set")
 
 
-def _why(text: str, name: str, command: Command) -> str:
+def _why(text: str, name: str | None, command: Command) -> str:
+    if name is None:
+        return f"{text} is not known here: another command prints it, or it is calculated of what is not known"
+    if name.isdigit():
+        return f"{text} is not known here: it is an argument of the script, taken to be started without any"
     if name in command.unknown:
         return f"{text} is not known here: it is set by what is not simulated (an if, a loop or another command)"
     return f"{text} is not known here: the script does not set it"
@@ -103,7 +113,8 @@ def _launched(words: list[str]) -> tuple[list[str] | None, list[str]]:
 
 
 def _trains(words: list[str]) -> bool:
-    return words[0] not in ("echo", "printf") and any(word.startswith(f"--{mark}") for word in words for mark in _MARKS)
+    marked = any(word.startswith(f"--{mark}") for word in words for mark in _MARKS)
+    return marked and words[0] not in ("echo", "printf")
 
 
 def _options(words: list[str]) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Follows a shell script's variables down to its commands, in their order; of branches, what all of them leave."""
+"""Follows a shell script's variables down to its commands, in their order; of branches, those that can be taken.
+
+A script is taken to be started without arguments of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,15 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from zsim.plan.shell_values import calculated, holds, sheltered, without_redirections
+
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _ARRAY = re.compile(r"\s*(?:export\s+|local\s+|declare\s+-a\s+)?([A-Za-z_]\w*)(\+?)=\((.*)\)\s*", re.DOTALL)
-_COMPUTED = re.compile(r"\s*(?:export\s+|local\s+|readonly\s+)?([A-Za-z_]\w*)=[\"']?(?:\$\(|`)")
 _VARIABLE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\}|\$(\w+)")
 _BUILTINS = ("export", "local", "readonly", "declare", "typeset", "-x", "-a", "-r", "-g", "-i")
 _OPENS, _CLOSES = ("if", "for", "while", "until", "case", "select"), ("fi", "done", "esac")
 _BRANCHES, _KEYWORDS = ("elif", "else", ";;"), ("then", "do", "{", "}", "!", "time")
+_HERE_DOCUMENT = re.compile(r"(?<!<)<<-?\s*[\"']?(\w+)")
 _JOINTS = ("&&", "||", "|", "&", ";", ";;")
 
 
@@ -33,7 +38,9 @@ class _Block:
 
     before: dict[str, str | None]
     ends: list[dict[str, str | None]] = field(default_factory=list)
-    always: bool = False  # it has an `else`: one of its branches runs
+    always: bool = False  # one of its branches runs: it has an `else`, or a condition that holds
+    opening: bool = True  # up to `then` or `do`
+    live: bool | None = None  # whether the branch at hand is taken; None: not known
 
 
 def commands(lines: list[str]) -> list[Command]:
@@ -56,10 +63,11 @@ class _Shell:
             name, adds, items = array.groups()
             self.assign(name, self.filled(" ".join(items.split())), bool(adds), line, gap=" ")
             return
-        words = shlex.split(self.filled(text))
-        if (computed := _COMPUTED.match(text)) and len(words) > 1 and "--" not in text:  # spaces in $( ... )
-            self.values[computed.group(1)] = None
-            return
+        filled = self.filled(text)
+        try:
+            words = without_redirections(shlex.split(filled))
+        except ValueError:  # a variable that holds half of a quotation
+            words = filled.split()
         part: list[str] = []
         conditional = False
         for word in words:
@@ -71,7 +79,7 @@ class _Shell:
                 conditional = word in ("&&", "||")
                 part = []
             if word == ";;" or word.endswith(";;"):
-                self.branch(";;")
+                self.branch(";;", [])
         self.simple(part, line, conditional)
 
     def simple(self, words: list[str], line: int, conditional: bool) -> None:
@@ -79,18 +87,28 @@ class _Shell:
         while words and words[0] in (*_KEYWORDS, *_OPENS, *_CLOSES, *_BRANCHES):
             word, *words = words
             if word in _OPENS:
-                self.blocks.append(_Block(dict(self.values)))
+                block = _Block(dict(self.values), live=self.condition(word, words))
+                self.blocks.append(block)
                 if word in ("for", "select") and words:
                     self.values[words[0]] = None
                     return
                 if word == "case":
                     return
+                words = [] if words[:1] in (["["], ["[["], ["test"]) else words
             elif word in _CLOSES:
                 self.close()
             elif word in _BRANCHES:
-                self.branch(word)
+                self.branch(word, words)
+                words = [] if word == "elif" and words[:1] in (["["], ["[["], ["test"]) else words
+            elif word in ("then", "do") and self.blocks:
+                self.blocks[-1].opening = False
+                self.blocks[-1].always |= self.blocks[-1].live is True
         if self.blocks and words and words[0].endswith(")") and "(" not in words[0].lstrip("("):
             words = words[1:]  # a pattern of `case`
+        if words and self.blocks and self.blocks[-1].opening:
+            self.blocks[-1].live = None  # a condition of several commands
+        if any(block.live is False for block in self.blocks):
+            return
         own = [word for word in words if word not in _BUILTINS]
         if words and words[0] in _BUILTINS:
             for word in own:
@@ -130,16 +148,35 @@ class _Shell:
         if adds:
             before = self.values.get(name, "")
             value = f"${name}{gap}{value}" if before is None else f"{before}{gap}{value}"
-        self.values[name] = value
+        computed = ("$(" in value or "`" in value) and "--" not in value  # by another command
+        self.values[name] = None if computed else value
         if name in self.exported:
             self.exported[name] = line
 
-    def branch(self, word: str) -> None:
-        if self.blocks:
-            block = self.blocks[-1]
+    def condition(self, word: str, words: list[str]) -> bool | None:
+        """Whether what follows `if`, `elif`, `while` or `until` holds, before its first round; None: not known."""
+        if word in ("for", "select"):
+            own = words[:1] != [] and words[0].isidentifier() and words[1:] in (["in", "$@"], ["in", "$*"], [])
+            return False if own else None
+        known = holds(words)
+        if word in ("while", "until"):  # how often it runs is not known
+            return False if known is (word == "until") else None
+        return known
+
+    def branch(self, word: str, words: list[str]) -> None:
+        if not self.blocks:
+            return
+        block = self.blocks[-1]
+        self.end(block)
+        taken = block.always
+        self.values = dict(block.before)
+        block.opening = word == "elif"
+        block.live = False if taken else self.condition(word, words) if word == "elif" else None
+        block.always |= word == "else"
+
+    def end(self, block: _Block) -> None:
+        if block.live is not False:
             block.ends.append(self.values)
-            block.always |= word == "else"
-            self.values = dict(block.before)
 
     def close(self) -> None:
         """After a block a variable is known if every way through it leaves the same value.
@@ -150,7 +187,8 @@ class _Shell:
         if not self.blocks:
             return
         block = self.blocks.pop()
-        ends = [*block.ends, self.values] + ([] if block.always else [block.before])
+        self.end(block)
+        ends = block.ends + ([] if block.always else [block.before])
         names = dict.fromkeys(name for end in ends for name in end)
         self.values = {}
         for name in names:
@@ -164,13 +202,16 @@ class _Shell:
             found = self.values.get(name, default)
             return match.group() if found is None else found
 
-        return _VARIABLE.sub(value, text)
+        return sheltered(calculated(_VARIABLE.sub(value, text.replace("$#", "0")), self.values))
 
 
 def _joined(lines: list[str]) -> Iterator[tuple[int, str]]:
     """(first line, text) of commands: what a backslash, an open quotation or an open parenthesis continues."""
-    command, start = "", 0
+    command, start, until = "", 0, ""
     for number, line in enumerate(lines, start=1):
+        if until:
+            until = "" if line.strip() == until else until
+            continue
         quoted = bool(command) and not command.endswith(" ")
         text = line if quoted else re.sub(r"(^|\s)#.*$", "", line).rstrip()
         if command and not quoted and not text.strip():
@@ -188,7 +229,11 @@ def _joined(lines: list[str]) -> Iterator[tuple[int, str]]:
             command += " "
             continue
         yield start, command.replace("\\\n", " ")
+        if here := _HERE_DOCUMENT.search(command):
+            until = here.group(1)
         command, start = "", 0
+    if command:
+        yield start, command  # its last line ends with a backslash
 
 
 def _flat(words: list[str]) -> list[str]:

@@ -8,6 +8,7 @@ from zsim.errors import NotModeled
 from zsim.plan.document import Document, read_text
 from zsim.plan.fsdp_args import read_fsdp
 from zsim.plan.hjson import parse_hjson
+from zsim.plan.own_options import OWN, own_switches, refuse_own
 from zsim.plan.reading import NOT_SHARDED, Reading
 from zsim.plan.recipe import ULYSSES, Recipe, as_flag, beside
 
@@ -40,16 +41,20 @@ _OTHER_TRAINERS = {
 }
 
 
+_READ_HERE = ("tune_mm_mlp_adapter", "freeze_backbone", "load_in_4bit", "load_in_8bit")
+_PEFT = ("use_peft", "use_lora", "lora_r", "lora_target_modules")
+
+
 def read_trainer(document: Document, ranks: int | None = None, kind: str = "Hugging Face Trainer arguments") -> Reading:
     """The plan and workload in Trainer arguments. Raises InputError, NotModeled."""
     reading = Reading(kind, document, ranks=ranks)
     recipe = Recipe(reading)
     for name, why in _OTHER_TRAINERS.items():
         recipe.refuse(name, (False,), why)
-    for name in ("lora_enable", "use_lora", "lora", "q_lora"):
-        recipe.refuse(name, (False,), "which parameters train, as the script's own code has it")
     _llava(recipe)
-    recipe.refuse("bits", (16, 32), "weights in few bits, as the script's own code has it")
+    refuse_own(recipe, _READ_HERE + (_PEFT if recipe.flag("use_peft") else ()))
+    recipe.refuse("bits", (16, 32), f"weights in few bits, {OWN}")
+    own_switches(recipe)
     model_length(recipe, ("max_length", "max_seq_length", "max_seq_len", "block_size", "model_max_length"))
     attention(recipe, "attn_implementation")
     checkpointing(recipe, default=False)
@@ -58,8 +63,14 @@ def read_trainer(document: Document, ranks: int | None = None, kind: str = "Hugg
     else:
         recipe.refuse("load_in_4bit", (False,), "4-bit weights without adapters")
         recipe.refuse("load_in_8bit", (False,), "8-bit weights without adapters")
-    for name in ("sequence_parallel_size", "context_parallel_size", "tensor_parallel_size", "pipeline_parallel_size"):
-        recipe.refuse(name, (1,), f"{name}, as the script's own code has it", ULYSSES)
+    for name in (
+        "sequence_parallel_size",
+        "ulysses_sequence_parallel_size",
+        "context_parallel_size",
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+    ):
+        recipe.refuse(name, (1,), f"{name}, {OWN}", ULYSSES)
     recipe.refuse("parallelism_config", (), "an object of Python, which no file holds", "an accelerate configuration")
     training(recipe)
     recipe.get("model_name_or_path")
@@ -73,7 +84,7 @@ def _llava(recipe: Recipe) -> None:
     alone, `freeze_backbone` all but the text model without its head."""
     if not recipe.get("vision_tower"):
         for name in ("tune_mm_mlp_adapter", "freeze_backbone"):
-            recipe.refuse(name, (False,), "which parameters train, as the script's own code has it")
+            recipe.refuse(name, (False,), f"which parameters train, {OWN}")
         return
     frozen = ["vision_tower"]
     if recipe.flag("tune_mm_mlp_adapter"):
@@ -111,11 +122,15 @@ def training(recipe: Recipe) -> None:
     recipe.set("grad_clip", recipe.get("max_grad_norm", 1.0), "max_grad_norm")
     recipe.precision(recipe.flag("bf16"), recipe.flag("fp16"))
     recipe.optimizer("optim", "adamw_torch_fused")
-    if recipe.flag("torch_compile"):
-        recipe.set("compile", True, "torch_compile")
-    if recipe.flag("use_liger_kernel"):
-        recipe.set("loss", "fused", "use_liger_kernel")
-        reading.not_modeled.append("use_liger_kernel: only its fused loss is simulated, not its other kernels")
+    compiled = [name for name in ("torch_compile_backend", "torch_compile_mode") if recipe.get(name)]
+    if recipe.flag("torch_compile", bool(compiled)) or compiled:  # training_args.py: either switches it on
+        recipe.set("compile", True, compiled[0] if compiled else "torch_compile")
+    if recipe.flag("auto_find_batch_size"):
+        reading.not_modeled.append("auto_find_batch_size: a smaller batch after running out of memory")
+    for name in ("use_liger_kernel", "use_liger"):  # the second: trl before 0.16
+        if recipe.flag(name):
+            recipe.set("loss", "fused", name)
+            reading.not_modeled.append(f"{name}: only its fused loss is simulated, not its other kernels")
     shard(recipe)
     if recipe.document.launch:
         from zsim.plan.launch import read_launch

@@ -1,0 +1,84 @@
+"""Options that scripts built on the Trainer have of their own, where they decide about what is computed or kept.
+
+What such a script does with them is in its own code: where a name says it, it is taken at its word and a note says so;
+where it decides which parameters train, or in how many bits, the run is refused rather than taken for a plain one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from zsim.errors import NotModeled
+from zsim.plan.recipe import Recipe, as_flag
+
+_OFF = (None, False, 0, "", "none", "None", "no", "false", "False")
+_ADAPTERS = (
+    "lora_enable", "use_lora", "lora", "q_lora", "use_qlora", "use_peft_lora", "apply_lora", "use_adapter",
+    "low_rank_training", "use_llm_lora", "use_backbone_lora", "use_qllama_lora", "train_mode", "train_type",
+    "finetuning_type", "tuning_type", "use_lisa", "use_galore",
+)  # fmt: skip
+_WHOLE = ("full", "all", "pretrain", "sft")  # kinds of training in which everything trains
+# Of peft: they say nothing where a switch says that there are no adapters.
+_RANKS = ("lora_r", "lora_rank", "lora_target_modules", "trainable", "lora_trainable")
+_PARAMETERS = re.compile(r"(^|_)(un)?freeze(_|$)|^fix_|^(mm_)?tunable_|^tune_")
+_EVERY_PART = {"mm_vision_tower", "mm_mlp_adapter", "mm_language_model"}  # LLaVA-NeXT, train.py
+_FEW_BITS = re.compile(
+    r"(^|_)(load_in_)?(kbits|[48]_?bits?)(_quantization)?$|(^|_)int8(_|$)|^quant_bit|^quantization_bit$"
+)
+_REFUSED = {
+    "use_unsloth": "Unsloth's kernels and checkpointing",
+    "use_customized_optim": "an optimizer of the script's own",
+    "use_onebitllms": "training for weights in few bits",
+}
+_FLASH = ("use_flash_attn", "use_flash_attention", "use_flash_attention_2", "use_flash_attn_2", "flash_attn")
+_CHECKPOINTING = ("grad_checkpoint", "gradient_checkpoint", "use_gradient_checkpointing", "use_grad_checkpoint")
+OWN = "as the script's own code has it"
+
+
+def refuse_own(recipe: Recipe, read_elsewhere: tuple[str, ...] = ()) -> None:
+    """Raises NotModeled for an option of a script's own that changes which parameters train, or their bits."""
+    switches = {name: recipe.get(name) for name in _ADAPTERS if name not in read_elsewhere}
+    for name, value in switches.items():
+        if value not in (*_OFF, *_WHOLE):
+            raise _refusal(recipe, name, "which parameters train")
+    if all(value is None for value in switches.values()) and "use_peft" not in read_elsewhere:
+        for name in _RANKS:
+            recipe.refuse(name, _OFF, f"which parameters train, {OWN}")
+    for name, value in recipe.document.data.items():
+        if name in read_elsewhere:
+            continue
+        if _PARAMETERS.search(str(name)) and not _trains_all(str(name), value):
+            raise _refusal(recipe, str(name), "which parameters train")
+        if _FEW_BITS.search(str(name)) and value not in (*_OFF, 16, 32):
+            raise _refusal(recipe, str(name), "weights in few bits")
+        if name in _REFUSED and value not in _OFF:
+            raise recipe.document.error((name,), _REFUSED[str(name)], "false", kind=NotModeled)
+
+
+def _trains_all(name: str, value: Any) -> bool:
+    if name == "mm_tunable_parts":
+        return set(str(value).split(",")) >= _EVERY_PART
+    return value not in _OFF if name.startswith("tune_") else value in _OFF
+
+
+def _refusal(recipe: Recipe, name: str, what: str) -> NotModeled:
+    error = recipe.document.error((name,), f"{what}, {OWN}", kind=NotModeled)
+    assert isinstance(error, NotModeled)
+    return error
+
+
+def own_switches(recipe: Recipe) -> None:
+    """What a script calls flash attention and checkpointing, as the Trainer's own arguments. Raises InputError."""
+    for names, to, value in (
+        (_FLASH, "attn_implementation", "flash_attention_2"),
+        (_CHECKPOINTING, "gradient_checkpointing", True),
+    ):
+        for name in names:
+            given = recipe.get(name)
+            if given is None or recipe.document.data.get(to) is not None:
+                continue
+            if as_flag(given, lambda text, name=name: recipe.error((name,), text, "true or false")):  # type: ignore[misc]
+                recipe.document.data[to] = value
+                recipe.document.places[(to,)] = recipe.document.place((name,))
+                recipe.reading.notes.append(f"{name}: taken for {to}: {str(value).lower()}, {OWN}")
