@@ -222,6 +222,66 @@ def test_from_never_guesses(capsys, arguments: tuple[str, ...], says: str) -> No
     assert says in err
 
 
+@pytest.mark.parametrize(
+    ("recipe", "other", "field"),
+    [
+        (
+            "torchrun --nproc_per_node 8 t.py --deepspeed c/z3.json --per_device_train_batch_size 1 --max_length 512",
+            ("z3.json", '{"zero_optimization": {"stage": 3}, "optimizer": {"type": "AdamW", "params": {"lr": "1e-4"}}}'),
+            ("zero", "stage", 3),
+        ),
+        (
+            "accelerate launch --config_file conf/a.yaml t.py --per_device_train_batch_size 1 --max_length 512 --bf16",
+            ("mine.yaml", "distributed_type: FSDP\nnum_processes: 8\nfsdp_config: {fsdp_version: 2, "
+             "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP}\n"),
+            ("framework", "name", "fsdp2"),
+        ),
+        (
+            "torchrun --nproc_per_node 8 t.py --fsdp full_shard --fsdp_config f.json --per_device_train_batch_size 1 "
+            "--max_length 512 --bf16",
+            ("f.json", '{"fsdp_version": 1, "fsdp_limit_all_gathers": false}'),
+            ("fsdp", "limit_all_gathers", False),
+        ),
+    ],
+)  # fmt: skip
+def test_a_file_that_a_script_names_may_be_given_from_elsewhere(capsys, tmp_path, recipe, other, field) -> None:
+    import yaml
+
+    script, named = tmp_path / "train.sh", tmp_path / other[0]
+    script.write_text(recipe + "\n")
+    command = ("from", str(script), MODEL, "--topology", TOPOLOGY)
+    named.write_text(other[1])
+    for files in ((str(script), str(named)), (str(named), str(script))):
+        code, out, err = run(capsys, "from", *files, *command[2:])
+        assert code == 0, err
+        section, name, value = field
+        assert yaml.safe_load(out)[section][name] == value
+    named.unlink()
+    code, out, err = run(capsys, *command)
+    assert code == 2
+    assert "that file as one more argument" in err
+
+
+def test_files_of_gpt_neox_are_one(capsys, tmp_path) -> None:
+    import yaml
+
+    sizes, setup = tmp_path / "sizes.yml", tmp_path / "setup.yml"
+    sizes.write_text('{"pipe_parallel_size": 0, "seq_length": 512, "checkpoint_activations": true}')
+    setup.write_text(
+        '{"lr_decay_iters": 9, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1, '
+        '"precision": "bfloat16", "zero_optimization": {"stage": 1}, '
+        '"optimizer": {"type": "Adam", "params": {"lr": 1e-4}}}'
+    )
+    code, out, err = run(capsys, "from", str(sizes), str(setup), MODEL, "--topology", TOPOLOGY)
+    assert code == 0, err
+    fields = yaml.safe_load(out)
+    assert (fields["zero"]["stage"], fields["precision"], fields["checkpointing"]) == (1, "bf16", "full")
+    setup.write_text('{"lr_decay_iters": 9, "seq_length": 1024}')
+    code, out, err = run(capsys, "from", str(sizes), str(setup), MODEL, "--topology", TOPOLOGY)
+    assert code == 2
+    assert "setup.yml:1: seq_length: stands in" in err
+
+
 def test_from_several_files(capsys) -> None:
     files = (str(DATA / "accelerate/zero3.yaml"), str(DATA / "recipes/trainer_batch.json"), MODEL)
     code, out, err = run(capsys, "from", *files, "--topology", TOPOLOGY)

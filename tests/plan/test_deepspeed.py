@@ -248,3 +248,13 @@ def test_releases_before_low_precision_master_weights() -> None:
     assert any("bf16_master_weights_and_grads (of DeepSpeed 0.18.3" in text for text in old.without_effect)
     with pytest.raises(InputError, match="stops on it here"):
         read_document(Document("ds.json", data), "0.17.5")
+
+
+def test_keys_of_a_section_that_stand_outside_of_it_and_numbers_as_text() -> None:
+    optimizer = {"type": "AdamW", "params": {"lr": "1e-4", "eps": "1e-8"}}
+    reading = read(zero() | {"overlap_comm": True, "offload_optimizer": {"device": "cpu"}, "optimizer": optimizer})
+    assert "DeepSpeed does not know overlap_comm and ignores it; did you mean zero_optimization.overlap_comm?" in (
+        reading.notes
+    )
+    assert any("did you mean zero_optimization.offload_optimizer?" in note for note in reading.notes)
+    assert ("zero", "overlap_comm") not in reading.fields

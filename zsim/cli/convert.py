@@ -12,11 +12,12 @@ import typer
 from zsim.cli.options import new_app
 from zsim.errors import InputError
 from zsim.plan import detect
-from zsim.plan.document import dotted, parse_yaml
+from zsim.plan.document import Document, Given, dotted, parse_yaml
 from zsim.plan.reading import Reading
 
 app = new_app()
 
+_NAMED_LAST = {"accelerate": 1, "deepspeed": 2}  # kinds of file that the others name
 _FIRST = ("name", "model", "cluster", "framework", "zero", "fsdp", "ddp")
 
 
@@ -66,8 +67,8 @@ def convert(
 
 def _read_all(files: list[Path], ranks: int) -> tuple[Reading, Path | None]:
     """What all files say together, and which of them is the model."""
-    reading: Reading | None = None
     model: Path | None = None
+    documents: list[tuple[str, Document]] = []
     for path in files:
         document = detect.parse(path / "config.json" if path.is_dir() else path)
         kind = detect.identify(document)
@@ -75,13 +76,33 @@ def _read_all(files: list[Path], ranks: int) -> tuple[Reading, Path | None]:
             raise InputError("is a scenario already", path)
         if kind == "model":
             model = path
-        elif reading is None:
-            reading = detect.read(document, kind, ranks)
         else:
-            reading.include(detect.read(document, kind, ranks))
+            documents.append((kind, document))
+    reading = _read_together(documents, ranks)
     if reading is None:
         raise InputError("none of the files says how training is sharded", accepted=detect.READERS)
     return reading, model
+
+
+def _read_together(documents: list[tuple[str, Document]], ranks: int) -> Reading | None:
+    """What they all say; one that another one names is read where that one names it."""
+    neox = [document for kind, document in documents if kind == "neox"]
+    if len(neox) > 1:
+        from zsim.plan.neox import merged
+
+        documents = [("neox", merged(neox)), *(each for each in documents if each[0] != "neox")]
+    given = Given([(kind, Path(document.file)) for kind, document in documents])
+    readings: dict[int, Reading] = {}
+    for index in sorted(range(len(documents)), key=lambda index: _NAMED_LAST.get(documents[index][0], 0)):
+        kind, document = documents[index]
+        if Path(document.file) not in given.named:
+            for one in (document, document.launch or document):
+                one.given = given
+            readings[index] = detect.read(document, kind, ranks)
+    ordered = [readings[index] for index in sorted(readings)]
+    for other in ordered[1:]:
+        ordered[0].include(other)
+    return ordered[0] if ordered else None
 
 
 def _with_tower(reading: Reading, model: Path) -> list[str]:
@@ -110,6 +131,8 @@ def _compose(fields: dict[str, Any], overrides: list[str], reading: Reading, fol
     if missing:
         names = ", ".join(what.split(" ")[0] for what in missing)
         options = "--micro-batch, --seq-len, a config.json, --set FIELD=VALUE (--set precision=bf16 --set grad_accum=1)"
+        if any("is not there)" in what for what in missing):
+            options = f"that file as one more argument, {options}"
         raise InputError(f"no file says {names}", accepted=options, notes=tuple(missing))
     check(document, folder).resolve()
     ordered = {name: document.data[name] for name in _FIRST if name in document.data} | document.data

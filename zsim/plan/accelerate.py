@@ -10,7 +10,7 @@ from zsim.plan.document import Document, nearest, subsection
 from zsim.plan.fsdp_args import read_fsdp
 from zsim.plan.parallelism import Sizes
 from zsim.plan.reading import Reading
-from zsim.plan.recipe import Recipe, as_flag, beside
+from zsim.plan.recipe import Recipe, as_flag
 from zsim.plan.spec import LEAF_CLASSES
 
 # commands/config/config_args.py, ClusterConfig: any other key is refused.
@@ -92,7 +92,7 @@ def _deepspeed(recipe: Recipe) -> None:
             if name in section:
                 why = "accelerate refuses it next to deepspeed_config_file, in which it belongs"
                 raise document.error(("deepspeed_config", name), why)
-        path = beside(document.file, str(file))
+        path = document.beside(str(file), "deepspeed")
         if path.is_file():
             reading.include(read_deepspeed(path, zero_init=_zero_init(document, section, default=None)))
         else:

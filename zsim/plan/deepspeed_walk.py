@@ -124,8 +124,9 @@ class Keys:
         self.without_effect.setdefault("switched off", []).append(full)
 
     def unknown(self, section: str, path: Path_, name: str, keys: dict[str, Key]) -> None:
-        close = nearest(name, [*keys, *(ALIASES if section == "zero_optimization" else ())])
-        hint = f"; did you mean {close}?" if close else ""
+        homes = [] if section else [home for home, its in SECTIONS.items() if home and name in its]
+        close = homes[0] if homes else nearest(name, [*keys, *(ALIASES if section == "zero_optimization" else ())])
+        hint = f"; did you mean {f'{close}.{name}' if homes else close}?" if close else ""
         if section in STRICT and not self.lenient(section):
             old = section in _PLAIN_BEFORE_0_17
             notes = ("DeepSpeed before 0.17 ignored it: framework: {name: deepspeed, version: 0.16.9}",) if old else ()

@@ -8,6 +8,7 @@ from pathlib import Path
 from zsim.errors import InputError
 from zsim.plan.document import Document, dotted, parse_yaml, read_text
 from zsim.plan.environment import read_environment
+from zsim.plan.fsdp_args import OPTIONS
 from zsim.plan.reading import Reading
 
 READERS = (
@@ -101,6 +102,8 @@ def identify(document: Document) -> str:
     if isinstance(document.data.get("training"), dict) and {"parallelism", "job", "activation_checkpoint"} & keys:
         return "torchtitan"
     _refuse_foreign(document, keys)
+    if keys and {key.removeprefix("fsdp_") for key in keys} <= OPTIONS:
+        return "fsdp_config"
     if {"model_type", "architectures"} <= keys:  # some have gradient_checkpointing
         return "model"
     if {"per_device_train_batch_size", "gradient_checkpointing", "num_train_epochs"} & keys or (
@@ -146,6 +149,17 @@ def read(document: Document, kind: str, ranks: int | None = None) -> Reading:
     return reading
 
 
+def _read_fsdp_config(document: Document, ranks: int | None) -> Reading:
+    """What the Trainer's `fsdp_config: FILE` names."""
+    from zsim.plan.fsdp_args import read_fsdp
+
+    reading = Reading("fsdp_config of the Trainer", document, ranks=ranks)
+    read_fsdp(reading, document.data, (), default_version=2)
+    for field in ("model", "cluster", "micro_batch", "seq_len", "precision", "grad_accum", "grad_clip"):
+        reading.lacks(field)
+    return reading
+
+
 def _readers() -> dict[str, Callable[[Document, int | None], Reading]]:
     from zsim.plan.accelerate import read_accelerate
     from zsim.plan.axolotl import read_axolotl
@@ -163,4 +177,5 @@ def _readers() -> dict[str, Callable[[Document, int | None], Reading]]:
         "torchtitan": read_torchtitan,
         "trainer": read_trainer,
         "neox": read_neox,
+        "fsdp_config": _read_fsdp_config,
     }

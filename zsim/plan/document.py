@@ -16,6 +16,23 @@ Place = tuple[Path | str, int | None]  # file and line
 
 
 @dataclass
+class Given:
+    """Configuration files that are read together, by kind (detect.identify), and which of them another one names."""
+
+    files: list[tuple[str, Path]] = field(default_factory=list)
+    named: set[Path] = field(default_factory=set)
+
+    def find(self, name: str, kind: str | None) -> Path | None:
+        """The one that `name` means: of that file name, else the only one of that kind."""
+        alike = [path for _, path in self.files if path.name == Path(name).name]
+        alike = alike or [path for its, path in self.files if its == kind]
+        if len(alike) != 1:
+            return None
+        self.named.add(alike[0])
+        return alike[0]
+
+
+@dataclass
 class Document:
     """`data` is plain dicts, lists and scalars; `places` maps the path of a field to its file and line (from 1)."""
 
@@ -28,6 +45,7 @@ class Document:
     launch: Document | None = None  # options of `accelerate launch`, before those of the script that it starts
     environment: dict[str, tuple[str, int | None]] = field(default_factory=dict)  # that it sets, with lines
     unknown: dict[str, str] = field(default_factory=dict)  # options whose value is not known, and why
+    given: Given = field(default_factory=lambda: Given())
     notes: list[str] = field(default_factory=list)
 
     def error(
@@ -47,6 +65,13 @@ class Document:
             if path[:end] in self.places:
                 return self.places[path[:end]]
         return self.file, None
+
+    def beside(self, name: str, kind: str | None = None) -> Path:
+        """A file that this one names: from its own folder or from where one works, else among those read with it."""
+        for path in (Path(self.file).parent / name, Path(name)):
+            if path.exists():
+                return path
+        return self.given.find(name, kind) or Path(self.file).parent / name
 
     def set(self, path: Path_, value: Any, place: Place) -> None:
         """Write a field, whose enclosing sections exist. What it replaces loses its place."""

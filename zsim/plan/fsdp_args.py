@@ -22,7 +22,7 @@ _WITHOUT_EFFECT = {
     "xla_fsdp_v2": "TPUs",
     "xla_fsdp_grad_ckpt": "TPUs",
 }
-_KNOWN = {
+OPTIONS = {
     "version", "sharding_strategy", "reshard_after_forward", "offload_params", "cpu_offload", "backward_prefetch",
     "forward_prefetch", "limit_all_gathers", "use_orig_params", "auto_wrap_policy", "activation_checkpointing",
     "activation_checkpointing_offload", "mixed_precision_policy", "cpu_ram_efficient_loading", *_WITHOUT_EFFECT,
@@ -95,8 +95,8 @@ def read_fsdp(
     for name in options:
         if name in _WITHOUT_EFFECT:
             reading.without_effect.append(f"{places[name][-1]} ({_WITHOUT_EFFECT[name]})")
-        elif name not in _KNOWN:
-            close = nearest(name, _KNOWN)
+        elif name not in OPTIONS:
+            close = nearest(name, OPTIONS)
             hint = f"; did you mean {close}?" if close else ""
             reading.notes.append(f"{places[name][-1]} is no option of FSDP and is ignored{hint}")
 

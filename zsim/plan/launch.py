@@ -13,7 +13,7 @@ from zsim.plan.accelerate import FP32_ASSUMED, read_accelerate
 from zsim.plan.deepspeed import with_trainers_groups
 from zsim.plan.document import Document, Path_, nearest, parse_yaml, read_text
 from zsim.plan.reading import NOT_SHARDED, Reading
-from zsim.plan.recipe import Recipe, beside
+from zsim.plan.recipe import Recipe
 
 # argparse's store_true: every other option takes a value.
 SWITCHES = {
@@ -77,10 +77,12 @@ def _file(launch: Document) -> tuple[Document, str | None]:
         raise launch.error(("config_file",), launch.unknown["config_file"], "its value")
     if name is None:
         return Document(launch.file, {}), None
-    path = beside(launch.file, str(name))
+    path = launch.beside(str(name), "accelerate")
     if not path.is_file():
         return Document(launch.file, {}), str(name)
-    return parse_yaml(read_text(path), path, repeats=True), None
+    document = parse_yaml(read_text(path), path, repeats=True)
+    document.given = launch.given
+    return document, None
 
 
 def _leave_open(reading: Reading, why: str) -> None:
@@ -154,7 +156,7 @@ def _with_trainers(document: Document, recipe: Recipe) -> None:
     kind = str(document.data.get("distributed_type")).upper()
     section: Any = document.data.get("deepspeed_config")
     if own and kind == "DEEPSPEED":
-        path = str(beside(script.file, str(own)).absolute())
+        path = str(script.beside(str(own), "deepspeed").absolute())
         section = {"deepspeed_config_file": path, "zero3_init_flag": True}
         document.set(("deepspeed_config",), section, script.place(("deepspeed",)))
     elif own and kind == "FSDP":

@@ -12,6 +12,20 @@ from zsim.plan.reading import Reading
 _PRECISIONS = {"fp16": "fp16", "bfloat16": "bf16"}
 
 
+def merged(documents: list[Document]) -> Document:
+    """Several files as one, as NeoX takes them (neox_arguments/neox_args.py, from_ymls). Raises InputError for a key
+    that two of them have."""
+    whole = Document(documents[0].file, {})
+    for document in documents:
+        for name in document.data:
+            if name in whole.data:
+                raise document.error((name,), f"stands in {whole.place((name,))[0]} too, which GPT-NeoX refuses")
+        whole.data |= document.data
+        whole.places |= document.places
+        whole.repeated += document.repeated
+    return whole
+
+
 def read_neox(document: Document, ranks: int | None = None) -> Reading:
     """The plan and workload in a GPT-NeoX configuration. Raises InputError, NotModeled."""
     data = {str(key).replace("-", "_"): value for key, value in document.data.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotModeled
@@ -128,7 +127,7 @@ class Recipe:
             read = read_document(Document(self.document.file, value, places), zero_init=True)
             self.reading.include(with_trainers_groups(read))
             return True
-        path = beside(self.document.file, str(value))
+        path = self.document.beside(str(value), "deepspeed")
         if path.is_file():
             self.reading.include(with_trainers_groups(read_deepspeed(path, zero_init=True)))
         else:
@@ -158,9 +157,3 @@ def as_flag(value: Any, error: Callable[[str], InputError]) -> bool:
     if str(value).lower() in ("false", "no", "0", "off", "none"):
         return False
     raise error(f"{value!r} is not true or false")
-
-
-def beside(file: Path | str, name: str) -> Path:
-    """A path that a file names: from its own folder, or from where one works, whichever is there."""
-    local = Path(file).parent / name
-    return local if local.exists() or not Path(name).exists() else Path(name)

@@ -10,7 +10,7 @@ from zsim.plan.fsdp_args import read_fsdp
 from zsim.plan.hjson import parse_hjson
 from zsim.plan.own_options import OWN, own_switches, refuse_own
 from zsim.plan.reading import NOT_SHARDED, Reading
-from zsim.plan.recipe import ULYSSES, Recipe, as_flag, beside
+from zsim.plan.recipe import ULYSSES, Recipe, as_flag
 
 _STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
 ATTENTION = {
@@ -160,7 +160,11 @@ def shard(recipe: Recipe) -> None:
         ddp(recipe)
         return
     if isinstance(config, str):
-        path = beside(document.file, config)
+        path = document.beside(config, "fsdp_config")
+        if not path.is_file():
+            recipe.set("framework.name", "fsdp2", "fsdp")
+            reading.lacks("fsdp_config", f"(names {config}, which is not there)")
+            return
         config = parse_hjson(read_text(path, "FSDP configuration"), path).data
     if not isinstance(config, dict):
         raise recipe.error(("fsdp_config",), f"{config!r} is not a section", "a mapping of options")

@@ -38,10 +38,18 @@ def refuse_unfilled(document: Document, path: Path_, value: str) -> None:
     if text in ("True", "False", "None"):
         right = {"True": "true", "False": "false", "None": "null"}[text]
         raise document.error(path, f"{text} is Python; JSON writes {right}", accepted=right)
-    if re.fullmatch(r"[\d.eE+_ ]+([*/+-]+[\d.eE+_ ]+)+", text):
+    if re.fullmatch(r"[\d.eE+_ ]+([*/+-]+[\d.eE+_ ]+)+", text) and not _is_number(text):
         raise document.error(path, f"{text} is a calculation, which JSON has not", accepted="its result")
     if re.fullmatch(r"[A-Z][A-Z0-9_]{2,}", text) or text in ("...", "…") or re.fullmatch(r"[<{].*[>}]", text):
         raise document.error(path, f"{text} is a placeholder that was not filled in", accepted="its value")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def shown(value: Any) -> str:
