@@ -227,7 +227,7 @@ def test_from_never_guesses(capsys, arguments: tuple[str, ...], says: str) -> No
     [
         (
             "torchrun --nproc_per_node 8 t.py --deepspeed c/z3.json --per_device_train_batch_size 1 --max_length 512",
-            ("z3.json", '{"zero_optimization": {"stage": 3}, "optimizer": {"type": "AdamW", "params": {"lr": "1e-4"}}}'),
+            ("z3.json", '{"zero_optimization": {"stage": 3}, "optimizer": {"type": "Adam", "params": {"lr": "1e-4"}}}'),
             ("zero", "stage", 3),
         ),
         (
@@ -366,3 +366,14 @@ def test_out_writes_files(capsys, small: Path, tmp_path: Path) -> None:
     code, _, _ = run(capsys, str(small), "--quiet", "--out", str(tmp_path / "out"))
     assert code == 0
     assert json.loads((tmp_path / "out/result.json").read_text())["fits"] is True
+
+
+def test_a_matrix_is_known_whatever_the_files_suffix(capsys, tmp_path) -> None:
+    code, out, _ = run(capsys, "read", str(DATA / "topo/smi_two_nodes.md"))
+    assert code == 0
+    assert "nvidia-smi topo -m" in out
+    other = tmp_path / "train.py"
+    other.write_text("import torch\n")
+    code, out, _ = run(capsys, "read", str(other))
+    assert code == 2
+    assert ".py: not a file of a kind that is read" in out

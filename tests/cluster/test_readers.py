@@ -36,6 +36,10 @@ READ = {
         [[0, 1, 1], [0, 2, 2], [0, 3, 1], [1, 2, 1], [1, 3, 2], [2, 3, 2]],
         [["gpu0", "gpu1", "gpu2", "gpu3"]],
     ),
+    "smi_named_by_banner.txt": (4, "switch", [["gpu0", "gpu1", "gpu2", "gpu3"]]),
+    "smi_named_mig.txt": (2, [[0, 1, 12]], [["gpu0", "gpu1"]]),
+    "smi_tagged.txt": (2, [[0, 1, 4]], [["gpu0", "gpu1"]]),
+    "smi_two_nodes.md": (2, None, [["gpu0", "gpu1"]]),
     "rocm_xgmi.txt": (3, [[0, 1, 1], [0, 2, 1], [1, 2, 1]], [["gpu0", "gpu1"], ["gpu2"]]),
     "rocm_pcie_hops.txt": (3, None, [["gpu0", "gpu1"], ["gpu2"]]),
     "rocm_odd_cells.txt": (3, [[0, 1, 1], [0, 2, 1], [1, 2, 1]], [["gpu0", "gpu1", "gpu2"]]),
@@ -51,6 +55,8 @@ READ = {
     ("name", "gpu", "note"),
     [
         ("nccl_gen5_unnamed.xml", "H100-SXM", "the file does not name them"),
+        ("smi_tagged.txt", "RTX A6000", "the file does not name them"),
+        ("smi_two_nodes.md", "RTX 4090", "of several matrices the first one is read"),
         ("nccl_gcn_908.xml", "MI250X", "the file has MI100s, which are not in the catalog"),
     ],
 )
@@ -58,6 +64,21 @@ def test_gpus_that_a_file_does_not_name(name: str, gpu: str, note: str) -> None:
     cluster, reading = read_machine(DATA / name)
     assert cluster.devices[0].name == gpu
     assert any(note in text for text in reading.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "note"),
+    [
+        ("smi_named_by_banner.txt", "H20", "the GPUs are named beside the matrix"),
+        ("smi_named_mig.txt", "A100-SXM-40GB", "MIG partitions stand beside the matrix"),
+    ],
+)
+def test_gpus_that_are_named_beside_the_matrix_are_not_guessed(name: str, gpu: str, note: str) -> None:
+    cluster, reading = read_machine(DATA / name)
+    assert {device.name for device in cluster.devices} == {gpu}
+    assert any(note in text for text in reading.assumptions)
+    assert not any("does not name them" in text for text in reading.assumptions)
+    assert read_machine(DATA / name, Hints(gpu="H200"))[0].devices[0].name == "H200-SXM"
 
 
 @pytest.mark.parametrize("name", READ)
@@ -97,6 +118,7 @@ REFUSED = {
     "bad_nccl_no_gpus.xml": (None, "no GPU in it"),
     "bad_nccl_cut.xml": (3, "not XML"),
     "bad_nccl_debug.txt": (None, "NCCL_DEBUG=INFO"),
+    "bad_no_tabs.txt": (None, "the tabs between the columns are lost"),
     "bad_nccl_nic_unit.xml": (None, "NIC hca0 of 200000 Gb/s"),
 }
 

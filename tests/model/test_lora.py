@@ -118,6 +118,23 @@ def test_only_adapters_get_gradients() -> None:
     assert all(".lora_" in model.parameters[i].name for i in trained)
 
 
+def test_targets_as_a_regular_expression_of_whole_names() -> None:
+    """As axolotl's recipes have them; peft matches text with re.fullmatch."""
+    for quantize in (None, "nf4"):
+        listed = tune(small(), Tuning(Lora(8, ("q_proj", "v_proj", "up_proj")), quantize))
+        pattern = r"model.layers.[\d]+.(mlp|cross_attn|self_attn).(up|q|v)_proj"
+        matched = tune(small(), Tuning(Lora(8, pattern=pattern), quantize))
+        assert matched.parameters == listed.parameters
+    for pattern, error, says in (
+        (r"(q|v)_proj", InputError, "the whole name of no Linear module"),
+        (r".*layers\.0\..*q_proj", NotModeled, "some layers only"),
+        (r".*(lm_head|q_proj)", NotModeled, "output projection"),
+        ("(", InputError, "no regular expression"),
+    ):
+        with pytest.raises(error, match=says):
+            tune(small(), Tuning(Lora(8, pattern=pattern)))
+
+
 def test_unknown_target_is_named_with_those_there_are() -> None:
     with pytest.raises(InputError) as error:
         tune(small(), Tuning(Lora(4, ("query_key_value",))))

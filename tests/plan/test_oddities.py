@@ -223,3 +223,12 @@ def test_a_sub_group_size_of_zero_is_a_group_for_every_parameter():
     plan = DeepSpeedPlan(world_size=8, stage=3, sub_group_size=0)
     shard = [parameter.numel // 8 for parameter in model.parameters]
     assert len(sub_groups(model, plan, shard)) == len(model.parameters)
+
+
+def test_adapters_by_a_regular_expression():
+    """axolotl hands text on to peft, which takes it for one; commas part names."""
+    recipe = {"base_model": "m", "sequence_len": 512, "micro_batch_size": 1, "adapter": "lora"}
+    pattern = r"model.layers.[\d]+.(mlp|self_attn).(up|down|gate|q|k|v|o)_proj"
+    for value, targets in ((pattern, pattern), ("q_proj,v_proj", ["q_proj", "v_proj"])):
+        reading = detect.read(Document("a.yaml", recipe | {"lora_target_modules": value}), "axolotl")
+        assert reading.fields[("lora", "targets")] == targets

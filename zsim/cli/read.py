@@ -48,6 +48,11 @@ def describe(path: Path) -> dict[str, Any]:
         path = path / "config.json"
     if path.suffix.lower() in (".txt", ".xml", ".log", ""):
         return _log(path) or _machine(path)
+    if path.suffix.lower() not in detect.SUFFIXES:
+        try:
+            return _log(path) or _machine(path)
+        except InputError:
+            pass  # said better by what follows
     document = detect.parse(path)
     if {"gpu", "gpus"} & document.data.keys() and path.suffix.lower() in (".yaml", ".yml"):
         return _machine(path)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
+from zsim.cluster import catalog
 from zsim.cluster.matrix import NO_HINTS, Hints, Matrix, Reading, to_document
 from zsim.errors import InputError
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_QUOTE = re.compile(r"^\s*>\s?")  # of a message that quotes another
+# Of a message that quotes another, of mpirun's tagged output, of a log with times.
+_QUOTE = re.compile(r"^\s*(?:>\s?|\[\d+,\d+\]<std(?:out|err)>:|\d{4}-\d\d-\d\d[T ][\d:.]+Z?(?:[+-]\d\d:?\d\d)?[ \t])")
+# A GPU's name in what people paste along: nvidia-smi, nvidia-smi -L, nvidia-smi --query-gpu=index,name --format=csv.
+_NAMED = re.compile(
+    r"^\|\s+\d+\s+((?:NVIDIA|Tesla|Quadro|GeForce)\b.*?)\s+(?:On|Off|N/A)\s*\||^GPU \d+: (.+?) \(UUID|"
+    r"^\d+, ((?:NVIDIA|Tesla) [^,]+)",
+    re.MULTILINE,
+)
 _CELL = re.compile(r"X|SYS|SOC|NODE|PHB|PXB|PIX|NV\d+|MX\d*")
 _GLUED = re.compile(r"(?:SYS|SOC|NODE|PHB|PXB|PIX|NV\d+){2,}")
 _AFFINITY = re.compile(r"\b(CPU|NUMA|GPU NUMA|Node) (Affinity|ID)\b")
@@ -25,7 +34,25 @@ def read(text: str, hints: Hints = NO_HINTS) -> Reading:
 
     Raises InputError for another table (`-p2p`), a truncated paste, or a matrix that contradicts itself.
     """
-    return to_document(parse(text), hints, "nvidia-smi topo -m")
+    matrix = parse(text)
+    if not hints.gpu and not hints.gpus:
+        hints = replace(hints, gpus=_named(text, matrix))
+    return to_document(matrix, hints, "nvidia-smi topo -m")
+
+
+def _named(text: str, matrix: Matrix) -> tuple[str, ...]:
+    """Names of the GPUs in what stands around the matrix: one for all, or as many as it has."""
+    lines = "\n".join(_QUOTE.sub("", _ANSI.sub("", line)) for line in text.splitlines())
+    names = tuple(next(filter(None, found)) for found in _NAMED.findall(lines))
+    if re.search(r"^\s+MIG \d+g\.\d+gb", lines, re.MULTILINE):
+        matrix.notes.append("MIG partitions stand beside the matrix: whole GPUs are simulated")
+    if not names or not all(catalog.known_name(name) for name in names):
+        return ()
+    same = len(set(names)) == 1
+    if not same and len(names) != len(matrix.gpus):
+        return ()
+    matrix.notes.append("the GPUs are named beside the matrix")
+    return names[:1] * len(matrix.gpus) if same else names
 
 
 def parse(text: str) -> Matrix:
@@ -36,6 +63,8 @@ def parse(text: str) -> Matrix:
             "this is the peer-to-peer status (`topo -p2p`), which does not say how GPUs are connected", accepted=RUN
         )
     header = next((number for number, line in enumerate(lines) if _is_header(line)), None)
+    if header is None and re.search("GPU0GPU1", text):
+        raise InputError("GPU0GPU1: the tabs between the columns are lost", accepted=RUN)
     if header is None:
         raise InputError("no header line of GPU columns", accepted=RUN)
     columns = _columns(lines[header])
@@ -48,7 +77,10 @@ def parse(text: str) -> Matrix:
             rows[row[0]] = (number, row[1], row[2])
         elif line.strip().lower().startswith("legend"):
             break
-    return _matrix(columns, rows, lines, _affinities(lines[header]))
+    matrix = _matrix(columns, rows, lines, _affinities(lines[header]))
+    if any(_is_header(line) and _columns(line) == columns for line in lines[header + 1 :]):
+        matrix.notes.append("of several matrices the first one is read")
+    return matrix
 
 
 def _is_header(line: str) -> bool:

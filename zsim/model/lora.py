@@ -7,6 +7,7 @@ weight (0.50, LLM.int8()) is multiplied as it is with its input made int8, and u
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
@@ -31,7 +32,8 @@ BLOCK, NESTED_BLOCK = 64, 256
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """`targets`: names of Linear modules ("q_proj", "self_attn.q_proj"), or "all-linear". alpha costs nothing.
+    """`targets`: names of Linear modules ("q_proj", "self_attn.q_proj"), or "all-linear"; `pattern`, in their place, a
+    regular expression of whole names ("model.layers.0.mlp.up_proj"), as peft takes text. alpha costs nothing.
     `exclude`: modules that are left out, by name or by the part of a vision-language model that they belong to."""
 
     r: int
@@ -39,6 +41,7 @@ class Lora:
     alpha: float = 16.0
     dropout: float = 0.0
     exclude: tuple[str, ...] = ()
+    pattern: str | None = None
 
     def excludes(self, module: str) -> bool:
         return part_of(module) in self.exclude or any(f".{name}." in f".{module}." for name in self.exclude)
@@ -82,7 +85,9 @@ def quantization_bytes(parameters: tuple[Parameter, ...], tuning: Tuning) -> int
 
 def attach(model: Module, net: Net, tuning: Tuning) -> None:
     """Replace the Linear modules of a freshly built model."""
-    targets = tuning.lora.targets if tuning.lora else ()
+    pattern = tuning.lora.pattern if tuning.lora else None
+    targets = () if tuning.lora is None or pattern else tuning.lora.targets
+    matching = _matching(model, pattern) if pattern else set()
     if numbered := [target for target in targets if any(part.isdigit() for part in target.split("."))]:
         raise NotModeled(f"adapters on some layers only: {numbered[0]}", field="lora.targets", accepted="q_proj, ...")
     model.set_paths("")
@@ -93,22 +98,37 @@ def attach(model: Module, net: Net, tuning: Tuning) -> None:
             if type(child) is not Linear or child.role == "head":
                 continue
             names.add(name)
+            meant = {target for target in targets if f".{parent.path}.{name}".endswith(f".{target}")}  # as peft matches
+            chosen = bool(meant) or targets == (ALL_LINEAR,) or child in matching
             if tuning.quantize:
                 eight = tuning.quantize == "int8"
                 child = Linear8bitLt(net, child) if eight else Linear4bit(net, child, tuning.double_quant)
                 setattr(parent, name, child)
-            meant = {target for target in targets if f".{parent.path}.{name}".endswith(f".{target}")}  # as peft matches
-            if (
-                tuning.lora
-                and (targets == (ALL_LINEAR,) or meant)
-                and not tuning.lora.excludes(f"{parent.path}.{name}")
-            ):
+            if tuning.lora and chosen and not tuning.lora.excludes(f"{parent.path}.{name}"):
                 hit |= meant or {name}
                 setattr(parent, name, LoraLinear(net, child, tuning.lora))
+    if pattern and not hit:
+        some = "model.layers.0.self_attn.q_proj; or a list of last parts: [q_proj, v_proj]"
+        raise InputError(f"{pattern} is the whole name of no Linear module", field="lora.targets", accepted=some)
     missing = set(targets) - hit - {ALL_LINEAR}
     if missing or not hit:
         what = ", ".join(sorted(missing)) or "any Linear module"
         raise InputError(f"the model has no {what}", field="lora.targets", accepted=", ".join(sorted(names)))
+
+
+def _matching(model: Module, pattern: str) -> set[Module]:
+    """The modules whose whole name matches, in every layer that they stand for. Raises InputError, NotModeled."""
+    matched: dict[Module, set[bool]] = {}
+    try:
+        for name, _, owner, _ in model.named_weights():
+            matched.setdefault(owner, set()).add(bool(re.fullmatch(pattern, name.rpartition(".")[0])))
+    except re.error as error:
+        raise InputError(f"{pattern} is no regular expression: {error}", field="lora.targets") from None
+    if any(True in answers and getattr(owner, "role", None) == "head" for owner, answers in matched.items()):
+        raise NotModeled(f"adapters on the output projection: {pattern}", field="lora.targets", accepted="q_proj, ...")
+    if any(len(answers) > 1 for answers in matched.values()):
+        raise NotModeled(f"adapters on some layers only: {pattern}", field="lora.targets", accepted="q_proj, ...")
+    return {owner for owner, answers in matched.items() if True in answers}
 
 
 def _parameters(model: Module) -> Iterator[Parameter]:

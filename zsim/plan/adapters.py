@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,8 @@ def lora(recipe: Recipe, names: Mapping[str, str], defaults: Mapping[str, Any]) 
         recipe.reading.lacks("lora.targets", "(the tool chooses by model; peft's default for Llama is q_proj, v_proj)")
     elif targets in ("all", "all-linear") or targets == ["all"]:
         recipe.set("lora.targets", "all-linear", names["targets"])
+    elif isinstance(targets, str) and re.search(r"[\\()\[\]|*+?^$]", targets):
+        recipe.set("lora.targets", targets, names["targets"])  # peft takes text for a regular expression
     else:
         listed = targets if isinstance(targets, list) else [part.strip() for part in str(targets).split(",")]
         recipe.set("lora.targets", listed, names["targets"])

@@ -16,6 +16,11 @@ READERS = (
     "torchtitan TOML, config.json"
 )
 
+_TOML, _SCRIPT, _YAML, _JSON = (
+    (".toml",), (".sh", ".bash", ".slurm", ".sbatch"), (".yaml", ".yml"), (".json", ".hjson", ".json5", ".jsonc"),
+)  # fmt: skip
+SUFFIXES = (*_TOML, *_SCRIPT, *_YAML, *_JSON)
+
 # Keys that only GPT-NeoX has, which takes several files and merges them.
 NEOX = ("checkpoint_activations", "checkpoint-activations", "lr_decay_iters", "lr-decay-iters", "no_weight_tying")
 
@@ -51,18 +56,18 @@ _FOREIGN: tuple[tuple[str, frozenset[str]], ...] = (
 def parse(path: Path) -> Document:
     """The fields of a configuration file, whichever of JSON, Hjson, YAML and TOML it is. Raises InputError."""
     suffix = path.suffix.lower()
-    if suffix == ".toml":
+    if suffix in _TOML:
         from zsim.plan.torchtitan import parse_toml
 
         return parse_toml(path)
-    if suffix in (".sh", ".bash", ".slurm", ".sbatch"):
+    if suffix in _SCRIPT:
         from zsim.plan.script import parse_script
 
         return parse_script(path)
     text = read_text(path)
-    if suffix in (".yaml", ".yml"):
+    if suffix in _YAML:
         return unwrapped(parse_yaml(text, path, repeats=True))
-    if suffix in (".json", ".hjson", ".json5", ".jsonc"):
+    if suffix in _JSON:
         if is_neox_text(text):
             return parse_yaml(text.replace("\t", " "), path, repeats=True)
         from zsim.plan.hjson import parse_hjson

@@ -151,7 +151,9 @@ class LoraField(Section):
     shorthand = "r"
     r: Few
     alpha: PositiveFloat = 16.0
-    targets: Literal["all-linear"] | list[str] = Field("all-linear", description="names of Linear modules (q_proj)")
+    targets: list[str] | str = Field(
+        "all-linear", description="names of Linear modules (q_proj), all-linear, or a regular expression of whole names"
+    )
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     exclude: list[str] = Field(
         [], description="names of modules without adapters (peft's exclude_modules), or parts as in model.freeze"

@@ -254,8 +254,9 @@ def _tune(scenario: Scenario, model: ModelSpec) -> ModelSpec:
     fields, lora, quantize = scenario.fields, scenario.fields.lora, scenario.fields.quantize
     adapters = None
     if lora:
-        targets = (ALL_LINEAR,) if lora.targets == ALL_LINEAR else tuple(lora.targets)
-        adapters = Lora(lora.r, targets, lora.alpha, lora.dropout, tuple(lora.exclude))
+        pattern = lora.targets if isinstance(lora.targets, str) and lora.targets != ALL_LINEAR else None
+        targets = (ALL_LINEAR,) if isinstance(lora.targets, str) else tuple(lora.targets)
+        adapters = Lora(lora.r, targets, lora.alpha, lora.dropout, tuple(lora.exclude), pattern)
     if quantize and quantize.type != "int8" and fields.precision == "fp32":
         raise scenario.error(("quantize",), "4-bit weights are stored in 16-bit elements", "precision: bf16 or fp16")
     try:
