@@ -226,13 +226,41 @@ def test_sdpa_is_flash_attention_first_in_older_torch_where_that_takes_the_heads
     [
         ("{name: deepspeed, version: 0.14.2}", "copied"), ("{name: deepspeed, version: 0.16.4}", "hf"),
         ("{name: fsdp1, version: 2.6.0}", "copied"), ("fsdp2", "hf"),
+        ("{name: deepspeed, version: 0.9.5}", "copied_uncast"), ("{name: deepspeed, version: 0.10.0}", "copied"),
+        ("{name: fsdp1, version: 2.0.0}", "copied_cast"), ("{name: fsdp1, version: 2.0.1}", "copied"),
+        ("{name: fsdp1, version: 2.0.1, transformers: 4.28.1}", "copied_cast"),
+        ("{name: deepspeed, version: 0.9.5, transformers: 4.49.0}", "hf"),
     ],
 )  # fmt: skip
 def test_the_loss_is_that_of_the_frameworks_time(write, framework: str, loss: str) -> None:
     setup = resolve(write(framework=framework))
     assert setup.workload.loss == loss
-    assert any(note.startswith("loss: copied") for note in setup.assumptions) == (loss == "copied")
+    assert any(note.startswith(f"loss: {loss}") for note in setup.assumptions) == (loss != "hf")
     assert resolve(write("loss: held\n", framework=framework)).workload.loss == "held"
+
+
+@pytest.mark.parametrize(
+    ("rest", "framework", "attention"),
+    [
+        ("", "{name: deepspeed, version: 0.12.4}", "eager"), ("", "{name: deepspeed, version: 0.12.5}", "flash"),
+        ("", "{name: fsdp1, version: 2.1.2}", "eager"), ("", "{name: fsdp1, version: 2.2.0}", "flash"),
+        ("", "deepspeed", "flash"), ("attention: flash\n", "{name: deepspeed, version: 0.9.5}", "flash"),
+        ("kernels: flash-attn\n", "{name: ddp, version: 2.1.0}", "flash"),
+        ("", "{name: deepspeed, version: 0.9.5, transformers: 4.37.2}", "flash"),
+    ],
+)  # fmt: skip
+def test_attention_that_nobody_chose_is_eager_before_transformers_had_sdpa(
+    write, rest: str, framework: str, attention: str
+) -> None:
+    setup = resolve(write(rest, framework=framework))
+    assert setup.workload.attention == attention
+    assert any(note.startswith("attention: eager") for note in setup.assumptions) == (attention == "eager")
+
+
+def test_a_release_of_transformers_that_is_none_is_refused(write) -> None:
+    with pytest.raises(InputError) as caught:
+        resolve(write(framework="{name: deepspeed, version: 0.9.5, transformers: new}"))
+    assert caught.value.field == "framework.transformers"
 
 
 def test_fsdp_plans(write) -> None:

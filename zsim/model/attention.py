@@ -104,17 +104,19 @@ def attend(
     upcast: bool = True,
     softcap: bool = False,
     wide: bool = False,
+    floor: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Scaled-dot-product attention of [b, h, s, d]: the result, [b, s, h * d], and the weights if there are any.
 
     Eager: keys and values repeated for grouped queries, the softmax in float32 if `upcast`, `softcap` as in Gemma 2,
-    queries and keys in float32 if `wide` (GPT-J). Efficient: see `_efficient`.
+    queries and keys in float32 if `wide` (GPT-J), masked scores held to a `floor` (the first Llama). Efficient: see
+    `_efficient`.
     Callers hand the weights on as transformers does, which keeps them alive to the end of the block.
     """
     shared = net.sequence_parallel_size > 1
     if shared and net.attention == "sdpa":
         window = None  # is in the mask that ulysses_sp.py drops
-    core = partial(_attend, net, mask, window, dropout, upcast, softcap, wide)
+    core = partial(_attend, net, mask, window, dropout, upcast, softcap, wide, floor)
     if shared:
         return ulysses.attend(net, q, k, v, core)
     out, weights = core(q, k, v)
@@ -129,6 +131,7 @@ def _attend(
     upcast: bool,
     softcap: bool,
     wide: bool,
+    floor: bool,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -154,6 +157,8 @@ def _attend(
             weights = F.scale(F.activation_by_result(F.scale(weights)))
         if mask is not None:
             weights = F.add(weights, mask)
+            if floor:
+                weights = F.at_least(weights)
         weights = F.to(P.softmax(F.to(weights, "float32")), dtype) if upcast else F.to(P.softmax(weights), v.dtype)
         weights = F.dropout(weights, dropout)
         out = P.matmul(weights, v)

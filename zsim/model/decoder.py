@@ -50,7 +50,7 @@ class CausalLM(Module):
             return head(hidden, labels)
         logits = self.logits_of(hidden, head)
         own_loss = self.net.kernels not in ("torch", "liger")
-        if own_loss or self.net.copies_logits:
+        if own_loss or self.net.loss in ("copied", "copied_held"):
             logits = F.to(logits, "float32")  # up to 4.45 under the same name: the others are gone
         loss = (shortened_loss if own_loss else causal_loss)(self.net, logits, labels)
         cache = wide_cache(self.net, labels) if self.net.wide_cache else ()  # noqa: F841  handed back beside the logits
@@ -81,7 +81,8 @@ def causal_loss(net: Net, logits: Tensor, labels: Tensor) -> Tensor:
     logits = cast_and_held(net, logits)
     if net.copies_logits:
         short, target = all_but_last(logits), F.reshape(all_but_last(labels), -1)
-        return cross_entropy(F.reshape(short, -1, short.shape[-1]), target)
+        flat = F.reshape(short, -1, short.shape[-1])
+        return cross_entropy(F.to(flat, "float32") if net.loss == "copied_cast" else flat, target)
     _padded, target = shifted(net, labels)
     logits = F.reshape(logits, -1, logits.shape[-1])
     return cross_entropy(logits, target)
@@ -89,7 +90,7 @@ def causal_loss(net: Net, logits: Tensor, labels: Tensor) -> Tensor:
 
 def cast_and_held(net: Net, logits: Tensor) -> Tensor:
     """As the loss takes them, and shared with the training loop where that holds them."""
-    if net.loss not in ("uncast", "uncast_held"):
+    if net.loss not in ("uncast", "uncast_held", "copied_uncast", "copied_cast"):
         logits = F.to(logits, "float32")
     if net.loss in ("held", "uncast_held", "copied_held"):
         logits.tape.share(logits)

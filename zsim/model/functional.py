@@ -30,7 +30,7 @@ from zsim.model.views import (
 )
 
 __all__ = [
-    "activation", "activation_by_result", "add", "cat", "contiguous", "divide", "dropout", "expand", "fill",
+    "activation", "activation_by_result", "add", "at_least", "cat", "contiguous", "divide", "dropout", "expand", "fill",
     "layout", "low", "masked_fill", "mean_last", "mul", "narrow", "neg", "pad", "permute", "pick", "pointwise", "power",
     "repeat_heads", "reshape", "rsqrt", "scale", "select", "shift", "split", "sum_last", "sum_middle", "to", "touch",
     "transpose", "unbind", "unsqueeze", "wide",
@@ -143,6 +143,26 @@ def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
     saved = x.tape.save(mask)
     out = pointwise(x, mask)
     x.tape.link((x,), lambda g: (pointwise(g, *saved()),), out)
+    return out
+
+
+def at_least(x: Tensor) -> Tensor:
+    """`torch.max(x, floor)` of a tensor without dimensions: saves `x`. Where both are equal each has half a gradient:
+    where(self == other, grad / 2, grad).masked_fill_(self < other, 0)."""
+    if not x.needs_grad:
+        return pointwise(x)
+    saved = x.tape.save(x)
+    out = pointwise(x)
+
+    def backward(g: Tensor) -> tuple[Tensor]:
+        (x,) = saved()
+        equal, half = pointwise(x, dtype="bool"), pointwise(g)
+        result = pointwise(g, half, equal)
+        less = pointwise(x, dtype="bool")
+        g.tape.memory(result.nbytes + less.nbytes, result.nbytes)
+        return (result,)
+
+    x.tape.link((x,), backward, out)
     return out
 
 

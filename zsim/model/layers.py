@@ -36,10 +36,15 @@ class Net:
     tower_checkpointing: bool = True  # where checkpointing is on
     images: Images | None = None
     hooks_inputs: bool = True  # the input embedding is one that transformers finds
+    transformers: tuple[int, ...] | None = None  # see Workload
 
     @property
     def copies_logits(self) -> bool:
-        return self.loss in ("copied", "copied_held")
+        return self.loss.startswith("copied")
+
+    def older(self, *release: int) -> bool:
+        """Whether the models are those of a transformers before `release`."""
+        return self.transformers is not None and self.transformers < release
 
     def checkpoints(self, block: int) -> bool:
         return self.checkpointing != "none" and (self.checkpointed is None or block in self.checkpointed)
@@ -253,11 +258,23 @@ class RMSNorm(Module):
             return flash_attn.rms_norm(x, self.weight)
         if self.net.kernels != "torch":
             return liger.rms_norm(x, self.weight)
+        if self.net.older(4, 31):
+            return self._first(x)
         dtype = x.dtype
         x = F.to(x, "float32")
         variance = F.mean_last(F.power(x))
         x = F.mul(x, F.rsqrt(F.shift(variance)))
         return F.mul(self.weight, F.to(x, dtype))
+
+    def _first(self, x: Tensor) -> Tensor:
+        """LlamaRMSNorm of transformers 4.28 to 4.30: keeps its input in both dtypes; in 4.30 the weight multiplies in
+        float32."""
+        dtype = x.dtype
+        variance = F.mean_last(F.power(F.to(x, "float32")))
+        x = F.mul(x, F.rsqrt(F.shift(variance)))
+        if self.net.older(4, 30):
+            return F.mul(self.weight, F.to(x, dtype))
+        return F.to(F.mul(self.weight, x), dtype)
 
 
 class LayerNorm(Module):

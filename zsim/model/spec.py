@@ -165,6 +165,7 @@ class Workload:
     implementation: str = "hf"
     # hf: fp32 logits | uncast: logits in their own dtype | held, uncast_held: which the training loop holds through the
     # backward | copied, copied_held: fp32 logits of all tokens but the last, copied (transformers before 4.49) |
+    # copied_uncast, copied_cast: in their own dtype, the copy cast by torch.autocast or not (Llama before 4.31) |
     # compiled: by torch.compile (torchtitan) | fused: in chunks, so that all logits never exist
     loss: str = "hf"
     # liger: its RMSNorm and SwiGLU | unsloth: its RMSNorm and cross-entropy, as fms-acceleration's fast kernels |
@@ -181,6 +182,7 @@ class Workload:
     # module with a trained parameter of its own is a unit; "whole": the model is one
     flat_units: str = ""
     checkpoint_frozen_tower: bool = True  # its patches are made to require a gradient, as in transformers 5.24
+    transformers: tuple[int, ...] | None = None  # the release whose models run, where it is an old one; None: 5.24
 
     @property
     def local_seq_len(self) -> int:

@@ -90,6 +90,7 @@ class _Tracer:
             tower_keys,
             tower,
             workload.images,
+            transformers=workload.transformers,
         )
         self.model = families.build(net)
         if spec.tuning is not None:

@@ -125,6 +125,9 @@ class FrameworkField(Section):
     shorthand = "name"
     name: Literal["deepspeed", "fsdp2", "fsdp1", "ddp"]
     version: str | None = Field(None, description="of deepspeed, or of torch")
+    transformers: str | None = Field(
+        None, description="its release, where it is before 4.49; that of the time of `version` unless given"
+    )
 
 
 class OptimizerField(Section):
@@ -343,6 +346,11 @@ class AllocatorField(Section):
     roundup_power2_divisions: Few | str | None = Field(None, description="4, or by megabytes [256:1,512:2,>:8]")
 
 
+Loss = Literal[
+    "hf", "uncast", "held", "uncast_held", "copied", "copied_held", "copied_uncast", "copied_cast", "compiled", "fused"
+]  # fmt: skip
+
+
 class ScenarioFields(Section):
     """One scenario: what is trained, on what, and how it is sharded. Paths are relative to the file."""
 
@@ -373,18 +381,19 @@ class ScenarioFields(Section):
     lora: LoraField | None = None
     quantize: QuantizeField | None = Field(None, description="of the frozen weights; needs lora")
     checkpointing: CheckpointingField = CheckpointingField(policy="none", every=None, blocks=None, frozen_tower=True)
-    attention: Literal["flash", "flash3", "cudnn", "sdpa", "efficient", "eager"] = Field(
-        "flash",
-        description="sdpa: the kernel that torch takes on the GPU (cuDNN's on Hopper and B200, else FlashAttention, "
-        "before Ampere the memory-efficient one); efficient: SDPA that is given a mask (padded batches; transformers "
-        "4.38 to 4.40)",
+    attention: Literal["flash", "flash3", "cudnn", "sdpa", "efficient", "eager"] | None = Field(
+        None,
+        description="flash unless given, but eager with a transformers before 4.36; sdpa: the kernel that torch takes "
+        "on the GPU (cuDNN's on Hopper and B200, else FlashAttention, before Ampere the memory-efficient one); "
+        "efficient: SDPA that is given a mask (padded batches; transformers 4.38 to 4.40)",
     )
-    loss: Literal["hf", "uncast", "held", "uncast_held", "copied", "copied_held", "compiled", "fused"] | None = Field(
+    loss: Loss | None = Field(
         None,
         description="hf: float32 logits; uncast: logits in their own type; copied: float32 logits, all but the last "
-        "token's copied (transformers before 4.49); held, uncast_held, copied_held: which the training loop holds "
+        "token's copied (transformers before 4.49); copied_uncast, copied_cast: in their own type, the copy cast by "
+        "autocast or not (Llama before 4.31); held, uncast_held, copied_held: which the training loop holds "
         "through the backward; compiled: by torch.compile (torchtitan); fused: in chunks, so that all logits never "
-        "exist. hf, or copied with a framework.version of before March 2025",
+        "exist. hf unless given, but with an older transformers as that had it",
     )
     kernels: Literal["torch", "liger", "unsloth", "flash-attn"] = Field(
         "torch",

@@ -12,21 +12,18 @@ from typing import TYPE_CHECKING, cast
 from zsim.cluster.spec import Cluster
 from zsim.errors import InputError, NotModeled
 from zsim.model.architecture import Architecture
-from zsim.model.families import GEMMA, LLAMA_LIKE, MOE
 from zsim.model.spec import Images, ModelSpec, Module, Workload, every_nth
 from zsim.plan.batch import triangle
 from zsim.plan.document import siblings
 from zsim.plan.spec import TORCH_DTYPE, Allocator, AnyPlan, DdpPlan, DeepSpeedPlan
-from zsim.plan.version import parse_version
 from zsim.program.lower import under
 from zsim.scenario.fields import FEW, MICRO_STEPS
 from zsim.scenario.plans import build_plan
+from zsim.scenario.releases import attention_of, loss_of, release_of_models, transformers_release
 from zsim.scenario.sequences import FIELD, check_shared, data_parallel_ranks, shared_notes
 
 if TYPE_CHECKING:
     from zsim.scenario.load import Scenario
-
-COPIED = (*LLAMA_LIKE, *GEMMA, *MOE)  # GPT-2 and its like left their logits in the dtype of the run then
 
 
 @dataclass(frozen=True)
@@ -59,12 +56,14 @@ def resolve(scenario: Scenario) -> Setup:
     model, config = _model(scenario)
     micro_batch, grad_accum = _batch(scenario, cluster.world_size)
     images, image_notes, waits = _images(scenario, model)
-    loss, loss_notes = _loss(scenario, model)
+    release = transformers_release(scenario)
+    attention, attention_notes = attention_of(fields, release, model.family)
+    loss, loss_notes = loss_of(fields, release, model.family)
     workload = Workload(
         micro_batch=micro_batch,
         seq_len=fields.seq_len,
         dtype=TORCH_DTYPE[fields.precision],
-        attention=fields.attention,
+        attention=attention,
         checkpointing=fields.checkpointing.policy,
         checkpointed=_checkpointed(scenario, model),
         implementation=fields.implementation,
@@ -74,6 +73,7 @@ def resolve(scenario: Scenario) -> Setup:
         sequence_parallel_size=fields.sequence_parallel_size,
         images=images,
         checkpoint_frozen_tower=fields.checkpointing.frozen_tower,
+        transformers=release_of_models(release, model.family, fields.framework.name),
     )
     try:
         check_shared(model, workload, cluster.world_size, fields.framework.name)
@@ -99,6 +99,7 @@ def resolve(scenario: Scenario) -> Setup:
         profile=_profile(scenario),
         assumptions=(
             *_length(scenario, model),
+            *attention_notes,
             *_attention(workload, cluster),
             *image_notes,
             *loss_notes,
@@ -128,19 +129,6 @@ def _check_whole(scenario: Scenario, plan: AnyPlan) -> None:
     if quantize and quantize.type == "int8" and not whole:
         accepted = "nf4, or framework: ddp, or zero.stage up to 2"
         raise scenario.error(("quantize",), "8-bit weights in shards", accepted, kind=NotModeled)
-
-
-def _loss(scenario: Scenario, model: ModelSpec) -> tuple[str, tuple[str, ...]]:
-    """Llama's family in transformers copied float32 logits of all tokens but the last until 4.49 of February 2025
-    (labels are padded since): a framework of before that is taken to run with such a release."""
-    fields = scenario.fields
-    version = fields.framework.version
-    newer = {"deepspeed": "0.16.4"}.get(fields.framework.name, "2.7")
-    if fields.loss or fields.implementation != "hf" or not version or model.family not in COPIED:
-        return fields.loss or "hf", ()
-    if parse_version(version) >= parse_version(newer):
-        return "hf", ()
-    return "copied", ("loss: copied, as transformers had it before 4.49 (loss: hf for later ones)",)
 
 
 def _attention(workload: Workload, cluster: Cluster) -> tuple[str, ...]:

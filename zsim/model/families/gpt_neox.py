@@ -25,7 +25,8 @@ class GPTNeoXAttention(Module):
         q, k, v = F.split(qkv, [d, d, d])
         cos, sin = F.unsqueeze(cos, 1), F.unsqueeze(sin, 1)
         q, k = rotate_part(q, k, cos, sin)
-        out, weights = attend(self.net, q, k, v, mask, dropout=arch.attention_dropout)
+        upcast = not self.net.older(4, 49)
+        out, weights = attend(self.net, q, k, v, mask, dropout=arch.attention_dropout, upcast=upcast)
         return self.dense(out), weights
 
 

@@ -43,9 +43,14 @@ class Attention(Module):
         arch = self.net.arch
         q, k, v = self.heads(x)
         if self.rotates:
+            if self.net.older(4, 45):  # each layer made tables of its own
+                cos, sin = F.pointwise(cos), F.pointwise(sin)
             cos, sin = F.unsqueeze(cos, 1), F.unsqueeze(sin, 1)
             q, k = self.rotated(q, k, cos, sin)
-        out, weights = attend(self.net, q, k, v, mask, self.window, arch.attention_dropout, softcap=arch.softcap)
+        out, weights = attend(
+            self.net, q, k, v, mask, self.window, arch.attention_dropout, softcap=arch.softcap,
+            floor=self.net.older(4, 31),
+        )  # fmt: skip
         return self.projected(out), weights
 
     def projected(self, out: Tensor) -> Tensor:

@@ -32,7 +32,9 @@ class OPTAttention(Module):
         q = split_heads(F.scale(self.q_proj(x)), d)
         k, v = self.k_proj(x), self.v_proj(x)
         k, v = split_heads(k, d), split_heads(v, d)
-        out, weights = attend(self.net, q, k, v, mask, dropout=arch.attention_dropout)
+        old = self.net.older(4, 49)
+        upcast = not old or self.net.dtype == "float16"
+        out, weights = attend(self.net, q, k, v, mask, dropout=arch.attention_dropout, upcast=upcast, floor=old)
         return self.out_proj(out), weights
 
 

@@ -1,0 +1,71 @@
+"""Which release of transformers a scenario runs where it is an old one, and what follows for what it leaves open."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zsim.errors import InputError
+from zsim.model.families import GEMMA, LLAMA_LIKE, MOE
+from zsim.plan.version import parse_version
+
+if TYPE_CHECKING:
+    from zsim.scenario.fields import ScenarioFields
+    from zsim.scenario.load import Scenario
+
+Release = tuple[int, ...]
+
+# A framework older than the first is taken to run with the second, the transformers of its time (dates of PyPI).
+OF_ITS_TIME: dict[str, tuple[tuple[str, Release], ...]] = {
+    "deepspeed": (("0.9.3", (4, 28)), ("0.10", (4, 30)), ("0.12.5", (4, 35)), ("0.16.4", (4, 48))),
+    "torch": (("2.0.1", (4, 28)), ("2.2", (4, 35)), ("2.7", (4, 48))),
+}
+WIDENED = (*LLAMA_LIKE, *GEMMA, *MOE)  # their logits; GPT-2 and its like left them in the dtype of the run
+LOW_SOFTMAX = ("gpt_neox", "opt")  # in the dtype of the scores until 4.48
+OWN_KERNEL = ("falcon",)  # calls scaled_dot_product_attention itself, since it is in transformers (4.33)
+
+
+def transformers_release(scenario: Scenario) -> Release | None:
+    """Of before 4.49; None for a later one, and for models that are not transformers'. Raises InputError."""
+    fields = scenario.fields
+    framework = fields.framework
+    if fields.implementation != "hf":
+        return None
+    if framework.transformers is not None:
+        try:
+            release: Release | None = parse_version(framework.transformers)
+        except InputError as error:
+            raise scenario.error(("framework", "transformers"), error.message, error.accepted) from None
+    else:
+        table = OF_ITS_TIME["deepspeed" if framework.name == "deepspeed" else "torch"]
+        version = parse_version(framework.version) if framework.version else None
+        release = next((then for newer, then in table if version and version < parse_version(newer)), None)
+    return release if release and release < (4, 49) else None
+
+
+def release_of_models(release: Release | None, family: str, framework: str) -> Release | None:
+    """For `Workload.transformers`. The autocast that the Trainer has with FSDP, which is not simulated, makes of an old
+    softmax what it is today."""
+    return None if family in LOW_SOFTMAX and framework.startswith("fsdp") else release
+
+
+def attention_of(fields: ScenarioFields, release: Release | None, family: str) -> tuple[str, tuple[str, ...]]:
+    """SDPA, by which FlashAttention runs where nobody asks for it, came with 4.36 of December 2023."""
+    stated = fields.attention or fields.kernels.startswith(("flash-attn", "unsloth"))
+    if stated or release is None or release >= (4, 36) or family in OWN_KERNEL:
+        return fields.attention or "flash", ()
+    return "eager", (f"attention: eager, all that transformers {_text(release)} had unless asked for flash",)
+
+
+def loss_of(fields: ScenarioFields, release: Release | None, family: str) -> tuple[str, tuple[str, ...]]:
+    """Logits of all tokens but the last were copied until 4.48 (labels are padded since 4.49 of February 2025), in
+    float32 from 4.31 on; before that autocast widens the copy, where it is on, which it is not with DeepSpeed."""
+    if fields.loss or release is None or family not in WIDENED:
+        return fields.loss or "hf", ()
+    if release >= (4, 31):
+        return "copied", ("loss: copied, as transformers had it before 4.49 (loss: hf for later ones)",)
+    loss = "copied_uncast" if fields.framework.name == "deepspeed" else "copied_cast"
+    return loss, (f"loss: {loss}, as transformers had it before 4.31",)
+
+
+def _text(release: Release) -> str:
+    return ".".join(map(str, release))
