@@ -15,6 +15,7 @@ from zsim.scenario.messages import names_at
 WITHOUT = {
     "fsdp.last_backward_only_last", "fsdp.storage_dtype",  # the second: of fsdp2 alone
     "device",
+    "workspace_bytes",  # the GPU
     "flat_units",  # framework and sharding strategy
     "wide_cache",  # of releases of transformers that only published runs are of
 }  # fmt: skip

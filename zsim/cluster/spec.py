@@ -43,6 +43,13 @@ class Device:
         return self.unified and self.vendor.lower() not in ("nvidia", "amd")
 
     @property
+    def workspace_bytes(self) -> int:
+        """Of one of cuBLAS' workspaces: ATen/cuda/CublasHandlePool.cpp, getChosenWorkspaceSize. 0: not NVIDIA's."""
+        if self.vendor != "NVIDIA":
+            return 0
+        return 32 << 20 if self.compute_capability in ("9.0", "10.0", "10.3") else 2 * (4096 << 10) + 8 * (16 << 10)
+
+    @property
     def without_flash(self) -> bool:
         """FlashAttention 2 is made for compute capability 8.0 and later; torch's SDPA checks it too."""
         return self.architecture in ("Volta", "Turing")

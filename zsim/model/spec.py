@@ -183,6 +183,7 @@ class Workload:
     flat_units: str = ""
     checkpoint_frozen_tower: bool = True  # its patches are made to require a gradient, as in transformers 5.24
     transformers: tuple[int, ...] | None = None  # the release whose models run, where it is an old one; None: 5.24
+    workspace_bytes: int = 0  # of each thread that issues matrix products, on the GPU (Device.workspace_bytes)
 
     @property
     def local_seq_len(self) -> int:

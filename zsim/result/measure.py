@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from zsim.scenario import Setup
 
 
+OF_OTHERS = ("weights", "workspace_bytes")  # of a workload: the plan says it, the GPU
+
+
 def timed(setup: Setup, program: Program, profile: Profile, *, fold: bool = True, begun: float | None = None) -> Result:
     """Run `program`, what `setup` lowers to, under the constants of `profile`, and measure it.
 
@@ -128,7 +131,7 @@ def _headline(setup: Setup) -> Headline:
         framework=_framework(plan),
         stage=plan.stage if isinstance(plan, DeepSpeedPlan) else None,
         tokens_per_step=workload.tokens * plan.grad_accum * plan.world_size,
-        workload={name: value for name, value in asdict(workload).items() if name != "weights"},  # the plan says it
+        workload={name: value for name, value in asdict(workload).items() if name not in OF_OTHERS},
         plan=asdict(plan),
     )
 

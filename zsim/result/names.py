@@ -15,6 +15,7 @@ _WORKLOAD = {
     "adapters": "fsdp.adapter_units",
     "checkpointed": "checkpointing.blocks",
     "checkpoint_frozen_tower": "checkpointing.frozen_tower",
+    "transformers": "framework.transformers",
 }
 _PLAN = {
     "dtype": "precision", "autocast": "precision", "version": "framework.version",

@@ -73,6 +73,7 @@ def resolve(scenario: Scenario) -> Setup:
         sequence_parallel_size=fields.sequence_parallel_size,
         images=images,
         checkpoint_frozen_tower=fields.checkpointing.frozen_tower,
+        workspace_bytes=cluster.devices[0].workspace_bytes,
         transformers=release_of_models(release, model.family, fields.framework.name),
     )
     try:

@@ -115,6 +115,7 @@ def _workload(row: Row, cluster: Cluster, assumed: list[str]) -> Workload:
         kernels="unsloth" if fused else stated.kernels(row, "liger" if huge else "torch"),
         wide_cache="--bf16" in row["precision"] and checkpointing == "none" and "transformers 4.35" in row.get("notes"),
         compile=row.get("compile") == "yes",
+        workspace_bytes=cluster.devices[0].workspace_bytes,
     )
 
 
