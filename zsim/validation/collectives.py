@@ -7,7 +7,6 @@ they leave open is filled with NCCL's own defaults and listed with the set.
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from zsim.cluster.spec import Cluster
 from zsim.cost.bench import seconds_alone
 from zsim.cost.collectives import KINDS, transfer
 from zsim.errors import InputError
+from zsim.validation.tables import read_table
 
 REQUIRED = ("set_id", "gpu", "n_gpus", "nodes", "intra", "net", "collective", "size_bytes", "time_us")
 LARGE = 16 * 2**20
@@ -86,21 +86,12 @@ def median_error(compared: Iterable[Compared]) -> float:
 
 def read_points(path: str | Path) -> list[Point]:
     """The points of a CSV file. Raises InputError with the line for a missing column or a number that is none."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read: {error}", file=path) from None
-    reader = csv.DictReader(text.splitlines())
-    missing = [name for name in REQUIRED if name not in (reader.fieldnames or ())]
-    if missing:
-        raise InputError(f"no column {', '.join(missing)}", file=path, line=1, accepted=", ".join(REQUIRED))
     points = []
-    for row in reader:
+    for line, row in read_table(path, REQUIRED):
         try:
-            points.append(_point(row, reader.line_num))
-        except (ValueError, TypeError, OverflowError) as error:
-            raise InputError(f"not a measured point: {error}", file=path, line=reader.line_num) from None
+            points.append(_point(row, line))
+        except (ValueError, OverflowError) as error:
+            raise InputError(f"not a measured point: {error}", file=path, line=line) from None
     return points
 
 

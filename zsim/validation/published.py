@@ -62,7 +62,7 @@ class Prediction:
 
     def memory_error(self, kind: str) -> float | None:
         """Percent, for "allocated" or "reserved", each against its own column."""
-        measured = self.row.number(f"peak_mem_gib_{kind}")
+        measured = self.row.measured(f"peak_mem_gib_{kind}")
         if self.step is None or measured is None or self.contradiction:
             return None
         return 100 * (self.memory(kind) / (measured * GIB) - 1)
@@ -124,6 +124,8 @@ def predict(row: Row, profile_of: ProfileOf = own_profile) -> Prediction:
     blank = Prediction(row, row.get("gpu"), "")
     try:
         blank = replace(blank, gpu=gpu_name(row), split=row.split, measured_s=row.step_s)
+        for kind in ("allocated", "reserved"):
+            row.measured(f"peak_mem_gib_{kind}")
         setup = setup_of(row)
         step = simulate_step(setup, profile_of(setup))
         against = contradiction(row, setup, step.states)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from zlib import crc32
 
 from zsim.cluster import catalog
 from zsim.errors import InputError
+from zsim.validation.tables import read_table
 
 REQUIRED = ("id", "source", "model", "seq_len", "gpu", "n_gpus", "framework", "strategy", "precision", "micro_batch")
 
@@ -38,9 +39,19 @@ class Row:
         if text is None:
             return None
         try:
-            return float(text)
+            value = float(text)
         except ValueError:
             raise InputError(f"{text!r} is not a number", self.file, self.line, column) from None
+        if not isfinite(value):
+            raise InputError(f"{text} is not finite", self.file, self.line, column)
+        return value
+
+    def measured(self, column: str) -> float | None:
+        """A number greater than 0; None where the cell is empty."""
+        value = self.number(column)
+        if value is not None and value <= 0:
+            raise InputError(f"{value:g} is not greater than 0", self.file, self.line, column)
+        return value
 
     def count(self, column: str, default: int | None = None) -> int:
         """A whole number of at least 1; `default` where the cell is empty."""
@@ -69,7 +80,7 @@ class Row:
     @property
     def step_s(self) -> float | None:
         """Seconds per optimizer step, printed or from tokens/s; None where the source has neither."""
-        printed, rate = self.number("step_time_s"), self.number("tokens_per_s_per_gpu")
+        printed, rate = self.measured("step_time_s"), self.measured("tokens_per_s_per_gpu")
         if printed is not None:
             return printed
         if rate is None:
@@ -78,25 +89,17 @@ class Row:
 
 
 def read_rows(path: str | Path) -> list[Row]:
-    """All rows of a CSV file. Raises InputError where it cannot be read or misses a required column."""
-    path = Path(path)
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            header = reader.fieldnames or ()
-            missing = [column for column in REQUIRED if column not in header]
-            if missing:
-                raise InputError(f"missing columns: {', '.join(missing)}", path, 1, accepted=", ".join(REQUIRED))
-            return [
-                Row(str(path), reader.line_num, {key: text.strip() for key, text in line.items() if key and text})
-                for line in reader
-            ]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from None
+    """All rows of a CSV file. Raises InputError where it is no table of them."""
+    return [
+        Row(str(path), line, {column: text for column, text in cells.items() if column and text})
+        for line, cells in read_table(path, REQUIRED)
+    ]
 
 
 def read_folder(folder: str | Path) -> list[Row]:
     """The rows of all CSV files of a folder, in order of their names. Raises InputError where there are none."""
+    if not Path(folder).is_dir():
+        raise InputError("no such folder", folder)
     files = sorted(Path(folder).glob("*.csv"))
     if not files:
         raise InputError("holds no CSV files", folder)
