@@ -84,7 +84,7 @@ def test_bad_rows_name_the_line(tmp_path: Path, row: str, line: int) -> None:
 
 
 def test_a_missing_column_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no column time_us"):
+    with pytest.raises(InputError, match="missing columns: time_us"):
         read_points(write(tmp_path, header=HEADER.replace("time_us,", "")))
 
 
