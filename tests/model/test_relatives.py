@@ -388,3 +388,14 @@ def test_what_latent_attention_cannot_be(changes: dict[str, Any], field: str):
     with pytest.raises(InputError) as caught:
         from_config(MODELS["DeepSeek-V2-Lite"][1] | changes, "deepseek")
     assert caught.value.field == field
+
+
+def test_other_classes_than_those_that_are_simulated_are_named() -> None:
+    plain = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "vocab_size": 100}  # fmt: skip
+    assert from_config(plain | {"architectures": ["LlamaForCausalLM"]}, "m").notes == ()
+    (head,) = from_config(plain | {"architectures": ["LlamaForSequenceClassification"]}, "m").notes
+    assert head.startswith("m: architectures names LlamaForSequenceClassification: llama with the head of a language")
+    (code,) = from_config(plain | {"auto_map": {"AutoModelForCausalLM": "modeling_x.XForCausalLM"}}, "m").notes
+    assert "auto_map names code of its own (modeling_x.XForCausalLM)" in code
+    assert from_config(plain | {"auto_map": {"AutoConfig": "configuration_x.XConfig"}}, "m").notes == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,6 +16,7 @@ from zsim.model.spec import ModelSpec
 from zsim.model.trace import parameters
 
 # model_type of a configuration whose code is on the hub -> the family in transformers that is the same model
+_LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "ForPreTraining")
 SAME = {"kimi_k2": "deepseek_v3"}
 
 
@@ -40,12 +42,24 @@ def _from_fields(fields: Fields, name: str) -> ModelSpec:
         fields.fail("model_type", "is missing", ", ".join(FAMILIES))
     read_as = SAME.get(family, family)
     _refuse(fields, read_as)
-    notes = () if read_as == family else (f"{name}: {family} is run as transformers' {read_as}",)
+    other = () if read_as == family else (f"{family} is run as transformers' {read_as}",)
+    notes = tuple(f"{name}: {text}" for text in (*other, *_other_code(fields, read_as)))
     if read_as in VISION:
         from zsim.model.readers_vision import VISION_READERS
 
         return from_architecture(name, VISION_READERS[read_as](fields, read_as), notes)
     return from_architecture(name, READERS[read_as](fields, read_as), notes)
+
+
+def _other_code(fields: Fields, family: str) -> Iterator[str]:
+    """What a file says of other classes than those that are simulated."""
+    said = fields.items("architectures") or []
+    if said and not str(said[0]).endswith(_LANGUAGE_MODELS):
+        yield f"architectures names {said[0]}: {family} with the head of a language model is simulated"
+    own = fields.raw("auto_map")
+    code = isinstance(own, dict) and (own.get("AutoModelForCausalLM") or own.get("AutoModel"))
+    if code:
+        yield f"auto_map names code of its own ({code}), for trust_remote_code: transformers' {family} is simulated"
 
 
 def from_architecture(name: str, arch: Architecture, notes: tuple[str, ...] = ()) -> ModelSpec:

@@ -8,7 +8,6 @@ from pathlib import Path
 from zsim.errors import InputError
 from zsim.plan.document import Document, dotted, parse_yaml, read_text
 from zsim.plan.environment import read_environment
-from zsim.plan.fsdp_args import OPTIONS
 from zsim.plan.reading import Reading
 
 READERS = (
@@ -107,7 +106,7 @@ def identify(document: Document) -> str:
     if isinstance(document.data.get("training"), dict) and {"parallelism", "job", "activation_checkpoint"} & keys:
         return "torchtitan"
     _refuse_foreign(document, keys)
-    if keys and {key.removeprefix("fsdp_") for key in keys} <= OPTIONS:
+    if _is_fsdp_config(keys):
         return "fsdp_config"
     if {"model_type", "architectures"} <= keys:  # some have gradient_checkpointing
         return "model"
@@ -129,6 +128,12 @@ def _refuse_foreign(document: Document, keys: set[str]) -> None:
     for name, marks in _FOREIGN:
         if marks <= keys:
             raise InputError(f"is {name}, which is not read", document.file, accepted=READERS)
+
+
+def _is_fsdp_config(keys: set[str]) -> bool:
+    from zsim.plan.fsdp_args import OPTIONS
+
+    return bool(keys) and {key.removeprefix("fsdp_") for key in keys} <= OPTIONS
 
 
 def _is_deepspeed(document: Document, keys: set[str]) -> bool:
