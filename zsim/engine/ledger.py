@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
@@ -22,33 +23,31 @@ from zsim.program.ops import COMPUTE, DELAYED_FREES, DEVICES, Alloc, Compute, Fr
 # every further stream (stackoverflow.com/questions/53970187; forums.developer.nvidia.com/t/68937).
 LAUNCH_QUEUE = 1024
 
+_event = partial(tuple.__new__, MemoryEvent)  # MemoryEvent._make, without a Python function around it
+
 
 @dataclass(slots=True)
-class LaunchQueues:
-    """How far a real host runs ahead: a launch returns once the kernel `LAUNCH_QUEUE` before it has begun.
+class LaunchQueue:
+    """How far a real host runs ahead of a stream: a launch returns once the kernel `LAUNCH_QUEUE` before it has begun.
 
-    `floor` is the time before which the host cannot be where it is.
+    `pending`: launches that had not begun when the host made them, as numbers of kernels and when they begin.
     """
 
-    floor: float = 0.0
-    _pending: dict[str, deque[tuple[int, float]]] = field(default_factory=lambda: defaultdict(deque))
-    _kernels: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    pending: deque[tuple[int, float]] = field(default_factory=deque)
+    kernels: int = 0  # in all of `pending`
 
-    def launch(self, op: Op, start: float, now: float) -> None:
-        """The host launches `op` at `now`, and it begins at `start`."""
-        pending, lane = self._pending[op.lane], op.lane
-        if start <= now:
-            pending.clear()
-            self._kernels[lane] = 0
-            return
-        assert isinstance(op.work, Compute)
-        kernels = sum(kernel.launches for kernel in op.work.kernels)
-        pending.append((kernels, start))
-        self._kernels[lane] += kernels
-        while self._kernels[lane] - pending[0][0] > LAUNCH_QUEUE:
-            self._kernels[lane] -= pending.popleft()[0]
-        if self._kernels[lane] > LAUNCH_QUEUE and pending[0][1] > self.floor:
-            self.floor = pending[0][1]
+    def clear(self) -> None:
+        self.pending.clear()
+        self.kernels = 0
+
+    def launch(self, kernels: int, begin: float) -> float:
+        """Kernels that begin later than now, at `begin`. Returns the time before which their launch does not."""
+        pending = self.pending
+        pending.append((kernels, begin))
+        self.kernels += kernels
+        while self.kernels - pending[0][0] > LAUNCH_QUEUE:
+            self.kernels -= pending.popleft()[0]
+        return pending[0][1] if self.kernels > LAUNCH_QUEUE else 0.0
 
 
 def memory_events(rank: Rank) -> Iterator[list[MemoryEvent]]:
@@ -59,7 +58,9 @@ def memory_events(rank: Rank) -> Iterator[list[MemoryEvent]]:
     left: tuple[Any, ...] = ()  # each of them, as in Op.temp_left
     tensors: tuple[Any, ...]
     number, start, end = rank.number, rank.start, rank.end
-    queues = LaunchQueues()
+    queues: dict[str, LaunchQueue] = defaultdict(LaunchQueue)
+    floor = 0.0  # before which the host cannot be where it is
+    launches: dict[int, int] = {}  # by id of the work, which equal blocks share
     for step, code in enumerate(rank.codes):
         clocks, base = rank.clocks[step], rank.bases[step]
         rows: list[tuple[object, ...]] = []
@@ -68,9 +69,17 @@ def memory_events(rank: Rank) -> Iterator[list[MemoryEvent]]:
             time = clocks[segment] + offset
             if isinstance(item, Op):
                 assert after is not None
-                queues.launch(item, start[base + after], time)
-            if time < queues.floor:
-                time = queues.floor
+                begin, queue, work = start[base + after], queues[item.lane], item.work
+                if begin > time:
+                    kernels = launches.get(id(work))
+                    if kernels is None:
+                        assert isinstance(work, Compute)
+                        kernels = launches[id(work)] = sum(kernel.launches for kernel in work.kernels)
+                    floor = max(floor, queue.launch(kernels, begin))
+                elif queue.kernels:
+                    queue.clear()
+            if time < floor:
+                time = floor
             if isinstance(item, Free):
                 tensor = live.pop(item.key, None)
                 if tensor is None:
@@ -108,4 +117,4 @@ def memory_events(rank: Rank) -> Iterator[list[MemoryEvent]]:
             left = item.temp_left if item.temp_live <= nbytes else tensors
             if level != nbytes or left != tensors:
                 append((step, number, time, device, category, level - nbytes, key, op, lane, left))
-        yield list(map(MemoryEvent._make, rows))
+        yield list(map(_event, rows))

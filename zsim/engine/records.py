@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from zsim.engine.lanes import Rank
@@ -13,6 +14,8 @@ from zsim.program.ops import LANES
 
 if TYPE_CHECKING:
     from zsim.engine.simulator import Simulation
+
+_record = partial(tuple.__new__, OpRecord)  # OpRecord._make, without a Python function around it
 
 
 def timeline(sim: Simulation) -> Timeline:
@@ -49,10 +52,13 @@ def _flows(sim: Simulation, done: int) -> list[FlowRecord]:
     first = sim.ranks[0]
     stop = first.bases[done - 1] + len(first.codes[done - 1].ops)
     records = _flows_of_init(sim) if sim.init_alone else []
+    members: dict[int, tuple[int, ...]] = {}  # by id of the bundle: the ranks that met
     for meeting, flow in sim.flows:
         if meeting.op < stop:
+            ranks = members.get(id(meeting.bundle))
+            if ranks is None:
+                ranks = members[id(meeting.bundle)] = tuple(sorted(rank.number for rank in meeting.ranks))
             step, op = first.locate(meeting.op)
-            ranks = tuple(sorted(rank.number for rank in meeting.ranks))
             records.append(FlowRecord(step, ranks, op.id, flow.transfer, flow.times, flow.rates))
     return records
 
@@ -116,7 +122,7 @@ class _Writer:
                 stretch = 0.0
             rows.append((step, number, op, issued, start, end, blocker, stretch, algorithm))
         self.issued = before
-        return list(map(OpRecord._make, rows))
+        return list(map(_record, rows))
 
     def _transfer_alone(self, number: int) -> tuple[float, str]:
         """Seconds that work `number` takes when nobody else, not even a peer group, uses the links; its algorithm."""

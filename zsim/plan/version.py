@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from zsim.errors import InputError
 
 VERSION = "0.19.8"  # of DeepSpeed
 
 
+@lru_cache(maxsize=256)
 def parse_version(version: str) -> tuple[int, ...]:
     """ "0.19.8" -> (0, 19, 8). Raises InputError."""
     parts = re.match(r"(\d+(?:\.\d+)*)", version)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from zsim.model.spec import Unsaved, numbered
 from zsim.program.ops import (
@@ -19,6 +20,9 @@ from zsim.program.ops import (
     Op,
     Work,
 )
+
+# A named tuple's own constructor is a Python function, which takes twice as long; a step has tens of thousands.
+_new = tuple.__new__
 
 
 class Builder:
@@ -89,7 +93,7 @@ class Builder:
             self._communicators[work.group] = op_id
         self._next_id += 1
         pending = self._pending.pop(lane, None)
-        waits = tuple(dict.fromkeys(pending)) if pending else ()
+        waits = () if not pending else tuple(pending) if len(pending) == 1 else tuple(dict.fromkeys(pending))
         if temp_live is None:
             temp_live = 0
             if self._live[0]:
@@ -98,17 +102,17 @@ class Builder:
                 temp_peak += temp_live
         elif lane == COMPUTE:
             self._live = (temp_live, temp_category, temp_left)
-        op = Op(
+        fields = (
             op_id, lane, label, phase, work, waits, module, layer, micro,
             temp_peak, temp_live, temp_category, temp_tensors, temp_left,
         )  # fmt: skip
-        self.instructions.append(Launch(op))
+        self.instructions.append(_new(Launch, (_new(Op, fields),)))
         if lane != HOST:
             self._last[lane] = op_id
         return op_id
 
     def host_work(self, label: str, phase: str, count: int = 1, module: str = "", micro: int = 0) -> None:
-        self.launch(HOST, label, phase, HostWork(label, count), module=module, micro=micro)
+        self.launch(HOST, label, phase, _host_work(label, count), module=module, micro=micro)
 
     def alloc(
         self,
@@ -119,7 +123,7 @@ class Builder:
         lane: str = COMPUTE,
         tensors: tuple[int, ...] = (),
     ) -> None:
-        self.instructions.append(Alloc(key, category, nbytes, device, lane, tensors))
+        self.instructions.append(_new(Alloc, (key, category, nbytes, device, lane, tensors)))
 
     def alloc_host(self, key: str, category: str, nbytes: int, pinned: bool) -> None:
         """A tensor of the host; a pinned one is a copy of the pageable one that was there first."""
@@ -133,10 +137,13 @@ class Builder:
         return pinned_bytes(nbytes) if self.rounds_pinned else nbytes
 
     def free(self, key: str, after: int | None = None) -> None:
-        self.instructions.append(Free(key, after))
+        self.instructions.append(_new(Free, (key, after)))
 
     def host_wait(self, event: int | None = None) -> None:
-        self.instructions.append(HostWait(event))
+        self.instructions.append(_new(HostWait, (event,)))
+
+
+_host_work = lru_cache(maxsize=4096)(HostWork)
 
 
 def pinned_bytes(nbytes: int) -> int:

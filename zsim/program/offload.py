@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
 from zsim.program.deepspeed import accum_dtype, collective, dtype_bytes, elementwise, master_dtype, state_dtype
-from zsim.program.ops import COMPUTE, CPU, D2H, H2D, Copy, CpuWork
+from zsim.program.ops import COMPUTE, CPU, D2H, H2D, CpuWork, copy_of
 from zsim.program.optimizer import FRESH_ON_CPU, update
 from zsim.program.versions import before
 
@@ -36,7 +36,7 @@ def fresh(nbytes: float) -> float:
 def copy(builder: Builder, lane: str, label: str, phase: str, nbytes: float, pinned: bool, micro: int = 0) -> int:
     """`non_blocking` between GPU and host; from or to pageable memory the host waits all the same."""
     direction = "d2h" if lane == D2H else "h2d"
-    event = builder.launch(lane, label, phase, Copy(direction, nbytes, pinned), micro=micro)
+    event = builder.launch(lane, label, phase, copy_of(direction, nbytes, pinned), micro=micro)
     if not pinned:
         builder.host_wait(event)
     return event

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf
 from typing import NamedTuple
 
@@ -73,6 +74,10 @@ class Copy:
     in_flight: float = inf
     direct: bool = False
     paged: bool = False
+
+
+# Equal copies as one object: a step may have a thousand of a few sizes.
+copy_of = lru_cache(maxsize=4096, typed=True)(Copy)
 
 
 @dataclass(frozen=True, slots=True)

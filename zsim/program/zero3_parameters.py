@@ -16,7 +16,7 @@ from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
 from zsim.program.deepspeed import collective, dtype_bytes, elementwise, overlaps, sub_groups, trainable
 from zsim.program.nvme import ParametersOnNvme
-from zsim.program.ops import ALL_GATHER, COMPUTE, D2H, H2D, Copy
+from zsim.program.ops import ALL_GATHER, COMPUTE, D2H, H2D, Copy, copy_of
 from zsim.program.zero3_coordinator import Params
 from zsim.program.zero3_gather import Gather
 from zsim.program.zero3_mics import SHARDS, gather_mics
@@ -81,10 +81,13 @@ class Parameters:
         """__all_gather_params: those stored in int8, then the others; of each those with an hpZ shard and those
         without, in one call each, ordered by id."""
         stored = self.quantized.stored
-        for some, quantize in (
-            (tuple(param for param in params if param in stored), True),
-            (tuple(param for param in params if param not in stored), self.plan.zero_quantized_weights),
-        ):
+        kinds = [(params, self.plan.zero_quantized_weights)]
+        if stored:
+            kinds = [
+                (tuple(param for param in params if param in stored), True),
+                (tuple(param for param in params if param not in stored), self.plan.zero_quantized_weights),
+            ]
+        for some, quantize in kinds:
             if self.hpz:
                 small = tuple(param for param in some if param in self.secondary)
                 self._gather(small, "hpz", module, phase, quantize)
@@ -106,6 +109,8 @@ class Parameters:
             gather.together = together
 
     def _gather(self, params: Params, group: str, module: str, phase: str, quantize: bool) -> None:
+        if not params:
+            return
         if self.ranks(group) == 1:
             if self.plan.offload_param:
                 self._copy(params, module, phase)
@@ -116,12 +121,9 @@ class Parameters:
         if self.nvme:
             self.nvme.fetch(params, phase, self.micro)
         if self.mics:
-            self._inflight.update(dict.fromkeys(params, gather_mics(self, params, module, phase)) if params else {})
+            self._inflight.update(dict.fromkeys(params, gather_mics(self, params, module, phase)))
             return
-        calls: Iterable[Params] = ((param,) for param in params)
-        if params and not self.plan.stage3_allgather_sequential:
-            calls = (params,)
-        for some in calls:
+        for some in zip(params) if self.plan.stage3_allgather_sequential else (params,):
             if quantize:
                 self._gather_quantized(some, group, module, phase)
             elif len(some) == 1:
@@ -142,7 +144,7 @@ class Parameters:
             self.builder.alloc(self.full(param), "all_gather_buffers", self.numel[param] * self.size, lane=self.stream)
             if not (self.nvme and self.nvme.on_gpu(param)):
                 self.builder.wait_stream(H2D, ALL_GATHER)
-                work = Copy("h2d", self.numel[param] * self.size)
+                work = copy_of("h2d", self.numel[param] * self.size)
                 event = self.builder.launch(H2D, "fetch shard", phase, work, module=module, micro=self.micro)
                 self._inflight[param] = Gather((param,), event, None, 1)
 
@@ -219,7 +221,7 @@ class Parameters:
                 continue
             self.builder.wait_stream(H2D, ALL_GATHER)
             event = self.builder.launch(
-                H2D, "fetch shard", phase, Copy("h2d", nbytes, pinned=True), module=module, micro=self.micro
+                H2D, "fetch shard", phase, copy_of("h2d", nbytes), module=module, micro=self.micro
             )
             self.builder.host_wait(event)
             self.builder.stream_wait(ALL_GATHER, event)
@@ -308,8 +310,9 @@ class Parameters:
         """Autograd has run what it had saved a view of `params` for."""
         for param in params:
             key = self._held.pop(param, None)
-            viewed = any(view.flat == key for view in self._views.values())
-            if key and not viewed and key not in self._held.values():
+            if not key or key in self._held.values():
+                continue
+            if not any(view.flat == key for view in self._views.values()):
                 self.builder.free(key, after=self.builder.last(COMPUTE))
 
     def gather_persistent(self, params: Params) -> None:
