@@ -72,7 +72,7 @@ class Rank:
         self.end.extend([INFINITY] * count)
         self.alone.extend(alone)
         self.timing.extend(code.timing)
-        self.lane_of.extend([op.lane for op in code.ops])
+        self.lane_of.extend(code.lane_of)
         waits: list[tuple[int, ...] | None] = [None] * count
         for op, targets in code.waits.items():
             known = [self.resolve(target) for target in targets]

@@ -89,8 +89,10 @@ class Network:
 
     def plan_alone(self, flow: Flow, time: float) -> bool:
         """If no other flow is near, say at once how `flow` will run from `time` on: the common case, kept cheap."""
-        if any(self._touching(flow.kind, other.kind) for other in (*self.flows, *self.joining)):
-            return False
+        for others in (self.flows, self.joining):
+            for other in others:
+                if self._touching(flow.kind, other.kind):
+                    return False
         flow.rate = self.rate_alone(flow.kind)
         flow.times.append(time)
         flow.rates.append(flow.rate)

@@ -19,7 +19,7 @@ from zsim.engine.records import timeline
 from zsim.engine.steady import repeated, repeats
 from zsim.engine.stepcode import FIXED, FLOW, IDLE, KERNELS, ON_HOST, StepCode, prepare
 from zsim.engine.timeline import Timeline
-from zsim.program.ops import Collective, Compute, Copy, CpuWork, Instruction, Program
+from zsim.program.ops import Collective, Compute, Copy, CpuWork, HostWork, Instruction, Program, Work
 
 MAX_STEPS = 8
 
@@ -131,23 +131,24 @@ class Simulation:
         """Seconds alone of timed ops; for transfers their number in `works` (they take what the network gives)."""
         known = self._alone.get((id(code), rank.index))
         if known is None:
-            known = []
-            for index, (op, timing) in enumerate(zip(code.ops, code.timing, strict=True)):
-                work = op.work
-                if isinstance(work, Compute):
-                    known.append(self.price.compute_seconds(rank.number, work))
-                elif isinstance(work, CpuWork):
-                    known.append(self.price.cpu_seconds(rank.number, work))
-                elif timing == ON_HOST:
-                    known.append(code.host_seconds[index])
-                else:
-                    assert isinstance(work, Collective | Copy)
-                    if work not in self._work_numbers:
-                        self._work_numbers[work] = len(self.works)
-                        self.works.append(work)
-                    known.append(self._work_numbers[work])
-            self._alone[id(code), rank.index] = known
+            alone: dict[int, float] = {}  # by id of the work: equal blocks share them
+            for op in code.ops:
+                if id(op.work) not in alone:
+                    alone[id(op.work)] = self._work_alone(op.work, rank)
+            known = self._alone[id(code), rank.index] = [alone[id(op.work)] for op in code.ops]
         return known
+
+    def _work_alone(self, work: Work, rank: Rank) -> float:
+        if isinstance(work, Compute):
+            return self.price.compute_seconds(rank.number, work)
+        if isinstance(work, CpuWork):
+            return self.price.cpu_seconds(rank.number, work)
+        if isinstance(work, HostWork):
+            return self.price.host_seconds(work)
+        if work not in self._work_numbers:
+            self._work_numbers[work] = len(self.works)
+            self.works.append(work)
+        return self._work_numbers[work]
 
     def route(self, rank: Rank, number: int) -> tuple[Bundle, int]:
         """Whom `rank` meets for work `number`, and the network's number for what they then do together."""
@@ -187,7 +188,8 @@ class Simulation:
     # Clock.
 
     def at(self, time: float, action: Callable[..., object], *arguments: object) -> None:
-        event: Any = self.env.timeout(max(0.0, time - self.env.now), (time, action, arguments))
+        delay = time - self.env.now
+        event: Any = self.env.timeout(delay if delay > 0.0 else 0.0, (time, action, arguments))
         event.callbacks.append(self._fire)
 
     def _fire(self, event: Any) -> None:
@@ -200,12 +202,12 @@ class Simulation:
 
     def _settle(self) -> None:
         """Let everything that can happen now happen: transfers begin, rates change, lanes run ahead."""
-        ready, loaded, network = self._ready, self._loaded, self.network
+        ready, loaded, network, now = self._ready, self._loaded, self.network, self.now
         kernels: list[Lane] = []
         while True:
             while ready:
                 lane = ready.popleft()
-                if lane.in_flight or lane.asleep_until > self.now:
+                if lane.in_flight or lane.asleep_until > now:
                     continue
                 # Kernels last: what begins now decides how fast they run.
                 if lane.position < len(lane.queue) and lane.rank.timing[lane.queue[lane.position]] == KERNELS:
@@ -215,12 +217,12 @@ class Simulation:
             while loaded:
                 self._rerate(loaded.popitem()[1])
             if network.changed:
-                for flow in network.share(self.now):
+                for flow in network.share(now):
                     self.at(flow.end, self._flow_ends, flow, flow.end)
             if not kernels and not ready:
                 return
             for lane in kernels:
-                if not lane.in_flight and lane.asleep_until <= self.now:  # else it was ready twice
+                if not lane.in_flight and lane.asleep_until <= now:  # else it was ready twice
                     self._advance(lane)
             kernels.clear()
 
@@ -298,7 +300,7 @@ class Simulation:
             self._ready.append(lane)
 
     def _rerate(self, rank: Rank) -> None:
-        mix = tuple(sorted(rank.in_flight))
+        mix = tuple(sorted(rank.in_flight)) if len(rank.in_flight) > 1 else tuple(rank.in_flight)
         slowdown = self._slowdowns.get(mix)
         if slowdown is None:
             slowdown = self.price.compute_slowdown([self.works[number] for number in mix])

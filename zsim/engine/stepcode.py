@@ -53,9 +53,9 @@ class StepCode:
     """Waits and targets >= 0 are ops of this step; negative ones are `-1 - LANES.index(lane)` as in `Op.waits`."""
 
     ops: list[Op] = field(default_factory=list)
+    lane_of: list[str] = field(default_factory=list)
     timing: list[int] = field(default_factory=list)
     offset: list[float] = field(default_factory=list)  # end of the launch since the segment's start
-    host_seconds: dict[int, float] = field(default_factory=dict)  # of ops on the host
     waits: dict[int, tuple[int, ...]] = field(default_factory=dict)
     segments: list[Segment] = field(default_factory=list)
     memory: list[MemoryEntry] = field(default_factory=list)
@@ -66,8 +66,10 @@ class StepCode:
 def prepare(instructions: Sequence[Instruction], prices: Prices) -> StepCode:
     """Raises ValueError where something waits for an op that was not issued before it (a bug of the strategy)."""
     code = StepCode()
-    ops, memory, segments = code.ops, code.memory, code.segments
-    issue_seconds: dict[tuple[int, str], float] = {}  # by work and phase; equal blocks share their works
+    ops, lane_of, timings, offsets = code.ops, code.lane_of, code.timing, code.offset
+    memory, segments = code.memory, code.segments
+    # Equal blocks share their works: how each takes its time, and what the host takes to launch it in a phase.
+    known: dict[tuple[int, str], tuple[int, float]] = {}
     number: dict[int, int] = {}
     lanes: dict[str, list[int]] = {}
     clock, first, last_id = 0.0, 0, None
@@ -84,38 +86,37 @@ def prepare(instructions: Sequence[Instruction], prices: Prices) -> StepCode:
             op = instruction.op
             work, lane = op.work, op.lane
             index, last_id = len(ops), op.id
-            timing = _TIMING[type(work)]
+            found = known.get((id(work), op.phase))
+            if found is None:
+                timing = _TIMING[type(work)]
+                seconds = prices.host_seconds(work) if isinstance(work, HostWork) else prices.issue_seconds(op)
+                found = known[id(work), op.phase] = timing, seconds
+            timing, seconds = found
             if (timing == ON_HOST) != (lane == HOST):
                 raise ValueError(f"op {op.id} ({op.label}): {type(work).__name__} cannot run on lane {lane}")
-            if isinstance(work, HostWork):
-                seconds = code.host_seconds[index] = prices.host_seconds(work)
-                clock += seconds
-            else:
-                known = id(work), op.phase
-                if known not in issue_seconds:
-                    issue_seconds[known] = prices.issue_seconds(op)
-                clock += issue_seconds[known]
+            clock += seconds
+            if timing != ON_HOST:
                 if lane in lanes:
                     lanes[lane].append(index)
                 else:
                     lanes[lane] = [index]
-                code.last[lane] = index
-                if timing == KERNELS:
-                    code.kernel_lanes.add(lane)
-                    memory.append((len(segments), clock, last_id, op, index))
+            if timing == KERNELS:
+                code.kernel_lanes.add(lane)
+                memory.append((len(segments), clock, last_id, op, index))
             if op.waits:
                 foreign = []
                 for event in op.waits:
                     target = resolve(event, instruction)
                     # An op on the own lane is over anyway, one on the host ended before this was issued.
-                    if (LANES[-1 - target] if target < 0 else ops[target].lane) not in (lane, HOST):
+                    if (LANES[-1 - target] if target < 0 else lane_of[target]) not in (lane, HOST):
                         foreign.append(target)
                 if foreign:
                     code.waits[index] = tuple(foreign)
             number[last_id] = index
             ops.append(op)
-            code.timing.append(timing)
-            code.offset.append(clock)
+            lane_of.append(lane)
+            timings.append(timing)
+            offsets.append(clock)
         elif isinstance(instruction, Alloc):
             memory.append((len(segments), clock, last_id, instruction, None))
         elif isinstance(instruction, Free):
@@ -128,6 +129,7 @@ def prepare(instructions: Sequence[Instruction], prices: Prices) -> StepCode:
             segments.append(Segment(first, len(ops), lanes, clock, until))
             clock, first, lanes = 0.0, len(ops), {}
     segments.append(Segment(first, len(ops), lanes, clock, None))
+    code.last = {lane: issued[-1] for segment in segments for lane, issued in segment.lanes.items()}
     return code
 
 

@@ -77,30 +77,34 @@ def _tops(program: Program, ranks: int, cluster: Cluster) -> dict[str, int]:
     held = dict.fromkeys(DEVICES, 0)
     tops = dict(held)
     sizes: dict[str, tuple[str, int]] = {}
-    temporary = 0
+    gpu = top = temporary = 0  # what the GPU holds, its most, and the temporaries that the last op left there
     for part in _parts(program):
         for item in part:
             if isinstance(item, Launch):
                 op = item.op
                 if isinstance(op.work, Compute):
                     temporary = op.temp_live
-                    if held["gpu"] + op.temp_peak > tops["gpu"]:
-                        tops["gpu"] = held["gpu"] + op.temp_peak
+                    if gpu + op.temp_peak > top:
+                        top = gpu + op.temp_peak
             elif isinstance(item, Alloc):
-                device, nbytes = item.device, item.nbytes
-                if device != "gpu":
-                    starting = item.category in (CHECKPOINT, RANK_0)
-                    nbytes = 0 if unified and starting else nbytes * (1 if item.category == RANK_0 else ranks)
-                sizes[item.key] = device, nbytes
-                total = held[device] = held[device] + nbytes
+                key, category, nbytes, device, _, _ = item
                 if device == "gpu":
-                    total += temporary
-                if total > tops[device]:
-                    tops[device] = total
+                    gpu += nbytes
+                    if gpu + temporary > top:
+                        top = gpu + temporary
+                else:
+                    starting = category in (CHECKPOINT, RANK_0)
+                    nbytes = 0 if unified and starting else nbytes * (1 if category == RANK_0 else ranks)
+                    held[device] += nbytes
+                    tops[device] = max(tops[device], held[device])
+                sizes[key] = device, nbytes
             elif isinstance(item, Free):
                 device, nbytes = sizes.pop(item.key)
-                held[device] -= nbytes
-    return tops
+                if device == "gpu":
+                    gpu -= nbytes
+                else:
+                    held[device] -= nbytes
+    return tops | {"gpu": top}
 
 
 def _parts(program: Program) -> Sequence[Sequence[Instruction]]:
