@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from zsim.plan.spec import Allocator
 from zsim.result.render.style import CATEGORY_LABELS, cause_label
 from zsim.result.spec import Headline, Result
-from zsim.result.suggestions import GAINS
 from zsim.result.textbook import ADAM, optimizer_bytes
 
 if TYPE_CHECKING:
@@ -76,6 +75,8 @@ def render_changes(
         gain = f"{change.gain:+.1%} tokens/s" if result.fits else f"{change.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"
         say(f"{gain}: {change.name}" + _beside(result, change))
     if not changes and result.fits:
+        from zsim.result.suggestions import GAINS
+
         say(f"nothing that was tried gains {GAINS:.1%}")
     elif not changes:
         say("none of the settings tried, nor two of them together: zsim plan searches further")
