@@ -49,6 +49,7 @@ class RankView:
         for record in self.records:
             self.lanes[record.op.lane].append(record)
         self._on: dict[str, list[OpRecord]] = {}
+        self._orders: dict[str, list[tuple[int, int]]] = {}
         self._waits = self._find_host_waits()
         self._wait_ends = [wait.end_s for wait in self._waits]
 
@@ -129,9 +130,7 @@ class RankView:
     def _blocker(self, record: OpRecord) -> OpRecord | None:
         """The record that decided when `record` started; None: the host."""
         if record.blocker == "lane":
-            lane = self.lanes[record.op.lane]
-            at = bisect_left(lane, _order(record), key=_order)
-            return lane[at - 1] if at else None
+            return self._before(record.step, record.op.id, record.op.lane)
         if isinstance(record.blocker, int):
             if record.blocker >= 0:
                 return self.by_op.get((record.step, record.blocker))
@@ -140,9 +139,15 @@ class RankView:
 
     def _last_before_step(self, step: int, lane: str) -> OpRecord | None:
         """The last op that the steps before `step` issued on `lane`."""
-        records = self.lanes.get(lane, [])
-        at = bisect_left(records, (step, -1), key=_order)
-        return records[at - 1] if at else None
+        return self._before(step, -1, lane)
+
+    def _before(self, step: int, op: int, lane: str) -> OpRecord | None:
+        """The last record on `lane`, whose ops run in the order of their issue, that was issued before op `op`."""
+        order = self._orders.get(lane)
+        if order is None:
+            order = self._orders[lane] = [(record.step, record.op.id) for record in self.lanes.get(lane, ())]
+        at = bisect_left(order, (step, op))
+        return self.lanes[lane][at - 1] if at else None
 
     def _wait_before(self, time_s: float) -> HostBlock | None:
         at = bisect_right(self._wait_ends, time_s)
@@ -151,38 +156,35 @@ class RankView:
     def _find_host_waits(self) -> list[HostBlock]:
         """Where the host blocked on the device. The timeline keeps only their sum; the program says where they are."""
         waits: list[HostBlock] = []
-        scanned: dict[int, list[tuple[int | None, dict[str, int]]]] = {}  # equal steps are the same object
+        scanned: dict[int, list[tuple[int | None, int | None, dict[str, int]]]] = {}  # equal steps are the same object
         for step in sorted(step for step in self.spans if step >= self.steady.step - 1):
             instructions = self.program.steps[min(step, len(self.program.steps)) - 1]
             if id(instructions) not in scanned:
                 scanned[id(instructions)] = list(_host_waits(instructions))
             now = self.spans[step].start_s
-            for awaited, issued in scanned[id(instructions)]:
-                records = {lane: self.by_op[step, op] for lane, op in issued.items()}
-                now = max([now, *(record.issued_s for record in records.values())])
-                record = self._awaited(step, awaited, records)
+            for awaited, last, issued in scanned[id(instructions)]:
+                if last is not None:
+                    now = max(now, self.by_op[step, last].issued_s)
+                record = self._awaited(step, awaited, issued)
                 if record is not None and record.end_s > now:
                     waits.append(HostBlock(now, record.end_s, record))
                     now = record.end_s
         return waits
 
-    def _awaited(self, step: int, op: int | None, issued: dict[str, OpRecord]) -> OpRecord | None:
+    def _awaited(self, step: int, op: int | None, issued: dict[str, int]) -> OpRecord | None:
         """The op that a host wait waits for; None, for an idle device: the last to end of what is issued."""
         if op is None:
-            return max((r for lane, r in issued.items() if lane != HOST), key=lambda r: r.end_s, default=None)
+            records = (self.by_op[step, last] for lane, last in issued.items() if lane != HOST)
+            return max(records, key=lambda record: record.end_s, default=None)
         return self.by_op.get((step, op)) if op >= 0 else self._last_before_step(step, LANES[-1 - op])
 
 
-def _order(record: OpRecord) -> tuple[int, int]:
-    """Ops of a lane run in the order of their issue."""
-    return record.step, record.op.id
-
-
-def _host_waits(instructions: Sequence[Instruction]) -> Iterator[tuple[int | None, dict[str, int]]]:
-    """Each HostWait's target, with the last op issued on each lane before it."""
+def _host_waits(instructions: Sequence[Instruction]) -> Iterator[tuple[int | None, int | None, dict[str, int]]]:
+    """Each HostWait's target and the last op issued before it; where it waits for the whole device, on each lane."""
     issued: dict[str, int] = {}
+    last: int | None = None
     for instruction in instructions:
         if isinstance(instruction, Launch):
-            issued[instruction.op.lane] = instruction.op.id
+            issued[instruction.op.lane] = last = instruction.op.id
         elif isinstance(instruction, HostWait):
-            yield instruction.op, dict(issued)
+            yield instruction.op, last, dict(issued) if instruction.op is None else {}
