@@ -232,3 +232,32 @@ def test_adapters_by_a_regular_expression():
     for value, targets in ((pattern, pattern), ("q_proj,v_proj", ["q_proj", "v_proj"])):
         reading = detect.read(Document("a.yaml", recipe | {"lora_target_modules": value}), "axolotl")
         assert reading.fields[("lora", "targets")] == targets
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("s.sh", "python t.py --model_name_or_path m --learning_rate 1 --per_gpu_train_batch_size 2", "no argument of"),
+        ("s.sh", "python t.py --model_name_or_path m --learning_rate 1 --batch_size 8", "a loop of its own"),
+        ("s.sh", "python t.py --model_name_or_path m --output_dir o --do_eval --max_steps 3", "does not train"),
+        ("s.sh", "python eval.py --model_name_or_path m --output_dir o --top_p 1", "arguments of its own"),
+        ("s.sh", "deepspeed t.py --deepspeed_config=ds.json --model_name_or_path m --learning_rate 1", "of its own"),
+        ("c.yaml", "gradient_checkpointing: true\nper_gpu_train_batch_size: 2\n", "a loop of its own"),
+        ("c.yaml", "defaults: [a, b]\nnum_train_epochs: 2\n", "a Hydra configuration"),
+        ("c.json", '{"log_history": [], "num_train_epochs": 2}', "the log of a run of the Trainer"),
+        ("c.json", '{"peft_type": "LORA", "base_model_name_or_path": "m", "r": 8}', "an adapter of peft"),
+        ("c.yaml", "model_name_or_path: m\nstage: sft\ndo_predict: true\ncutoff_len: 9\n", "does not train"),
+        ("c.yaml", "apiVersion: v1\nkind: Job\nspec: {}\n", "a Kubernetes manifest"),
+    ],
+)
+def test_what_is_taken_for_no_training_of_the_trainer(tmp_path: Path, name: str, text: str, says: str):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(InputError, match=says) as caught:
+        read_file(path)
+    assert caught.value.file == path
+
+
+def test_a_model_that_names_gradient_checkpointing_is_a_model():
+    model = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "gradient_checkpointing": False}
+    assert detect.identify(Document("config.json", model)) == "model"

@@ -291,3 +291,14 @@ def test_sequences_that_a_scripts_own_code_shares_are_refused(tmp_path: Path):
     with pytest.raises(NotModeled, match="sequence_parallel_size"):
         script(tmp_path, text.format(4))
     assert not script(tmp_path, text.format(1)).not_modeled
+
+
+def test_a_quotation_that_stays_open_takes_no_longer_than_others(tmp_path: Path):
+    """Every line was parsed again with all before it."""
+    import time
+
+    text = "echo 'open\n" + "python eval.py --batch 1 # a line of help\n" * 6000
+    start = time.process_time()
+    with pytest.raises(InputError, match="no command in it that trains"):
+        script(tmp_path, text)
+    assert time.process_time() - start < 5

@@ -23,6 +23,11 @@ SUFFIXES = (*_TOML, *_SCRIPT, *_YAML, *_JSON)
 # Keys that only GPT-NeoX has, which takes several files and merges them.
 NEOX = ("checkpoint_activations", "checkpoint-activations", "lr_decay_iters", "lr-decay-iters", "no_weight_tying")
 
+_BATCH = "per_device_train_batch_size"
+_OWN_BATCH = {
+    "per_gpu_train_batch_size", "train_batch_size", "batch_size", "total_batch_size", "micro_batch", "max_epochs",
+}  # fmt: skip
+
 # Recipes of tools without a reader here: their name, and keys that only they have.
 _FOREIGN: tuple[tuple[str, frozenset[str]], ...] = (
     ("an oumi recipe", frozenset({"model", "data", "training"})),
@@ -36,6 +41,8 @@ _FOREIGN: tuple[tuple[str, frozenset[str]], ...] = (
         frozenset({"peft_type", "base_model_name_or_path"}),
     ),
     ("a NeMo AutoModel recipe", frozenset({"dist_env", "distributed"})),
+    ("the log of a run of the Trainer", frozenset({"log_history"})),
+    ("a Hydra configuration, whose parts are other files", frozenset({"defaults"})),
     ("a Kubernetes manifest", frozenset({"apiVersion", "kind"})),
     ("an Azure ML job", frozenset({"command", "environment", "compute"})),
     ("an llm-foundry configuration", frozenset({"parameters", "command", "image"})),
@@ -110,9 +117,7 @@ def identify(document: Document) -> str:
         return "fsdp_config"
     if {"model_type", "architectures"} <= keys:  # some have gradient_checkpointing
         return "model"
-    if {"per_device_train_batch_size", "gradient_checkpointing", "num_train_epochs"} & keys or (
-        {"model_name_or_path", "fsdp_config"} & keys and {"learning_rate", "output_dir", "max_steps", "fsdp"} & keys
-    ):
+    if _is_trainer(document, keys):
         return "trainer"
     if document.script:
         raise InputError("is the start of a script with arguments of its own, which is not read", *document.place(()))
@@ -128,6 +133,22 @@ def _refuse_foreign(document: Document, keys: set[str]) -> None:
     for name, marks in _FOREIGN:
         if marks <= keys:
             raise InputError(f"is {name}, which is not read", document.file, accepted=READERS)
+
+
+def _is_trainer(document: Document, keys: set[str]) -> bool:
+    """Raises InputError for arguments of a loop of its own, and of a run that does not train."""
+    if not {"gradient_checkpointing", "num_train_epochs", _BATCH} & keys and not (
+        {"model_name_or_path", "fsdp_config"} & keys and {"learning_rate", "max_steps", "fsdp"} & keys
+    ):
+        return False
+    own = sorted(key for key in keys if key in _OWN_BATCH)
+    if own and _BATCH not in keys:
+        message = f"{own[0]} is no argument of Hugging Face's Trainer: a loop of its own, which is not read"
+        raise InputError(message, *document.place((own[0],)), accepted=READERS)
+    for name in ("do_eval", "do_predict"):
+        if document.data.get(name) is True and not {"do_train", _BATCH} & keys:
+            raise InputError(f"{name} without do_train: a run that does not train", *document.place((name,)))
+    return True
 
 
 def _is_fsdp_config(keys: set[str]) -> bool:

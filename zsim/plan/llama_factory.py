@@ -20,6 +20,9 @@ def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
     stage = str(recipe.get("stage", "sft"))
     if stage not in ("pt", "sft"):
         raise document.error(("stage",), f"stage {stage}, which runs more than one model", "pt, sft", kind=NotModeled)
+    for name in ("do_eval", "do_predict"):
+        if recipe.flag(name) and not recipe.flag("do_train"):
+            raise document.error((name,), "without do_train: a run that does not train", "do_train: true")
     if method == "lora":
         _lora(recipe)
     else:

@@ -207,22 +207,23 @@ class _Shell:
 
 def _joined(lines: list[str]) -> Iterator[tuple[int, str]]:
     """(first line, text) of commands: what a backslash, an open quotation or an open parenthesis continues."""
-    command, start, until = "", 0, ""
+    command, start, until, quote = "", 0, "", ""
     for number, line in enumerate(lines, start=1):
         if until:
             until = "" if line.strip() == until else until
             continue
-        quoted = bool(command) and not command.endswith(" ")
+        quoted = bool(quote)
         text = line if quoted else re.sub(r"(^|\s)#.*$", "", line).rstrip()
         if command and not quoted and not text.strip():
             continue  # a comment between continued lines
         start = start or number
-        command += text.removesuffix("\\") + " " if text.endswith("\\") and not quoted else text
         if text.endswith("\\") and not quoted:
+            command += text.removesuffix("\\") + " "
+            quote = _quote_after(text.removesuffix("\\"), quote)
             continue
-        try:
-            shlex.split(command)
-        except ValueError:
+        command += text
+        quote = _quote_after(text, quote)
+        if quote:
             command += "\n"
             continue
         if re.match(r"\s*(?:export\s+)?\w+\+?=\(", command) and command.count("(") > command.count(")"):
@@ -234,6 +235,21 @@ def _joined(lines: list[str]) -> Iterator[tuple[int, str]]:
         command, start = "", 0
     if command:
         yield start, command  # its last line ends with a backslash
+
+
+def _quote_after(text: str, quote: str) -> str:
+    """The quotation mark that is open after `text`, where `quote` is before it; empty: none."""
+    escaped = False
+    for character in text:
+        if escaped:
+            escaped = False
+        elif character == "\\" and quote != "'":
+            escaped = True
+        elif quote:
+            quote = "" if character == quote else quote
+        elif character in "\"'":
+            quote = character
+    return quote
 
 
 def _flat(words: list[str]) -> list[str]:
