@@ -106,9 +106,10 @@ def blind(path: Path, first: Path) -> Iterator[str]:
     yield (
         f"Reports that nothing here had been looked at with, predicted once on {then['date']} by the code of commit "
         f"{then['commit']}: {agreed} of {len(found.counted)} outcomes with full settings agreed "
-        f"({agreed / len(found.counted):.0%}), {ahead} of {len(found.orders)} orders. That stays. What the code says "
-        "now, after the causes were looked for, and after settings were corrected where the report's own sources say "
-        "otherwise:\n"
+        f"({agreed / len(found.counted):.0%})"
+        + (f", {ahead} of {len(found.orders)} orders" if found.orders else "")
+        + ". That stays. What the code says now, after the causes were looked for, and after settings were corrected "
+        "where the report's own sources say otherwise:\n"
     )
     yield from found.agreement()
     yield "| report | run | observed | first | now | how much | |\n|---|---|---|---|---|---|---|"
@@ -116,7 +117,8 @@ def blind(path: Path, first: Path) -> Iterator[str]:
         now = f"{run.predicted}, tight" if run.tight else run.predicted
         first_said = said[run.case][run.name]
         yield f"| {run.case} | {run.name} | {run.observed} | {first_said} | {now} | {run.detail} | {run.remark} |"
-    yield "\n| report | faster | than | first: by | now: by | |\n|---|---|---|---|---|---|"
+    if found.orders:
+        yield "\n| report | faster | than | first: by | now: by | |\n|---|---|---|---|---|---|"
     for order in found.orders:
         factor = factors[order.case, order.fast, order.slow]
         line = f"| {order.case} | {order.fast} | {order.slow} | {factor:.2f} x | {order.factor:.2f} x |"

@@ -29,7 +29,8 @@ def markdown(evidence: Path) -> Iterator[str]:
         ("Runs never seen before, second round", _holdout(evidence / "published" / "second_holdout")),
         ("Runs never seen before, third round", _holdout(evidence / "published" / "third_holdout")),
         ("What users reported", _cases(evidence / "cases" / "cases.yaml")),
-        ("Reports never seen before", _blind(evidence / "cases")),
+        ("Reports never seen before", _blind(evidence / "cases", "blind")),
+        ("Reports never seen before, second round", _blind(evidence / "cases", "blind2")),
     ):
         yield f"\n## {title}\n" if title else ""
         yield from section
@@ -106,7 +107,7 @@ def _cases(path: Path) -> Iterator[str]:
     yield from report(path).markdown()
 
 
-def _blind(folder: Path) -> Iterator[str]:
+def _blind(folder: Path, name: str) -> Iterator[str]:
     from zsim.validation.cases import blind
 
-    yield from blind(folder / "blind.yaml", folder / "blind_first.yaml")
+    yield from blind(folder / f"{name}.yaml", folder / f"{name}_first.yaml")
