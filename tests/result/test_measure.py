@@ -6,8 +6,9 @@ import pytest
 
 from tests.result import made
 from zsim.cluster import catalog
+from zsim.cluster.load import cluster_from
 from zsim.program.ops import Program
-from zsim.result.memory import NVLS_BYTES, framework_bytes, process_bytes
+from zsim.result.memory import CUDA_CONTEXT_BYTES, NCCL_FIRST_BYTES, NVLS_BYTES, framework_bytes, process_bytes
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +94,31 @@ def test_contract_of_json(result):
 
 @pytest.mark.parametrize(
     ("gpu", "multicasts"),
-    [("H200", True), ("B300", True), ("GB200", True), ("A100", False), ("RTX 5090", False), ("RTX PRO 6000", False)],
+    [("H200", True), ("B300", True), ("GB200", True), ("A100", False), ("RTX PRO 6000", False)],
 )
 def test_buffers_for_multicast_are_where_nvswitch_has_it(gpu, multicasts):
     """NVLink 4 and later; the cards of the same generations have no NVLink."""
-    world = Program(8, {"world": (tuple(range(8)),)}, (), ())
-    found = framework_bytes(catalog.device(gpu), world) - framework_bytes(catalog.device("A100"), world)
+    found = outside(gpu, nvlink=multicasts) - outside("A100")
     assert found == (NVLS_BYTES if multicasts else 0)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "machine", "held"),
+    [
+        ("RTX 3090", {"p2p": "none"}, CUDA_CONTEXT_BYTES),
+        ("RTX 3090", {"p2p": "all"}, CUDA_CONTEXT_BYTES + NCCL_FIRST_BYTES),
+        ("RTX 3090", {"p2p": "none", "gpus": 2, "nvlink": [[0, 1, 4]]}, CUDA_CONTEXT_BYTES + NCCL_FIRST_BYTES),
+        ("A100", {}, CUDA_CONTEXT_BYTES + NCCL_FIRST_BYTES),
+    ],
+)
+def test_where_gpus_talk_through_host_memory_nccls_buffers_lie_there(gpu, machine, held):
+    assert outside(gpu, **machine) == held
+
+
+def outside(gpu: str, *, nvlink: object = None, gpus: int = 8, p2p: str = "all") -> int:
+    """Of a rank in one communicator with all others on a machine of `gpus`."""
+    cpu = {"sockets": 1, "cores": 8, "dram_gib": 64, "dram_gbps": 100}
+    wires = {"nvlink": "switch" if nvlink is True else nvlink} if nvlink else {}
+    cluster = cluster_from({"gpu": gpu, "gpus": gpus, "p2p": p2p, "cpu": cpu, **wires})
+    world = Program(gpus, {"world": (tuple(range(gpus)),)}, (), ())
+    return framework_bytes(catalog.device(gpu), world, cluster)

@@ -81,6 +81,14 @@ def _gpu_to_gpu(node: Node, from_gpu: int, to_gpu: int) -> Route:
     return _route(node, kind, [*_to_host(node, a), *_from_host(node, b, cpu_of(node, a))], staged=True)
 
 
+def through_host(node: Node) -> bool:
+    """Whether NCCL's neighbours on a node talk through host memory, having no NVLink and no peer-to-peer."""
+    if node.switch_of or any(link.kind == "nvlink" for link in node.links.values()):
+        return False
+    pairs = itertools.pairwise(range(len(node.devices)))
+    return len(node.devices) > 1 and all(gpu_to_gpu(node, a, b).staged for a, b in pairs)
+
+
 def cpu_of(node: Node, name: str) -> str:
     return ancestors(node, name)[-1]
 

@@ -46,7 +46,7 @@ def need(program: Program, cluster: Cluster) -> Need:
     """What every rank of `program` needs at least on the device of `cluster` that offers least."""
     ranks = min(cluster.gpus_per_node, cluster.world_size)
     tops = _tops(program, ranks, cluster)
-    offers = [(framework_bytes(device, program), device) for device in _kinds(cluster)]
+    offers = [(framework_bytes(device, program, cluster), device) for device in _kinds(cluster)]
     outside, device = min(offers, key=lambda offer: offer[1].usable_bytes - offer[0])
     host = tops["host"]
     if host and device.unified:  # one memory for both

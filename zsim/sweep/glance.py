@@ -118,7 +118,7 @@ def _memories(simulation: Simulation, cluster: Cluster, settings: Allocator) -> 
     """Of each rank, as `result.memory.measure_gpu` has it."""
     for rank in simulation.ranks:
         device = cluster.devices[rank.number]
-        outside = framework_bytes(device, simulation.program)
+        outside = framework_bytes(device, simulation.program, cluster)
         allocator = CachingAllocator.on(device.usable_bytes, device.usable_bytes - outside, settings)
         limit = allocator.limit
         assert limit is not None
