@@ -158,27 +158,28 @@ class Execution:
         parts = self._known_parts.get(key)
         if parts is None:
             parts = self._known_parts[key] = _parts(work, calls)
-        for number, (part, awaited) in enumerate(parts, 1):
+        builder, name, layer, micro = self.builder, module.name, self._layer, self.micro
+        last = parts[-1]
+        for each in parts:
+            part, awaited = each
             if isinstance(part, Collective):
-                event = self.builder.launch(
-                    COMPUTE, part.kind, phase, part, module=module.name, layer=self._layer, micro=self.micro
-                )
+                event = builder.launch(COMPUTE, part.kind, phase, part, module=name, layer=layer, micro=micro)
                 if awaited:
-                    self.builder.host_wait(event)
+                    builder.host_wait(event)
                 continue
-            self.builder.launch(
+            builder.launch(
                 COMPUTE,
                 compute.label,
                 phase,
                 part,
-                module=module.name,
-                layer=self._layer,
-                micro=self.micro,
+                module=name,
+                layer=layer,
+                micro=micro,
                 temp_peak=peak,
-                temp_live=live if number == len(parts) else peak,
+                temp_live=live if each is last else peak,
                 temp_category=compute.category,
                 temp_tensors=alive[0],
-                temp_left=alive[1] if number == len(parts) else alive[0],
+                temp_left=alive[1] if each is last else alive[0],
             )
 
     def _backward_compute(self, module: spec.Module, compute: spec.Compute) -> None:

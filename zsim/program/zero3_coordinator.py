@@ -7,7 +7,7 @@ nothing of streams or bytes: `fetch` and `release` return parameters, `zero3_par
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -70,7 +70,7 @@ class Coordinator:
     _uses: dict[bool, Uses] = field(default_factory=dict)
     _queue: deque[tuple[int, int]] = field(default_factory=deque)
     _dequeued_to: list[int] = field(default_factory=list)  # __most_recent_step_id_param_fetched_for
-    _active: dict[int, set[str]] = field(default_factory=dict)
+    _active: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
     _decisions: dict[tuple[str, int], frozenset[int]] = field(default_factory=dict)
     _open: dict[str, set[int]] = field(default_factory=dict)  # modules in backward -> what they recomputed for
 
@@ -120,7 +120,7 @@ class Coordinator:
         if own:
             needed = self._take(own)
             for param in own:
-                self._active.setdefault(param, set()).add(module)
+                self._active[param].add(module)
                 if phase == "recompute" and param in self.frozen and self._open:
                     asking = next(reversed(self._open))
                     self._open[asking].add(param)
@@ -135,10 +135,11 @@ class Coordinator:
         return Fetch(needed, prefetched)
 
     def _take(self, params: Params) -> Params:
-        missing = tuple([param for param in params if param not in self.live])
-        for param in missing:
-            self.live.add(param)
-            self._available += self.numel[param]
+        live = self.live
+        missing = tuple([param for param in params if param not in live])
+        if missing:
+            live.update(missing)
+            self._available += sum([self.numel[param] for param in missing])
         return missing
 
     def _dequeue(self, own: Params) -> None:
@@ -152,15 +153,17 @@ class Coordinator:
 
     def _prefetch(self) -> Params:
         limit = min(self.max_live_parameters - self._available, self.prefetch_bucket_size)
+        queue, dequeued_to, live = self._queue, self._dequeued_to, self.live
         chosen: set[int] = set()
         elements = 0
-        while self._queue and elements < limit:
-            param, step = self._queue[0]
+        while queue and elements < limit:
+            param, step = queue[0]
             if self.unread(param):
                 break
-            self._queue.popleft()
-            self._dequeued_to[param] = max(self._dequeued_to[param], step)
-            if param not in self.live and param not in chosen:
+            queue.popleft()
+            if step > dequeued_to[param]:
+                dequeued_to[param] = step
+            if param not in live and param not in chosen:
                 chosen.add(param)
                 elements += self.numel[param]
         return self._take(tuple(sorted(chosen)))

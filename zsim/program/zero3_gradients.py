@@ -45,7 +45,8 @@ class Gradients:
         self.numel, self.shard = parameters.numel, parameters.shard
         self.lane = REDUCE_SCATTER if overlaps(plan) else COMPUTE
         self.param_size = dtype_bytes(plan.dtype)
-        self.comm_size = dtype_bytes(comm_dtype(plan))
+        self.comm = comm_dtype(plan)
+        self.comm_size = dtype_bytes(self.comm)
         self.quantized = QuantizedReduction(builder, model, plan, self.lane) if reduces_quantized(plan) else None
         self.sub_groups = sub_groups(model, plan, self.shard)
         self.shapes = [parameter.shape for parameter in model.parameters]
@@ -121,7 +122,7 @@ class Gradients:
         self._call("all_reduce", self._elements, self._elements, self.parameters.homes[bucket[0]])
         if self.parameters.world > 1:
             self._temporary(temporaries, "scaled gradients", nbytes, nbytes)
-        if comm_dtype(self.plan) != accum_dtype(self.plan):
+        if self.comm != accum_dtype(self.plan):
             size = dtype_bytes(accum_dtype(self.plan))
             self._temporary(temporaries, "cast gradients", nbytes, self._elements * size)
             if len(temporaries) > 1:
@@ -136,7 +137,7 @@ class Gradients:
         nbytes = full * self.comm_size
         temporaries: list[str] = []
         outside = sum(self.numel[param] for param in bucket if param not in self._in_bucket_buffer)
-        if outside and comm_dtype(self.plan) != self.plan.dtype:
+        if outside and self.comm != self.plan.dtype:
             self._temporary(temporaries, f"cast gradients{mark}", outside * self.param_size, outside * self.comm_size)
         if len(bucket) > 1 or self.numel[bucket[0]] != full:
             self._temporary(temporaries, f"reduce input{mark}", nbytes, nbytes)
@@ -145,7 +146,7 @@ class Gradients:
         if home == EXPERT_DATA_PARALLEL and full < part * self.plan.world_size:
             # _gradient_averaging_world_size: averaged over all ranks, whose tokens the experts have seen
             self._temporary(temporaries, f"scaled shards{mark}", part * self.comm_size, part * self.comm_size)
-        if comm_dtype(self.plan) != accum_dtype(self.plan):
+        if self.comm != accum_dtype(self.plan):
             size = dtype_bytes(accum_dtype(self.plan))
             self._temporary(temporaries, f"cast shards{mark}", part * self.comm_size, part * size)
         return temporaries
@@ -170,7 +171,7 @@ class Gradients:
 
     def _call(self, kind: str, in_numel: int, out_numel: int, group: str) -> None:
         collective(
-            self.builder, self.lane, kind, comm_dtype(self.plan), in_numel, out_numel, "backward",
+            self.builder, self.lane, kind, self.comm, in_numel, out_numel, "backward",
             "reduce gradients", group=group, micro=self.micro,
         )  # fmt: skip
 

@@ -63,11 +63,15 @@ def _held_up(program: Program, price: Price, rank: int) -> float:
     it are slowed down by, or all of it where there are none. Those of one group never run at the same time.
     """
     busy: dict[str, float] = defaultdict(float)
+    alone: dict[int, float] = {}  # by id of the work, which equal calls share
     slowdown = 1.0
     for op in _ops(program.steps[-1]):
-        if isinstance(op.work, Collective) and op.phase != "optimizer":
-            busy[op.work.group] += _alone(op.work, program, price, rank)
-            slowdown = price.compute_slowdown([op.work])
+        work = op.work
+        if isinstance(work, Collective) and op.phase != "optimizer":
+            if id(work) not in alone:
+                alone[id(work)] = _alone(work, program, price, rank)
+                slowdown = price.compute_slowdown([work])
+            busy[work.group] += alone[id(work)]
     return max(busy.values(), default=0.0) * (1 - 1 / slowdown)
 
 
