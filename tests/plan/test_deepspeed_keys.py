@@ -31,6 +31,8 @@ _VALUES: dict[str, Any] = {
     "bf16.check_grad_overflow": False,
     "bfloat16.check_grad_overflow": False,
     "zero_force_ds_cpu_optimizer": False,
+    "timers.throughput.enabled": False,
+    "timers.throughput.synchronized": False,
     "torch_autocast.dtype": "torch.bfloat16",
 }
 

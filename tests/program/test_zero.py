@@ -371,10 +371,21 @@ def test_the_host_waits_where_deepspeed_synchronizes():
         return sum(isinstance(instruction, HostWait) for instruction in instructions)
 
     plain = program_of(2).steps[-1]
-    assert waits(plain) == 2  # overflow, norm
-    assert waits(program_of(2, check_grad_overflow=False).steps[-1]) == 0
-    assert waits(program_of(2, overlap_comm=True).steps[-1]) == 3  # and the end of backward
-    assert waits(program_of(0, dtype="float32").steps[-1]) == 0
+    assert waits(plain) == 3  # overflow, norm, the throughput timer
+    assert waits(program_of(2, check_grad_overflow=False).steps[-1]) == 1
+    assert waits(program_of(2, overlap_comm=True).steps[-1]) == 4  # and the end of backward
+    assert waits(program_of(0, dtype="float32").steps[-1]) == 1
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_the_throughput_timer_waits_for_the_gpu_after_every_micro_step(stage: int):
+    def idle(step: int, **changes: bool) -> int:
+        found = program_of(stage, grad_accum=3, overlap_comm=False, **changes).steps[step]
+        return sum(isinstance(item, HostWait) and item.op is None for item in found)
+
+    assert isinstance(program_of(stage).steps[-1][-1], HostWait)
+    assert idle(0) == idle(0, throughput_timer=False)
+    assert idle(-1) == idle(-1, throughput_timer=False) + 3
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Rules of DeepSpeed's older releases, read in their sources (the tags v0.3.16, v0.9.5, v0.12.3, v0.12.4)."""
+"""Rules of DeepSpeed's older releases, read in their sources (from the tag v0.3.16 on)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,25 @@ from typing import Any
 
 import pytest
 
+from zsim.cost.profile import load_profile
 from zsim.model.huggingface import from_config
 from zsim.model.spec import Workload
 from zsim.model.trace import trace
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.lower import lower
-from zsim.program.ops import ALL_GATHER, Alloc, Collective, Free, HostWait, Launch, Op, Program
+from zsim.program.ops import (
+    ALL_GATHER,
+    COMPUTE,
+    REDUCE_SCATTER,
+    Alloc,
+    Collective,
+    Free,
+    HostWait,
+    HostWork,
+    Launch,
+    Op,
+    Program,
+)
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 3,
@@ -55,9 +68,8 @@ def test_states_were_made_at_the_start_until_0_13_2(stage: int, version: str, st
 
 
 @pytest.mark.parametrize(("version", "kind"), [("0.12.3", "reduce"), ("0.12.4", "all_reduce")])
-@pytest.mark.parametrize("stage", [1, 2])
-def test_buckets_were_reduced_to_their_owners_until_0_12_4(stage: int, version: str, kind: str) -> None:
-    found = collectives(program_of(stage, version), "backward")
+def test_buckets_were_reduced_to_their_owners_until_0_12_4(version: str, kind: str) -> None:
+    found = collectives(program_of(2, version), "backward")
     assert {op.work.kind for op in found} == {kind}
     assert sum(op.work.in_numel for op in found) == MODEL.numel
 
@@ -77,6 +89,66 @@ def test_each_owner_gets_its_partition_and_nothing_is_flattened_or_waited_for(ac
     reduces = [i for i, item in enumerate(step) if isinstance(item, Launch) and item.op.label == "reduce gradients"]
     one_bucket = [(i, j) for i, j in pairwise(reduces) if j == i + 1]
     assert one_bucket  # several owners in one bucket, one reduce straight after the other
+
+
+@pytest.mark.parametrize(("version", "apart"), [("0.12.6", False), ("0.12.7", True)])
+def test_stage_1_knew_neither_overlap_nor_buckets_until_0_12_7(version: str, apart: bool) -> None:
+    program = program_of(1, version, overlap_comm=True)
+    found = collectives(program, "backward")
+    assert {op.work.kind for op in found} == {"all_reduce"}  # gradients flattened, not copied into a bucket
+    assert {op.lane for op in found} == {REDUCE_SCATTER if apart else COMPUTE}
+    keys = {item.key for item in program.steps[-1] if isinstance(item, Alloc) and item.category == "reduce_buffers"}
+    assert ("bucket 1" in keys) == apart
+
+
+@pytest.mark.parametrize(("version", "whole"), [("0.14.0", True), ("0.14.1", False)])
+def test_all_of_a_bucket_was_averaged_until_0_14_1(version: str, whole: bool) -> None:
+    """Recorded with 0.12.6 and 0.14.5: without reduce_scatter all-reduces of the bucket's size, filled or not."""
+    program = program_of(2, version, reduce_scatter=False)
+    sizes = {op.work.in_numel for op in collectives(program, "backward")}
+    assert (sizes == {20_000}) == whole
+    kernels = (item.op for item in program_of(2, version).steps[-1] if isinstance(item, Launch))
+    scaled = {op.work.kernels[0].read_bytes for op in kernels if op.label == "scale" and op.phase == "backward"}
+    assert (scaled == {2 * 20_000}) == whole
+
+
+def python(stage: int, version: str, **changes: Any) -> Counter[str]:
+    """Host work of a step, by kind."""
+    found: Counter[str] = Counter()
+    for item in program_of(stage, version, **changes).steps[-1]:
+        if isinstance(item, Launch) and isinstance(item.op.work, HostWork):
+            found[item.op.work.label] += item.op.work.count
+    return found
+
+
+@pytest.mark.parametrize(
+    ("version", "since"), [("0.17.6", " before 0.18"), ("0.18.0", " before 0.19.1"), ("0.19.1", "")]
+)
+def test_hooks_are_of_their_release(version: str, since: str) -> None:
+    for stage, kinds in ((2, {"zero12 gradient hook", "zero12 bucket"}), (3, {"zero3 gradient hook"})):
+        found = python(stage, version)
+        trained = len(MODEL.parameters)
+        assert {kind: found[f"{kind}{since}"] for kind in kinds} == dict.fromkeys(kinds, trained)
+    assert python(3, version).keys() >= {f"zero3 hook{since}", f"zero3 backward hook{since}"}
+    assert all(load_profile("generic").host.hooks[kind] for stage in (1, 2, 3) for kind in python(stage, version))
+
+
+@pytest.mark.parametrize(("version", "counts"), [("0.18.4", 0), ("0.18.5", 1), ("0.18.6", 1), ("0.18.7", 0)])
+def test_every_hook_of_0_18_5_and_6_asks_all_parameters(version: str, counts: int) -> None:
+    for stage in (2, 3):
+        assert python(stage, version)["zero counted parameter"] == counts * len(MODEL.parameters) ** 2
+
+
+def test_stage_1_has_gradients_in_hand_only_at_the_boundary() -> None:
+    trained, late = len(MODEL.parameters), {"grad_accum": 3, "overlap_comm": True}
+    found = [python(stage, "0.19.8", **late) for stage in (1, 2)]
+    assert [(each["zero12 gradient hook"], each["zero12 bucket"]) for each in found] == [
+        (3 * trained, trained),
+        (3 * trained, 3 * trained),
+    ]
+    old = python(1, "0.12.6", **late)  # neither hooks nor buckets
+    assert {kind for kind in old if kind.startswith("zero12 grad")} == {"zero12 gradient"}
+    assert old["zero12 gradient"] == trained
 
 
 @pytest.mark.parametrize(("version", "waits"), [("0.19.5", False), ("0.19.8", True)])

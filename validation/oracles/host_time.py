@@ -11,6 +11,11 @@ the seconds of a yardstick on the machine when nothing disturbs it (the lowest t
 The process group is torch's fake one: rank 0 calls its collectives and nobody answers; DDP, whose C++ expects answers,
 has a gloo group of itself alone. World size 1 under "ddp" is the bare model. On a CPU the autograd engine runs in the
 calling thread; on GPUs in another one, for which the calling thread waits.
+
+Another release of DeepSpeed is measured where it comes first on PYTHONPATH: its lines have its number in their names, and
+which of them constants are fitted to (`use`) is set by hand. Their buckets were of 1e5 or 1e6 elements, as DeepSpeed
+before 0.14.1 averages all of a bucket. 0.9 to 0.13 need stand-ins there for intel_extension_for_pytorch,
+oneccl_bindings_for_pytorch and split_half_float_double, which looks for types of CUDA.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +41,7 @@ from validation.oracles import (
     engines,
     record,  # sets the environment before torch is loaded
 )
+from zsim.plan.version import VERSION
 
 Config = engines.Config
 STEPS, WARM = 50, 10
@@ -54,7 +60,7 @@ class Clock:
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
         self.enabled = True
-        self._phase, self._step, self._since = "init", 0, time.thread_time()
+        self._phase, self._step, self._micro, self._since = "init", 0, 0, time.thread_time()
         self._weight = torch.ones(8, 8, requires_grad=True)
         self._yard = 0.0
 
@@ -67,11 +73,14 @@ class Clock:
         seconds, before = time.thread_time() - self._since, self._yard
         self._yard = self._yardstick()
         yard = (before + self._yard) / 2
-        self.rows.append({"step": self._step, "phase": self._phase, "seconds": seconds, "yard": yard})
+        self.rows.append(
+            {"step": self._step, "micro": self._micro, "phase": self._phase, "seconds": seconds, "yard": yard}
+        )
         if step == WARM:
             gc.collect()
             gc.freeze()
         self._phase, self._step = phase, self._step if step is None else step
+        self._micro = self._micro if micro is None else micro
         self._since = time.thread_time()
 
     def _yardstick(self) -> float:
@@ -106,6 +115,7 @@ def configurations() -> list[Config]:
             _make(f"fsdp1_{layers}", layers, engine="fsdp1", world=2),
             _make(f"fsdp2_{layers}", layers, engine="fsdp2", world=2),
             *(_zero(f"zero{stage}_{layers}", layers, stage) for stage in (1, 2, 3)),
+            *(_zero(f"zero{stage}_accumulating_{layers}", layers, stage, ga=3) for stage in (1, 2) if layers == 8),
             _zero(f"zero3_lora_{layers}", layers, 3, lora={"r": 4, "targets": PROJECTIONS}),
         ]
     found += [
@@ -140,10 +150,10 @@ def _make(
     }  # fmt: skip
 
 
-def _zero(name: str, layers: int, stage: int, model: str = "llama", **more: Any) -> Config:
+def _zero(name: str, layers: int, stage: int, model: str = "llama", ga: int = 1, **more: Any) -> Config:
     ds = {
         "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
+        "gradient_accumulation_steps": ga,
         "gradient_clipping": 1.0,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
         "zero_allow_untested_optimizer": True,
@@ -197,14 +207,17 @@ def _run(config: Config, results: Any) -> None:
 
 
 def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians in yardsticks by phase, and what a yardstick took when it took least."""
+    """Medians in yardsticks by phase, of all micro-steps together, and what a yardstick took when it took least."""
     samples = defaultdict(list)
     for row in rows:
         if row["step"] >= WARM:
-            samples[row["phase"]].append(row["seconds"] / row["yard"])
+            samples[row["phase"], row["micro"]].append(row["seconds"] / row["yard"])
     yards = sorted(row["yard"] for row in rows)
+    phases: Counter[str] = Counter()
+    for (phase, _), values in samples.items():
+        phases[phase] += statistics.median(values)
     return {
-        "yardsticks": {phase: round(statistics.median(values), 4) for phase, values in samples.items()},
+        "yardsticks": {phase: round(value, 4) for phase, value in phases.items()},
         "yardstick_s": yards[len(yards) // 20],
     }
 
@@ -239,7 +252,10 @@ def _merged(lines: list[dict[str, Any]], yard: float) -> dict[str, Any]:
         phase: round(yard * statistics.median([first, *(other[phase] for other in others)]), 7)
         for phase, first in phases.items()
     }
-    return lines[0] | {"yardstick_s": yard, "seconds": seconds}
+    release, name = lines[0]["versions"]["deepspeed"], lines[0]["name"]
+    if lines[0]["engine"] == "ds" and release != VERSION:
+        name = f"{name}_deepspeed_{release}"
+    return lines[0] | {"name": name, "yardstick_s": yard, "seconds": seconds}
 
 
 if __name__ == "__main__":

@@ -351,6 +351,9 @@ class _Reader(Keys):
                     tuple(key.split(".")), f"{value!r} is not a type", accepted="fp32, fp16, bf16"
                 )
             self.set(("zero", field), TORCH_DTYPE[value.lower()], key)
+        for key in ("timers.throughput.enabled", "timers.throughput.synchronized"):
+            if self.values.get(key) is False and self.version >= (0, 14, 3):  # pull request 5363
+                self.set(("zero", "throughput_timer"), False, key)
         if self.values.get("prescale_gradients") is True:
             self.set(("zero", "prescale_gradients"), True, "prescale_gradients")
         offloads = ("zero", "offload_optimizer", "device") in self.reading.fields

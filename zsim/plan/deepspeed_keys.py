@@ -265,7 +265,7 @@ TOP: dict[str, Key] = {
     "wandb": _MONITOR,
     "csv_monitor": _MONITOR,
     "comet": _MONITOR,
-    "timers": none(dict, _PRINTS),
+    "timers": used(dict),
     "autotuning": none(dict, "the launcher's search"),
     "hybrid_engine": used(dict),
     "pipeline": none(dict, "only a PipelineModule"),
@@ -302,6 +302,8 @@ SECTIONS: dict[str, dict[str, Key]] = {
         "synchronize_checkpoint_boundary": none(bool, _CHECKPOINTING),
         "profile": none(bool, _PRINTS),
     },
+    "timers": {"throughput": used(dict)},
+    "timers.throughput": {"enabled": used(bool, True), "synchronized": used(bool, True)},
     "aio": {
         "block_size": used(int, 1_048_576),
         "queue_depth": used(int, 8),

@@ -138,6 +138,7 @@ class DeepSpeedPlan(Plan):
     bf16_master_weights_and_grads: bool = False  # of the bf16 section: no float32 copy of weights and gradients
     bf16_optimizer_states: bool = False
     torch_autocast: str | None = None  # torch_autocast.dtype, over a model in that same type
+    throughput_timer: bool = True  # timers.throughput: enabled, and synchronized
 
     @property
     def data_parallel_size(self) -> int:

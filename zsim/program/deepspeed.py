@@ -14,7 +14,7 @@ from zsim.program import ulysses
 from zsim.program.builder import Builder
 from zsim.program.muon import is_muon, matrices
 from zsim.program.ops import COMPUTE, Collective, Compute
-from zsim.program.versions import before
+from zsim.program.versions import before, counts_in_every_hook, hook
 from zsim.program.walk import modules_in_order
 
 MIXED = ("bfloat16", "float16")  # parameters in these dtypes have a float32 master copy
@@ -254,6 +254,20 @@ def broadcast_model(builder: Builder, parameters: Iterable[Parameter], plan: Dee
             builder, COMPUTE, "broadcast", kind, numel, numel, "init", "broadcast parameter", group=parameter.home,
             root=0,
         )  # fmt: skip
+
+
+def stop_timer(builder: Builder, plan: DeepSpeedPlan, first: bool) -> None:
+    """End of the engine's step, which follows every backward. utils/timer.py, ThroughputTimer: the host waits for the
+    whole device here and once more before the next forward, from the third step on, to report samples per second."""
+    if plan.throughput_timer and not first:
+        builder.host_wait(None)
+
+
+def charge_gradient(builder: Builder, plan: DeepSpeedPlan, trained: int) -> None:
+    """Python of the hook on a gradient, of which there are `trained`."""
+    builder.host_work(hook(plan, f"{'zero3' if plan.stage == 3 else 'zero12'} gradient hook"), "backward")
+    if counts_in_every_hook(plan):
+        builder.host_work("zero counted parameter", "backward", trained)
 
 
 def charge_step(builder: Builder, model: ModelSpec, plan: DeepSpeedPlan) -> None:

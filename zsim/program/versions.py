@@ -11,6 +11,24 @@ def steps_at_start(plan: DeepSpeedPlan) -> bool:
     return before(plan, 0, 13, 2)
 
 
+# Their Python got slower twice (eight releases are in validation/measured/host_time.jsonl): with ZenFlow's checks (pull
+# request 7516) and the backward that torch's own call starts (7665), and with the autograd functions' setup_context
+# (7916), for which torch looks up a signature in every call.
+_SLOWER = ((0, 18), (0, 19, 1))
+
+
+def hook(plan: DeepSpeedPlan, label: str) -> str:
+    """The kind of host work that a hook of the plan's release is."""
+    older = (release for release in _SLOWER if before(plan, *release))
+    return next((f"{label} before {'.'.join(map(str, release))}" for release in older), label)
+
+
+def counts_in_every_hook(plan: DeepSpeedPlan) -> bool:
+    """Whether the hook of each gradient asks of all parameters which of them the backward will reach, and not the first
+    one alone (base_optimizer.py, from pull request 7780 to 7886)."""
+    return before(plan, 0, 18, 7) and not before(plan, 0, 18, 5)
+
+
 def before(plan: DeepSpeedPlan, *release: int) -> bool:
     """Whether the plan's DeepSpeed is older than `release`. Raises InputError where it is not a version."""
     return parse_version(plan.version) < release

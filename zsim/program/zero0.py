@@ -24,6 +24,7 @@ from zsim.program.deepspeed import (
     elementwise,
     frozen_bytes,
     parameter_groups,
+    stop_timer,
     trainable,
     whole_world,
 )
@@ -135,12 +136,15 @@ class Stage0(Unsharded):
 
     def step(self, tree: Module, first: bool) -> None:
         for micro in range(self.plan.grad_accum):
+            if micro:
+                stop_timer(self.builder, self.plan, first)
             self.backward(tree, micro)
         self.all_reduce(self.numels, self.size)
         if self.plan.dtype in MIXED:
             self._mixed_step()
         else:
             self._fp32_step(first)
+        stop_timer(self.builder, self.plan, first)
 
     def _mixed_step(self) -> None:
         builder, total, count = self.builder, self.total, len(self.trainable)
@@ -192,12 +196,15 @@ class Bf16Optimizer(Unsharded):
     def step(self, tree: Module, first: bool) -> None:
         builder, plan = self.builder, self.plan
         for micro in range(plan.grad_accum):
-            if micro:  # backward_prologue zeroes the bf16 gradients
+            if micro:
+                stop_timer(builder, plan, first)
+                # backward_prologue zeroes the bf16 gradients
                 elementwise(builder, COMPUTE, "fill", "backward", 0, self.total * self.size, micro=micro)
             self.backward(tree, micro)
             self._accumulate()
         self.all_reduce([part * plan.world_size for part in self.partitions], 4)
         self._update(first)
+        stop_timer(builder, plan, first)
 
     def _accumulate(self) -> None:
         """update_hp_grads: each bf16 gradient, cast to float32, is added to the flat buffer."""

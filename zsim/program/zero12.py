@@ -8,6 +8,7 @@ Gradients are copied into a contiguous bucket and all-reduced with it. With over
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import DeepSpeedPlan
@@ -16,6 +17,7 @@ from zsim.program.deepspeed import (
     Gradients,
     accum_dtype,
     broadcast_model,
+    charge_gradient,
     charge_step,
     check,
     check_experts,
@@ -26,6 +28,8 @@ from zsim.program.deepspeed import (
     frozen_bytes,
     overlaps,
     parameter_groups,
+    stop_timer,
+    trainable,
     whole_world,
 )
 from zsim.program.execute import Execution, Hooks
@@ -34,7 +38,7 @@ from zsim.program.offload import Zero12OnCpu
 from zsim.program.ops import COMPUTE, REDUCE_SCATTER, Program
 from zsim.program.partitions import Flat, partition
 from zsim.program.ulysses import differing, shared
-from zsim.program.versions import before
+from zsim.program.versions import before, hook
 from zsim.program.zero0 import lower_zero0
 from zsim.program.zero12_update import Zero12OnGpu
 
@@ -47,6 +51,9 @@ def lower_zero12(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: 
     bf16_optimizer = plan.dtype == "bfloat16" and accum_dtype(plan) == "float32" and not plan.offload_optimizer
     if plan.stage == 0 or (plan.stage == 1 and bf16_optimizer):
         return lower_zero0(model, tree, plan, steps)
+    if plan.stage == 1 and before(plan, 0, 12, 7):
+        # engine.py until pull request 4887: "overlap and contiguous grads are meaningless in stage 1 and are ignored"
+        plan = replace(plan, overlap_comm=False, contiguous_gradients=False, round_robin_gradients=False)
     builder = Builder(rounds_pinned=not before(plan, 0, 6))
     rank = Zero12(builder, model, plan)
     rank.shared = shared(builder, plan, workload)
@@ -60,6 +67,7 @@ class Zero12(Hooks[DeepSpeedPlan]):
     def __init__(self, builder: Builder, model: ModelSpec, plan: DeepSpeedPlan) -> None:
         self.builder, self.model, self.plan = builder, model, plan
         self.numel = [parameter.numel for parameter in model.parameters]
+        self.trained = len(trainable(model))
         self.groups = parameter_groups(model, plan)
         self.partitions = partition(model, self.groups, plan)
         self.lane = REDUCE_SCATTER if overlaps(plan) else COMPUTE
@@ -69,6 +77,9 @@ class Zero12(Hooks[DeepSpeedPlan]):
         # use_grad_accum_attribute: stage 1 accumulates in another dtype than the model's, and reduces that
         self.separate = plan.stage == 1 and accum_dtype(plan) != plan.dtype
         self.grad_size = dtype_bytes(accum_dtype(plan)) if self.separate else self.size
+        # create_gradient_handling_hooks; for buckets alone since pull request 7018
+        early = plan.stage == 2 or overlaps(plan) or self.separate
+        self.hooked = early or (self.contiguous and not before(plan, 0, 16, 5))
         self.muon = matrices(model) if is_muon(plan.optimizer) else frozenset()
         self.owner = Zero12OnCpu(self) if plan.offload_optimizer else Zero12OnGpu(self)
         self.micro = 0
@@ -92,6 +103,8 @@ class Zero12(Hooks[DeepSpeedPlan]):
         plan = self.plan
         for micro in range(plan.grad_accum):
             self.micro, self.boundary = micro, micro == plan.grad_accum - 1
+            if micro:
+                stop_timer(self.builder, plan, first)
             execution = Execution(self.builder, self, micro)
             execution.forward(tree)
             execution.backward(tree)
@@ -105,6 +118,7 @@ class Zero12(Hooks[DeepSpeedPlan]):
                     self.builder, COMPUTE, "all_gather", plan.dtype, group.size, group.size * group.world, "optimizer",
                     "gather parameters", group=group.home,
                 )  # fmt: skip
+        stop_timer(self.builder, plan, first)
 
     def average_expert_norms(self) -> int | None:
         """_average_expert_grad_norms; the event of the last one, if there is any."""
@@ -124,7 +138,8 @@ class Zero12(Hooks[DeepSpeedPlan]):
     def grad_ready(self, param: int) -> None:
         """process_gradients"""
         self.gradients.ready(param)
-        self.builder.host_work("zero12 gradient hook", "backward")
+        if self.hooked:
+            charge_gradient(self.builder, self.plan, self.trained)
         self._allocate_buckets()
         if self.separate:
             self._accumulate(param)
@@ -169,6 +184,8 @@ class Zero12(Hooks[DeepSpeedPlan]):
     def _add(self, param: int) -> None:
         """reduce_independent_p_g_buckets_and_remove_grads"""
         elements = self.numel[param]
+        label = hook(self.plan, "zero12 bucket") if self.contiguous else "zero12 gradient"
+        self.builder.host_work(label, "backward")
         if self.elements + elements > self.plan.reduce_bucket_size:
             self._flush()
         if self.contiguous and elements <= self.plan.reduce_bucket_size:  # an oversize gradient stays where it is
@@ -204,16 +221,18 @@ class Zero12(Hooks[DeepSpeedPlan]):
 
     def _average(self) -> None:
         """average_tensor: the bucket as one all-reduce, or as a reduce to each rank that owns a part of it."""
-        plan = self.plan
-        if plan.reduce_scatter and before(plan, 0, 12, 4):
-            self._reduce_slices()
-            return
+        plan, elements = self.plan, self.elements
+        if before(plan, 0, 14, 1):  # all of the buffer, filled or not, until pull request 5268
+            elements = max(elements, plan.reduce_bucket_size)
         if not plan.reduce_scatter:  # gradient_reduction_w_predivide
-            temporaries = self._call("all_reduce", self.elements, None, flattened=False)
-            self._kernel("scale", self.elements * self.comm_size, self.elements * self.comm_size)
+            temporaries = self._call("all_reduce", elements, None, flattened=False)
+            self._kernel("scale", elements * self.comm_size, elements * self.comm_size)
             self._keep_reduced(temporaries)
             return
-        self._kernel("scale", self.elements * self.grad_size, self.elements * self.grad_size)
+        self._kernel("scale", elements * self.grad_size, elements * self.grad_size)
+        if before(plan, 0, 12, 4):
+            self._reduce_slices(elements)
+            return
         calls: dict[tuple[int | None, str], list[tuple[int, bool]]] = {}
         for owner, elements, sharers, flat in self._slices():
             root = None if plan.use_multi_rank_bucket_allreduce or sharers else owner
@@ -227,21 +246,20 @@ class Zero12(Hooks[DeepSpeedPlan]):
                 temporaries = self._call(kind, sum(call), root, flattened=len(call) > 1, group=home)
                 self._keep_reduced(temporaries, owned=slices[0][1])
 
-    def _reduce_slices(self) -> None:
+    def _reduce_slices(self, averaged: int) -> None:
         """average_tensor until 0.12.3: each run of the bucket is reduced to its owner, in place and without a wait in
         between. (The all-reduce of a bucket came with use_multi_rank_bucket_allreduce, pull request 4695.)"""
         builder, cast = self.builder, self.comm_size != self.grad_size
-        self._kernel("scale", self.elements * self.grad_size, self.elements * self.grad_size)
         if cast:
-            builder.alloc("cast gradients", "reduce_buffers", self.elements * self.comm_size, lane=self.lane)
-            self._kernel("cast", self.elements * self.grad_size, self.elements * self.comm_size)
+            builder.alloc("cast gradients", "reduce_buffers", averaged * self.comm_size, lane=self.lane)
+            self._kernel("cast", averaged * self.grad_size, averaged * self.comm_size)
         for owner, elements, *_ in self._slices():
             collective(
                 builder, self.lane, "reduce", comm_dtype(self.plan), elements, elements, "backward",
                 "reduce gradients", micro=self.micro, root=owner,
             )  # fmt: skip
         if cast:
-            self._kernel("cast", self.elements * self.comm_size, self.elements * self.grad_size)
+            self._kernel("cast", averaged * self.comm_size, averaged * self.grad_size)
             builder.free("cast gradients")
         if kept := self._kept():
             self.owner.add_reduced(kept)

@@ -20,12 +20,13 @@ from zsim.program.deepspeed import (
     collective,
     in_backward,
     parameter_groups,
+    stop_timer,
     whole_world,
 )
 from zsim.program.execute import Execution, Hooks
 from zsim.program.ops import COMPUTE, Instruction, Program
 from zsim.program.ulysses import shared
-from zsim.program.versions import before
+from zsim.program.versions import before, hook
 from zsim.program.walk import modules_in_order
 from zsim.program.zero3_coordinator import Coordinator, Params
 from zsim.program.zero3_early import EarlyParameters
@@ -163,6 +164,8 @@ class Zero3(Hooks[DeepSpeedPlan]):
         for micro in range(self.plan.grad_accum):
             self.micro = self.parameters.micro = self.gradients.micro = micro
             self.gradients.last_micro = micro == self.plan.grad_accum - 1
+            if micro:
+                stop_timer(self.builder, self.plan, first)
             execution = Execution(self.builder, self, micro)
             self.recording = first and not micro
             execution.forward(self.tree)
@@ -180,6 +183,7 @@ class Zero3(Hooks[DeepSpeedPlan]):
         self.gradients.owner.step(first)
         self.parameters.gather_persistent(self.coordinator.gather_persistent())
         self.parameters.drop_secondary()
+        stop_timer(self.builder, self.plan, first)
         return self.prologue, self.builder.finish()
 
     def _saved_weights(self) -> dict[str, Params]:
@@ -286,7 +290,7 @@ class Zero3(Hooks[DeepSpeedPlan]):
     def _charge_hooks(self, phase: str, module: str = "") -> None:
         """One entry for the Python of the hooks since the last one."""
         if self.hook_calls:
-            label = "zero3 backward hook" if phase == "backward" else "zero3 hook"
+            label = hook(self.plan, "zero3 backward hook" if phase == "backward" else "zero3 hook")
             self.builder.host_work(label, phase, self.hook_calls, module=module, micro=self.micro)
             self.hook_calls = 0
 

@@ -13,6 +13,7 @@ from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
 from zsim.program.deepspeed import (
     accum_dtype,
+    charge_gradient,
     collective,
     comm_dtype,
     dtype_bytes,
@@ -72,7 +73,7 @@ class Gradients:
     def ready(self, param: int) -> None:
         """reduce_independent_p_g_buckets_and_remove_grads, then __add_grad_to_ipg_bucket."""
         numel = self.numel[param]
-        self.builder.host_work("zero3 gradient hook", "backward")
+        charge_gradient(self.builder, self.plan, len(self.parameters.trainable))
         homes = self.parameters.homes
         other = bool(self._bucket) and homes[self._bucket[0]] != homes[param]
         if other or (self._bucket and self._elements + numel > self.plan.reduce_bucket_size):

@@ -265,6 +265,9 @@ class ZeroField(Section):
     bf16_master_weights_and_grads: bool | None = Field(None, description="DeepSpeed has it in its section bf16")
     bf16_optimizer_states: bool | None = None
     torch_autocast: Literal["bfloat16"] | None = Field(None, description="torch_autocast.dtype, over a model in it")
+    throughput_timer: bool | None = Field(
+        None, description="timers.throughput, for which the host waits for the GPU after each micro-step"
+    )
 
 
 class DdpField(Section):

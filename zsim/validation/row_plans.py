@@ -88,6 +88,8 @@ def _deepspeed(row: Row, stage: int) -> dict[str, Any]:
     given: dict[str, Any] = {"stage": stage, "zero_init": stage == 3}
     if is_example(row):
         given |= _EXAMPLE_SETS | {"torch_autocast": "bfloat16" if "bf16 master" in row["precision"] else None}
+    if row.source == "Qwen README":  # its tables are of September to December 2023
+        given["version"] = "0.12.3"
     if found := re.search(r"DeepSpeed (\d+(?:\.\d+)+)", row["framework"]):
         given["version"] = found[1]
     if LLAMA_FACTORY in row["framework"]:  # its ds_z2_offload.json and ds_z3_offload.json, auto as the Trainer has it
