@@ -141,6 +141,13 @@ def test_mics_is_simulated_where_deepspeed_still_has_it() -> None:
         read(zero(stage=3, zeropp_loco_param={"err_beta": 0.8}), "0.19.7")
 
 
+@pytest.mark.parametrize("key", ["enabled", "synchronized"])
+def test_the_throughput_timer_can_be_switched_off_since_0_14_3(key: str) -> None:
+    data = zero() | {"timers": {"throughput": {key: False}}}
+    assert fields(read(data, "0.14.3"))["zero.throughput_timer"] is False
+    assert "zero.throughput_timer" not in fields(read(data, "0.14.2"))
+
+
 def test_what_older_versions_took() -> None:
     """bf16 and fp16 were not checked before 0.17, and the removed sections worked until 0.19.6 or 0.19.7."""
     data = {"train_batch_size": 8, "bf16": {"enabled": True, "loss_scale": 0}, "elasticity": {"enabled": False}}

@@ -12,7 +12,7 @@ The process group is torch's fake one: rank 0 calls its collectives and nobody a
 has a gloo group of itself alone. World size 1 under "ddp" is the bare model. On a CPU the autograd engine runs in the
 calling thread; on GPUs in another one, for which the calling thread waits.
 
-Another release of DeepSpeed is measured where it comes first on PYTHONPATH: its lines have its number in their names, and
+Another release of DeepSpeed is measured where it comes first on PYTHONPATH: its number is in its lines, and
 which of them constants are fitted to (`use`) is set by hand. Their buckets were of 1e5 or 1e6 elements, as DeepSpeed
 before 0.14.1 averages all of a bucket. 0.9 to 0.13 need stand-ins there for intel_extension_for_pytorch,
 oneccl_bindings_for_pytorch and split_half_float_double, which looks for types of CUDA.
