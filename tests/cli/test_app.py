@@ -377,3 +377,63 @@ def test_a_matrix_is_known_whatever_the_files_suffix(capsys, tmp_path) -> None:
     code, out, _ = run(capsys, "read", str(other))
     assert code == 2
     assert ".py: not a file of a kind that is read" in out
+
+
+def test_what_cannot_be_written_is_no_bug(capsys, tmp_path) -> None:
+    matrix = str(DATA / "topo/smi_named_by_banner.txt")
+    nowhere = tmp_path / "nowhere" / "x.yaml"
+    for option in (f"--yaml={nowhere}", f"--out={nowhere.with_suffix('.svg')}"):
+        code, _, err = run(capsys, "topo", matrix, option)
+        assert code == 2
+        assert "No such file or directory" in err
+        assert str(nowhere.parent) in err
+    ds = tmp_path / "ds.json"
+    ds.write_text('{"train_batch_size": 8, "zero_optimization": {"stage": 3}}')
+    code, _, err = run(capsys, "from", str(ds), MODEL, "--topology", TOPOLOGY, "--out", str(nowhere))
+    assert code == 2
+    assert f"{nowhere.parent}: --out: no such folder" in err
+
+
+def test_a_full_disk_is_no_bug() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "zsim", "schema"], stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        )
+    assert done.returncode == 2
+    assert "standard output: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_options_that_a_topology_file_leaves_no_room_for(capsys) -> None:
+    code, _, err = run(capsys, "topo", TOPOLOGY, "--gpu", "A100")
+    assert code == 2
+    assert "a topology file says that itself" in err
+    code, _, err = run(capsys, "topo", str(DATA / "topo/smi_tagged.txt"), "--gpu", "8xH100")
+    assert code == 2
+    assert "this would be H100-SXM" in err
+
+
+def test_two_models_are_one_too_many(capsys, tmp_path) -> None:
+    ds, other = tmp_path / "ds.json", tmp_path / "other.json"
+    ds.write_text('{"train_batch_size": 8, "zero_optimization": {"stage": 3}}')
+    other.write_text((Path(MODEL) / "config.json").read_text() if Path(MODEL).is_dir() else Path(MODEL).read_text())
+    code, _, err = run(capsys, "from", str(ds), MODEL, str(other), "--topology", TOPOLOGY)
+    assert code == 2
+    assert "is a second model beside" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.json", "{}".encode("utf-16"), "is UTF-16"),
+        ("a.json", b"\x1f\x8b\x08\x00\x8b\x8b", "is compressed by gzip"),
+        ("a.json", b'{"zero_optimization": {"stage": 1e999}}', "a number is too large"),
+        ("a.yaml", b"---\na: 1\n---\nb: 2\n", "holds several documents"),
+    ],
+)
+def test_what_is_no_text_of_ours_says_what_it_is(capsys, tmp_path, name, content, says) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    code, out, _ = run(capsys, "read", str(path))
+    assert code == 2
+    assert says in out

@@ -55,6 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Whoever read our output has left; Python would complain when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        where = _named(error, arguments)
+        if where is None:
+            raise
+        print(f"zsim: {where}: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
 
 
 def dispatch(arguments: list[str]) -> int:
@@ -84,6 +90,18 @@ def dispatch(arguments: list[str]) -> int:
     except usage_error as error:
         raise InputError(error.format_message(), notes=(f"zsim {name} --help lists what it takes",)) from None
     return result if isinstance(result, int) else 0
+
+
+def _named(error: OSError, arguments: Sequence[str]) -> str | None:
+    """The file of the command line, or in a folder of it, that could not be written or read; None: a bug."""
+    import errno
+
+    if error.filename is None:
+        return "standard output" if error.errno == errno.ENOSPC else None
+    given = [text.partition("=")[2] if text.startswith("--") else text for text in arguments]
+    path = os.path.abspath(str(error.filename))
+    inside = (os.path.commonpath([path, os.path.abspath(text)]) == os.path.abspath(text) for text in given if text)
+    return str(error.filename) if any(inside) else None
 
 
 def help_text() -> str:

@@ -40,6 +40,8 @@ def convert(
     """Write a scenario from configuration files. What none of them says has to be given; nothing is guessed."""
     from zsim.cluster.files import read_machine
 
+    if out is not None and not out.absolute().parent.is_dir():
+        raise InputError("no such folder", out.parent, field="--out")
     ranks = read_machine(topology, nodes=nodes)[0].world_size
     reading, model = _read_all(files, ranks)
     if reading.ranks not in (None, ranks):
@@ -75,6 +77,8 @@ def _read_all(files: list[Path], ranks: int) -> tuple[Reading, Path | None]:
         if kind == "scenario":
             raise InputError("is a scenario already", path)
         if kind == "model":
+            if model not in (None, path):
+                raise InputError(f"is a second model beside {model}", path, accepted="one config.json")
             model = path
         else:
             documents.append((kind, document))

@@ -39,7 +39,7 @@ def sweep(
 ) -> int:
     """Simulate every scenario of a grid into one table. What the store already has is not computed again.
 
-    Exit code 3 if none fits.
+    Exit code 3 if none fits, 2 if all are refused.
     """
     from zsim.sweep import executors
     from zsim.sweep.export import export, records
@@ -83,7 +83,10 @@ def sweep(
             from zsim.sweep.report import render
 
             render(opened, wanted, tally, Console(highlight=False))
-        return 0 if fit_only or opened.count()["fit"] else 3
+        count = opened.count()
+        if count["refused"] and not count["ok"]:
+            return 2
+        return 0 if fit_only or count["fit"] else 3
 
 
 def _check(targets: list[Path]) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from zsim.cli.options import Json, new_app
+from zsim.errors import InputError
 
 app = new_app()
 
@@ -40,7 +41,10 @@ def topo(
     from zsim.cluster.matrix import Hints
 
     names, slots = read_query(query) if query else ((), ())
-    cluster, reading = read_machine(file, Hints(gpu, pcie_gen, p2p, nic_gbps, names, slots), nodes)
+    hints = Hints(gpu, pcie_gen, p2p, nic_gbps, names, slots)
+    if file.suffix in (".yaml", ".yml") and hints != Hints():
+        raise InputError("a topology file says that itself", file, accepted="it without --gpu, --pcie-gen, --p2p ...")
+    cluster, reading = read_machine(file, hints, nodes)
     seen = describe(cluster)
     if out:
         draw(cluster, str(out))

@@ -98,8 +98,13 @@ def read_text(path: Path, what: str = "file") -> str:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError(f"no such {what}", path, notes=siblings(path)) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from None
+    except UnicodeDecodeError as error:
+        start = error.object[:2]
+        kinds = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x1f\x8b": "compressed by gzip", b"PK": "a zip file"}
+        why = f"is {kinds[start]}" if start in kinds else f"cannot be read: {error}"
+        raise InputError(why, path, accepted="text in UTF-8") from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror or error}", path) from None
 
 
 def siblings(path: Path) -> tuple[str, ...]:
@@ -125,6 +130,8 @@ def parse_yaml(text: str, file: Path | str, repeats: bool = False) -> Document:
         root = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
+        if mark and error.problem == "but found another document":
+            raise InputError("holds several documents, parted by ---", file, mark.line + 1, accepted="one") from None
         raise InputError(f"not YAML: {error.problem}", file, mark.line + 1 if mark else None) from None
     except yaml.YAMLError as error:
         raise InputError(f"not YAML: {error}", file) from None

@@ -30,6 +30,8 @@ def parse_hjson(text: str, file: Path | str) -> Document:
         raise _unreadable(text, file, line, message) from None
     except RecursionError:
         raise InputError("not JSON: nested too deeply", file) from None
+    except (OverflowError, ValueError) as error:  # of float and int: 1e999, a number of many thousand digits
+        raise InputError(f"not JSON: a number is too large ({error})", file) from None
     if not isinstance(data, Pairs):
         raise InputError("holds no fields", file, accepted="{ ... }")
     document = Document(file, {}, _places(text, file))
