@@ -425,8 +425,8 @@ def test_two_models_are_one_too_many(capsys, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("a.json", "{}".encode("utf-16"), "is UTF-16"),
-        ("a.json", b"\x1f\x8b\x08\x00\x8b\x8b", "is compressed by gzip"),
+        ("a.json", "{}".encode("utf-16"), "it is UTF-16"),
+        ("a.json", b"\x1f\x8b\x08\x00\x8b\x8b", "it is compressed by gzip"),
         ("a.json", b'{"zero_optimization": {"stage": 1e999}}', "a number is too large"),
         ("a.yaml", b"---\na: 1\n---\nb: 2\n", "holds several documents"),
     ],

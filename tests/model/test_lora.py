@@ -58,6 +58,12 @@ def test_targets_may_be_told_apart_by_their_parents() -> None:
     assert long.parameters == short.parameters
     with pytest.raises(InputError, match=r"the model has no mlp\.q_proj"):
         tune(base, Tuning(Lora(8, ("mlp.q_proj",))))
+    some = tune(base, Tuning(Lora(8, ("q_proj", "mlp.down_proj", "query_key_value", "w1"))))
+    assert some.parameters == short.parameters
+    assert some.notes[-1] == "lora.targets: the model has no query_key_value, w1, which peft passes over"
+    for other in ("lm_head", "embed_tokens", "norm"):
+        with pytest.raises(NotModeled, match=f"adapters on {other}"):
+            tune(base, Tuning(Lora(8, ("q_proj", other))))
     with pytest.raises(NotModeled, match="some layers only"):
         tune(base, Tuning(Lora(8, ("layers.0.self_attn.q_proj",))))
 

@@ -67,11 +67,13 @@ def tune(spec: ModelSpec, tuning: Tuning) -> ModelSpec:
         raise InputError("quantized weights cannot be trained without adapters", field="quantize", accepted="lora: ...")
     net = Net(spec.arch)
     model = families.build(net)
-    attach(model, net, tuning)
+    absent = attach(model, net, tuning)
     found = tuple(_parameters(model))
     state = quantization_bytes(found, tuning)
+    notes = (f"lora.targets: the model has no {', '.join(absent)}, which peft passes over",) if absent else ()
     return replace(
-        spec, parameters=found, tuning=tuning, buffers_bytes=spec.buffers_bytes + state, _cache={},
+        spec, parameters=found, tuning=tuning, buffers_bytes=spec.buffers_bytes + state, notes=spec.notes + notes,
+        _cache={},
     )  # fmt: skip
 
 
@@ -83,8 +85,9 @@ def quantization_bytes(parameters: tuple[Parameter, ...], tuning: Tuning) -> int
     return blocks + 4 * ceil(blocks / NESTED_BLOCK) if tuning.double_quant else 4 * blocks
 
 
-def attach(model: Module, net: Net, tuning: Tuning) -> None:
-    """Replace the Linear modules of a freshly built model."""
+def attach(model: Module, net: Net, tuning: Tuning) -> list[str]:
+    """Replace the Linear modules of a freshly built model. Returns the targets that it has not, of which peft (0.21
+    tuners_utils.py, inject_adapter) passes over all as long as it finds one."""
     pattern = tuning.lora.pattern if tuning.lora else None
     targets = () if tuning.lora is None or pattern else tuning.lora.targets
     matching = _matching(model, pattern) if pattern else set()
@@ -110,10 +113,16 @@ def attach(model: Module, net: Net, tuning: Tuning) -> None:
     if pattern and not hit:
         some = "model.layers.0.self_attn.q_proj; or a list of last parts: [q_proj, v_proj]"
         raise InputError(f"{pattern} is the whole name of no Linear module", field="lora.targets", accepted=some)
-    missing = set(targets) - hit - {ALL_LINEAR}
-    if missing or not hit:
-        what = ", ".join(sorted(missing)) or "any Linear module"
+    missing = sorted(set(targets) - hit - {ALL_LINEAR})
+    if not hit or (missing and net.arch.moe):  # experts were modules once, and are parameters now
+        what = ", ".join(missing) or "any Linear module"
         raise InputError(f"the model has no {what}", field="lora.targets", accepted=", ".join(sorted(names)))
+    others = [module.path for module in model.all_modules() if type(module) is not LoraLinear]
+    for target in missing:
+        if any(f".{path}".endswith(f".{target}") for path in others):
+            what = f"adapters on {target}, which is the output projection or no Linear module"
+            raise NotModeled(what, field="lora.targets", accepted=", ".join(sorted(names)))
+    return missing
 
 
 def _matching(model: Module, pattern: str) -> set[Module]:

@@ -101,7 +101,7 @@ def read_text(path: Path, what: str = "file") -> str:
     except UnicodeDecodeError as error:
         start = error.object[:2]
         kinds = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x1f\x8b": "compressed by gzip", b"PK": "a zip file"}
-        why = f"is {kinds[start]}" if start in kinds else f"cannot be read: {error}"
+        why = f"cannot be read: it is {kinds[start]}" if start in kinds else f"cannot be read: {error}"
         raise InputError(why, path, accepted="text in UTF-8") from None
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}", path) from None
