@@ -244,7 +244,7 @@ def test_unreadable_files(tmp_path):
         read_rows(tmp_path / "a.csv")
     with pytest.raises(InputError, match="cannot be read"):
         read_rows(tmp_path / "none.csv")
-    with pytest.raises(InputError, match="holds no CSV"):
+    with pytest.raises(InputError, match="no such folder"):
         read_folder(tmp_path / "nothing")
     (tmp_path / "b.csv").write_text(",".join(REQUIRED) + "\n")
     assert read_rows(tmp_path / "b.csv") == []

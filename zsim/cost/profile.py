@@ -258,8 +258,11 @@ def build(device: str, stack: str, read: Callable[[str], Document | None]) -> Pr
     )
 
 
-def document(name: str, read: Callable[[str], Document | None]) -> Document:
-    """A device's own document with what was fitted, over the one it is `like`, over the generic one."""
+def document(name: str, read: Callable[[str], Document | None]) -> dict[str, Any]:
+    """A device's own document with what was fitted, over the one it is `like`, over the generic one.
+
+    `memory_factor`: how much more of its sheet's bandwidth it reaches than that one.
+    """
     own = read(name)
     if own is None:
         return document("generic", read)
@@ -267,7 +270,12 @@ def document(name: str, read: Callable[[str], Document | None]) -> Document:
     own = _merge(own, fitted.get("values", {}).get(name, {}))
     if name in fitted.get("evidence", {}):
         own["evidence"] = fitted["evidence"][name]
-    return own if name == "generic" else _merge(document(own.get("like", "generic"), read), own)
+    if name == "generic":
+        return own
+    base = document(own.get("like", "generic"), read)
+    if factor := own.pop("memory_factor", None):
+        base["memory_efficiency"] = {label: share * factor for label, share in base["memory_efficiency"].items()}
+    return _merge(base, own)
 
 
 def slug(device: str) -> str:
