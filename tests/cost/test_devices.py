@@ -158,13 +158,3 @@ def test_which_kernel_takes_values_of_another_width(gpu: str, widths: tuple[int,
 
 def _attention(asked: str, head_dim: int, value_dim: int) -> Attention:
     return Attention(1, 8, 8, 512, 512, head_dim, True, asked, "bfloat16", value_dim=value_dim)
-
-
-def test_a_share_of_the_bandwidth_may_be_relative_to_the_device_that_a_profile_is_like() -> None:
-    """A100-40GB streams 0.88 of its sheet, A100-80GB 0.84; H200 0.965 of H100's share, which is 1.1 times A100's."""
-    shares = {
-        gpu: load_profile(gpu).memory_efficiency["default"]
-        for gpu in ("A100-SXM-80GB", "A100-SXM-40GB", "H100-SXM", "H200-SXM")
-    }
-    large, small, hopper, more = shares.values()
-    assert (small / large, hopper / large, more / hopper) == pytest.approx((1.05, 1.1, 0.965))

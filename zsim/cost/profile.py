@@ -258,11 +258,8 @@ def build(device: str, stack: str, read: Callable[[str], Document | None]) -> Pr
     )
 
 
-def document(name: str, read: Callable[[str], Document | None]) -> dict[str, Any]:
-    """A device's own document with what was fitted, over the one it is `like`, over the generic one.
-
-    `memory_factor`: how much more of its sheet's bandwidth it reaches than that one.
-    """
+def document(name: str, read: Callable[[str], Document | None]) -> Document:
+    """A device's own document with what was fitted, over the one it is `like`, over the generic one."""
     own = read(name)
     if own is None:
         return document("generic", read)
@@ -270,12 +267,7 @@ def document(name: str, read: Callable[[str], Document | None]) -> dict[str, Any
     own = _merge(own, fitted.get("values", {}).get(name, {}))
     if name in fitted.get("evidence", {}):
         own["evidence"] = fitted["evidence"][name]
-    if name == "generic":
-        return own
-    base = document(own.get("like", "generic"), read)
-    if factor := own.pop("memory_factor", None):
-        base["memory_efficiency"] = {label: share * factor for label, share in base["memory_efficiency"].items()}
-    return _merge(base, own)
+    return own if name == "generic" else _merge(document(own.get("like", "generic"), read), own)
 
 
 def slug(device: str) -> str:
