@@ -246,6 +246,9 @@ def test_unreadable_files(tmp_path):
         read_rows(tmp_path / "none.csv")
     with pytest.raises(InputError, match="no such folder"):
         read_folder(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="holds no CSV"):
+        read_folder(tmp_path / "empty")
     (tmp_path / "b.csv").write_text(",".join(REQUIRED) + "\n")
     assert read_rows(tmp_path / "b.csv") == []
 

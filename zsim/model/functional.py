@@ -7,7 +7,7 @@ of one node are computed in alphabetical order of its arguments' names, as the g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from zsim.model import views
 from zsim.model.graph import Tensor
@@ -149,20 +149,24 @@ def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
 def at_least(x: Tensor) -> Tensor:
     """`torch.max(x, floor)` of a tensor without dimensions: saves `x`. Where both are equal each has half a gradient:
     where(self == other, grad / 2, grad).masked_fill_(self < other, 0)."""
-    if not x.needs_grad:
-        return pointwise(x)
-    saved = x.tape.save(x)
-    out = pointwise(x)
 
-    def backward(g: Tensor) -> tuple[Tensor]:
-        (x,) = saved()
+    def backward(g: Tensor, x: Tensor) -> Tensor:
         equal, half = pointwise(x, dtype="bool"), pointwise(g)
         result = pointwise(g, half, equal)
         less = pointwise(x, dtype="bool")
         g.tape.memory(result.nbytes + less.nbytes, result.nbytes)
-        return (result,)
+        return result
 
-    x.tape.link((x,), backward, out)
+    return _saving(x, backward)
+
+
+def _saving(x: Tensor, backward: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """A function of each element of `x` that saves it for `backward`, which gets the gradient and `x`."""
+    if not x.needs_grad:
+        return pointwise(x)
+    saved = x.tape.save(x)
+    out = pointwise(x)
+    x.tape.link((x,), lambda g: (backward(g, *saved()),), out)
     return out
 
 
@@ -209,20 +213,13 @@ def shift(x: Tensor) -> Tensor:
 
 def power(x: Tensor) -> Tensor:
     """`x.pow(n)`. grad * (n * self.pow(n - 1))."""
-    x = wide(x)
-    if not x.needs_grad:
-        return pointwise(x)
-    saved = x.tape.save(x)
-    out = pointwise(x)
 
-    def backward(g: Tensor) -> tuple[Tensor]:
-        (x,) = saved()
+    def backward(g: Tensor, x: Tensor) -> Tensor:
         lower = pointwise(x)
         factor = pointwise(lower)
-        return (pointwise(g, factor),)
+        return pointwise(g, factor)
 
-    x.tape.link((x,), backward, out)
-    return out
+    return _saving(wide(x), backward)
 
 
 def rsqrt(x: Tensor) -> Tensor:
@@ -260,16 +257,7 @@ def _expanded_div(g: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def activation(x: Tensor) -> Tensor:
     """silu, relu-like and fused gelu: one kernel, saves its input, one kernel backward."""
-    if not x.needs_grad:
-        return pointwise(x)
-    saved = x.tape.save(x)
-    out = pointwise(x)
-
-    def backward(g: Tensor) -> tuple[Tensor]:
-        return (pointwise(g, *saved()),)
-
-    x.tape.link((x,), backward, out)
-    return out
+    return _saving(x, pointwise)
 
 
 def activation_by_result(x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Release = tuple[int, ...]
 
-# A framework older than the first is taken to run with the second, the transformers of its time (dates of PyPI).
+# A framework older than the first is taken to run with the second, the transformers of its time.
 OF_ITS_TIME: dict[str, tuple[tuple[str, Release], ...]] = {
     "deepspeed": (("0.9.3", (4, 28)), ("0.10", (4, 30)), ("0.12.5", (4, 35)), ("0.16.4", (4, 48))),
     "torch": (("2.0.1", (4, 28)), ("2.2", (4, 35)), ("2.7", (4, 48))),
