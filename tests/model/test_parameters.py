@@ -12,7 +12,7 @@ import pytest
 
 from zsim.errors import InputError, NotModeled
 from zsim.model.huggingface import from_config, read_config
-from zsim.model.spec import ModelSpec, Workload
+from zsim.model.spec import Images, ModelSpec, Workload
 from zsim.model.trace import trace
 
 ROOT = Path(__file__).parents[2]
@@ -114,7 +114,7 @@ def test_other_peoples_configs_are_read_exactly_or_refused(path: Path):
     outcome = attempt(path)
     if isinstance(outcome, ModelSpec):
         assert wanted in (set(), {outcome.numel})
-        trace(outcome, Workload(1, 128))
+        trace(outcome, Workload(1, 128, images=Images(1, 56, 56) if outcome.arch.vision else None))
     elif isinstance(outcome, NotModeled):
         assert outcome.file == path
         assert outcome.line

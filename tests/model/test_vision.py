@@ -118,6 +118,108 @@ COUNTS = {  # of published models, as transformers 5.24 has them on the meta dev
             },
         },
     ),
+    "LLaVA-v1.6-Mistral-7B": (
+        7_566_747_648,
+        {
+            "model_type": "llava_next",
+            "text_config": {
+                "model_type": "mistral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+                "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32064, "sliding_window": None,
+            },
+            "vision_config": {
+                "model_type": "clip_vision_model", "hidden_size": 1024, "intermediate_size": 4096,
+                "num_hidden_layers": 24, "num_attention_heads": 16, "image_size": 336, "patch_size": 14,
+            },
+        },
+    ),
+    "LLaVA-OneVision-7B": (
+        8_029_890_080,
+        {
+            "model_type": "llava_onevision",
+            "text_config": {
+                "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+                "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152000,
+            },
+            "vision_config": {
+                "model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304,
+                "num_hidden_layers": 26, "num_attention_heads": 16, "image_size": 384, "patch_size": 14,
+                "vision_use_head": False,
+            },
+        },
+    ),
+    "Pixtral-12B": (
+        12_682_739_712,
+        {
+            "model_type": "llava",
+            "text_config": {
+                "model_type": "mistral", "hidden_size": 5120, "intermediate_size": 14336, "num_hidden_layers": 40,
+                "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 131072,
+                "sliding_window": None,
+            },
+            "vision_config": {
+                "model_type": "pixtral", "head_dim": 64, "hidden_act": "silu", "image_size": 1024,
+            },
+            "vision_feature_layer": -1, "vision_feature_select_strategy": "full",
+        },
+    ),
+    "Mistral-Small-3.1-24B": (
+        24_011_361_280,
+        {
+            "model_type": "mistral3",
+            "text_config": {
+                "model_type": "mistral", "hidden_size": 5120, "intermediate_size": 32768, "num_hidden_layers": 40,
+                "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 131072,
+                "sliding_window": None,
+            },
+            "vision_config": {
+                "model_type": "pixtral", "hidden_act": "silu", "image_size": 1540, "patch_size": 14,
+            },
+            "multimodal_projector_bias": False, "tie_word_embeddings": False,
+        },
+    ),
+    "InternVL3-8B": (
+        7_944_373_760,
+        {
+            "model_type": "internvl",
+            "text_config": {
+                "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+                "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 151674,
+            },
+            "vision_config": {
+                "model_type": "internvl_vision", "attention_bias": True,
+            },
+            "tie_word_embeddings": False,
+        },
+    ),
+    "InternVL3-38B": (
+        38_388_164_992,
+        {
+            "model_type": "internvl",
+            "text_config": {
+                "model_type": "qwen2", "hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64,
+                "num_attention_heads": 40, "num_key_value_heads": 8, "vocab_size": 151674,
+            },
+            "vision_config": {
+                "model_type": "internvl_vision", "hidden_size": 3200, "intermediate_size": 12800,
+                "num_hidden_layers": 45, "num_attention_heads": 25, "norm_type": "rms_norm", "use_qk_norm": True,
+            },
+            "tie_word_embeddings": False,
+        },
+    ),
+    "Qwen3-VL-30B-A3B": (
+        31_070_754_032,
+        {
+            "model_type": "qwen3_vl_moe",
+            "text_config": {
+                "model_type": "qwen3_vl_moe_text", "head_dim": 128, "hidden_size": 2048, "intermediate_size": 6144,
+                "moe_intermediate_size": 768, "num_attention_heads": 32, "num_hidden_layers": 48,
+                "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "vocab_size": 151936,
+            },
+            "vision_config": {
+                "model_type": "qwen3_vl_moe", "out_hidden_size": 2048,
+            },
+        },
+    ),
 }  # fmt: skip
 
 
@@ -160,7 +262,8 @@ def test_a_model_without_images_is_refused():
     ("changes", "field"),
     [
         ({"vision_feature_layer": [-2, -5]}, "vision_feature_layer"),
-        ({"vision_config": {"model_type": "pixtral"}}, "vision_config.model_type"),
+        ({"vision_config": {"model_type": "siglip_vision_model"}}, "vision_config.model_type"),
+        ({"vision_config": {"model_type": "pixtral"}}, "vision_feature_layer"),  # its class's is the last but one
         ({"text_config": {"model_type": "gemma"}}, "text_config.model_type"),
         ({"vision_config": {"num_attention_heads": 7}}, "vision_config.num_attention_heads"),
     ],

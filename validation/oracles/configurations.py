@@ -201,4 +201,25 @@ def _vision() -> list[Config]:
         zero_of("vlm_deep", 2, model="qwen3_vl", zero=SMALL_ZERO, freeze=deep),
         zero_of("vlm_deep", 3, ga=2, model="qwen3_vl", zero=REGATHER, freeze=deep),
         zero_of("vlm_deep_all", 3, model="qwen3_vl", zero=SMALL_ZERO),
+        *_other_vision(),
     ]
+
+
+def _other_vision() -> list[Config]:
+    """Of each family that is built like those: all of it trained, and its tower frozen."""
+    towers = {
+        **{model: ["vision_tower."] for model in ("llava_next", "llava_onevision", "mistral3", "internvl")},
+        "qwen3_vl_moe": ["patch_embed", "pos_embed", "visual.blocks", "deepstack"],
+    }  # fmt: skip
+    found = []
+    for model, tower in towers.items():
+        found += [
+            config_of("ddp", "vlm_frozen", model=model, ddp={"bucket_cap_mb": 1}, freeze=tower),
+            config_of("fsdp2", "vlm", model=model),
+            config_of("fsdp2", "vlm_frozen", model=model, freeze=tower),
+            config_of("fsdp1", "vlm_frozen", model=model, freeze=tower),
+            zero_of("vlm_frozen", 2, model=model, zero=SMALL_ZERO, freeze=tower),
+            zero_of("vlm", 3, model=model, zero=SMALL_ZERO),
+            zero_of("vlm_regather", 3, ga=2, model=model, zero=REGATHER, freeze=tower),
+        ]
+    return found

@@ -124,6 +124,56 @@ TINY_VISION: dict[str, dict[str, Any]] = {
             "num_position_embeddings": 64, "deepstack_visual_indexes": [1, 2],
         },
     },
+    "qwen3_vl_moe": {
+        "image_token_id": 999,
+        "tie_word_embeddings": False,
+        "text_config": _TEXT
+        | {"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [6, 5, 5]},
+           "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "mlp_only_layers": [1]},
+        "vision_config": {
+            "depth": 4, "hidden_size": 160, "intermediate_size": 340, "num_heads": 4, "out_hidden_size": 256,
+            "num_position_embeddings": 64, "deepstack_visual_indexes": [1, 2],
+        },
+    },
+    "mistral3": {
+        "image_token_index": 999,
+        "tie_word_embeddings": False,
+        "text_config": _TEXT | {"model_type": "mistral", "head_dim": 32, "sliding_window": None},
+        "vision_config": {
+            "model_type": "pixtral", "hidden_size": 160, "intermediate_size": 400, "num_hidden_layers": 4,
+            "num_attention_heads": 4, "image_size": 56, "patch_size": 14, "hidden_act": "silu",
+        },
+    },
+    "internvl": {
+        "image_token_id": 999,
+        "image_seq_length": 4,
+        "tie_word_embeddings": False,
+        "text_config": _TEXT | {"model_type": "qwen2"},
+        "vision_config": {
+            "model_type": "internvl_vision", "hidden_size": 160, "intermediate_size": 400, "num_hidden_layers": 4,
+            "num_attention_heads": 4, "image_size": [56, 56], "patch_size": [14, 14], "attention_bias": True,
+        },
+    },
+    "llava_onevision": {
+        "image_token_index": 999,
+        "tie_word_embeddings": False,
+        "image_grid_pinpoints": [[56, 56], [28, 56]],
+        "text_config": _TEXT | {"model_type": "qwen2"},
+        "vision_config": {
+            "model_type": "siglip_vision_model", "hidden_size": 160, "intermediate_size": 400, "num_hidden_layers": 4,
+            "num_attention_heads": 4, "image_size": 28, "patch_size": 14, "vision_use_head": False,
+        },
+    },
+    "llava_next": {
+        "image_token_index": 999,
+        "tie_word_embeddings": False,
+        "image_grid_pinpoints": [[56, 56], [28, 56]],
+        "text_config": _TEXT | {"model_type": "mistral", "sliding_window": None},
+        "vision_config": {
+            "model_type": "clip_vision_model", "hidden_size": 160, "intermediate_size": 400, "num_hidden_layers": 4,
+            "num_attention_heads": 4, "image_size": 28, "patch_size": 14,
+        },
+    },
     "llava": {
         "image_token_index": 999,
         "tie_word_embeddings": False,
@@ -134,7 +184,8 @@ TINY_VISION: dict[str, dict[str, Any]] = {
         },
     },
 }  # fmt: skip
-IMAGE = {"per_sequence": 1, "height": 56, "width": 56}  # four tokens of either
+IMAGE = {"per_sequence": 1, "height": 56, "width": 56}  # four tokens of all
+IMAGE_TOKENS = {"llava_next": 24, "llava_onevision": 24}  # but 4 of a small copy and 4 x 4 with the end of each row
 
 
 def build(
@@ -160,16 +211,19 @@ def inputs(kind: str, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
     """What the model is called with; the first tokens of a vision-language model are those of an image."""
     if kind not in TINY_VISION:
         return {"input_ids": tokens, "labels": tokens}
-    image, vision = TINY_VISION[kind], TINY_VISION[kind]["vision_config"]
+    image = TINY_VISION[kind]
     token = image.get("image_token_id", image.get("image_token_index"))
     ids = tokens.clamp(max=token - 1)
-    ids[:, :4] = token
+    ids[:, : IMAGE_TOKENS.get(kind, 4)] = token
     given = {"input_ids": ids, "labels": tokens.clamp(max=token - 1)}
-    if kind == "llava":
-        side = vision["image_size"]
-        return given | {"pixel_values": torch.zeros(len(ids), 3, side, side)}
+    if kind in IMAGE_TOKENS:
+        return given | {"pixel_values": torch.zeros(len(ids), 5, 3, 28, 28), "image_sizes": [[56, 56]] * len(ids)}
+    if kind == "mistral3":
+        given |= {"image_sizes": [[56, 56]] * len(ids)}
+    if not kind.startswith("qwen"):
+        return given | {"pixel_values": torch.zeros(len(ids), 3, 56, 56)}
     grid = torch.tensor([[1, 4, 4]] * len(ids))
-    values = 1536 if kind == "qwen3_vl" else 1176
+    values = 1536 if kind.startswith("qwen3_vl") else 1176
     return given | {
         "pixel_values": torch.zeros(16 * len(ids), values), "image_grid_thw": grid,
         "mm_token_type_ids": (ids == token).int(),

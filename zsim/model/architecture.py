@@ -49,19 +49,23 @@ class Vision:
 
     blocks: Architecture
     patch: int
+    text: str = ""  # model_type of the text model, where it may be one of several
     channels: int = 3
     frames: int = 1  # that one patch spans (temporal_patch_size)
     merge: int = 1  # a square of patches becomes one token of the text model
     pool: int = 1  # a square of patches is averaged (Gemma 3)
     window: int = 0  # side of the windows that layers with `sliding` attend in
     image_size: int = 0  # side of every image; 0: any size
-    feature_layer: int = -1  # whose output the projector reads, as an index of hidden_states
+    resolutions: tuple[tuple[int, int], ...] = ()  # height and width, of which an image takes one (LLaVA-NeXT): it is
+    # cut into squares of `image_size`, and a small copy of it comes before them
     read_layers: tuple[int, ...] = ()  # whose output is added to the text model's first layers (Qwen3-VL)
+    most_squares: int = 0  # features of more of them are interpolated to as many (LLaVA-OneVision)
     positions: int = 0  # rows of a learned position embedding that is interpolated
     input_embedding: bool = True  # its patch embedding is one to transformers (get_input_embeddings)
     keeps_class_token: bool = False  # and in the text model
     projector_activation: str = "gelu"
     projector_bias: bool = True
+    rms_norms: bool = False  # in the tower's layers (InternVL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,57 @@ def grid(vision: Vision, images: Images) -> tuple[int, int]:
     return rows, columns
 
 
+def squares(vision: Vision, images: Images) -> tuple[int, int]:
+    """Rows and columns of squares that an image is cut into (transformers 5.24 image_processing_utils.py
+    select_best_resolution): of the resolution that keeps most of its pixels, and of those the smallest."""
+
+    def fit(resolution: tuple[int, int]) -> tuple[int, int]:
+        height, width = resolution
+        scale = min(width / images.width, height / images.height)
+        kept = min(int(images.width * scale) * int(images.height * scale), images.width * images.height)
+        return kept, kept - height * width
+
+    height, width = max(vision.resolutions, key=fit)
+    return height // vision.image_size, width // vision.image_size
+
+
+def squares_in_all(vision: Vision, images: Images) -> int:
+    """With the small copy of the image, which is all that there is of several in one sequence of LLaVA-OneVision."""
+    if vision.most_squares and images.per_sequence > 1:
+        return 1
+    rows, columns = squares(vision, images)
+    return rows * columns + 1
+
+
+def shrunk(vision: Vision, rows: int, columns: int) -> tuple[int, int]:
+    """Rows and columns that an image's features are interpolated to, where they are more than of `most_squares`
+    (modeling_llava_onevision.py pack_image_features)."""
+    side = vision.image_size // vision.patch
+    ratio = (rows * columns / (vision.most_squares * side**2)) ** 0.5 if vision.most_squares else 1
+    return (int(rows // ratio), int(columns // ratio)) if ratio > 1.1 else (rows, columns)
+
+
+def unpadded(vision: Vision, images: Images) -> tuple[int, int]:
+    """Rows and columns of features that are left of all squares' where the image does not fill them
+    (modeling_llava_next.py unpad_image)."""
+    side = vision.image_size // vision.patch
+    rows, columns = (count * side for count in squares(vision, images))
+    if images.width / images.height > columns / rows:
+        filled = int(round(images.height * (columns / images.width), 7))
+        return rows - 2 * ((rows - filled) // 2), columns
+    filled = int(round(images.width * (rows / images.height), 7))
+    return rows, columns - 2 * ((columns - filled) // 2)
+
+
 def image_tokens(vision: Vision, images: Images) -> int:
     """Tokens of the text model that one image becomes."""
     rows, columns = grid(vision, images)
+    if vision.resolutions:  # the small copy, and rows of the large one with an end each
+        small = rows * columns + vision.keeps_class_token
+        if squares_in_all(vision, images) == 1:
+            return small + 1
+        large_rows, large_columns = shrunk(vision, *unpadded(vision, images))
+        return small + large_rows * (large_columns + 1)
     return rows * columns // (vision.merge * vision.pool) ** 2 + vision.keeps_class_token
 
 
@@ -130,6 +178,22 @@ def average(x: Tensor, side: int) -> Tensor:
     return out
 
 
+def interpolated(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """`interpolate(mode="bilinear")` of [1, h, r, c], which saves nothing."""
+    tape, shape, dtype = x.tape, x.shape, x.dtype
+    out = tape.empty((*shape[:2], *size), dtype)
+    tape.memory(x.nbytes, out.nbytes)
+    if x.needs_grad:
+
+        def backward(g: Tensor) -> tuple[Tensor]:
+            grad = tape.empty(shape, dtype)
+            tape.memory(g.nbytes, grad.nbytes)
+            return (grad,)
+
+        tape.link((x,), backward, out)
+    return out
+
+
 def selected(x: Tensor, mask: Tensor, rows: int) -> Tensor:
     """`x[mask, :]` of [b, s, h] and [b, s]: [rows, h]. Saves the mask; backward adds into zeros."""
     tape, dtype, shape = x.tape, x.dtype, x.shape
@@ -182,6 +246,27 @@ def copied(x: Tensor) -> Tensor:
     out = clone(x)
     if x.needs_grad:
         x.tape.link((x,), lambda g: (g,), out)
+    return out
+
+
+def unfold(x: Tensor, side: int) -> Tensor:
+    """`unfold` of [1, h, rows, columns] into squares that do not overlap: [1, h * side * side, squares]. On CUDA of a
+    contiguous copy, where it is none (torch 2.13 native/cuda/Im2Col.cu)."""
+    tape, shape, dtype = x.tape, x.shape, x.dtype
+    source = x if x.is_contiguous() or not tape.cuda else clone(x)
+    squares = shape[2] * shape[3] // side**2
+    out = tape.empty((1, shape[1] * side**2, squares), dtype)
+    tape.memory(source.nbytes, out.nbytes, "copy")
+    del source
+    if x.needs_grad:
+
+        def backward(g: Tensor) -> tuple[Tensor]:
+            source = g if g.is_contiguous() or not tape.cuda else clone(g)
+            grad = tape.empty(shape, dtype)
+            tape.memory(source.nbytes, grad.nbytes, "copy")
+            return (grad,)
+
+        tape.link((x,), backward, out)
     return out
 
 

@@ -192,7 +192,8 @@ def flash_attention(
         strides = _by_tokens((b, h, s, width)) if impl == "efficient" or narrow else layout(q)
         out = tape.empty((b, h, s, width), q.dtype, strides)
         lse = tape.empty((b, h, s), "float32")
-        rng_state, unused = tape.empty(() if narrow else (2,), "uint64"), tape.empty((), "uint64")
+        flash = not narrow and impl != "efficient"
+        rng_state, unused = tape.empty((2,) if flash else (), "uint64"), tape.empty((), "uint64")
         launch(backward=False)
         return out, lse, rng_state, unused
 

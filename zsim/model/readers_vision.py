@@ -18,7 +18,7 @@ from zsim.model.readers import READERS
 
 
 def _text(
-    fields: Fields, family: str, names: tuple[str, ...], default: str, read_as: str | None = None
+    fields: Fields, family: str, names: tuple[str, ...], default: str, read_as: str | None = None, tied: bool = False
 ) -> Architecture:
     """The text model. Older files have its fields beside `vision_config`."""
     text = fields.section("text_config") if "text_config" in fields else fields
@@ -29,7 +29,7 @@ def _text(
             field="text_config.model_type", accepted=", ".join(names),
         )  # fmt: skip
     arch = READERS[read_as or kind](text, read_as or kind)
-    tied = fields.flag("tie_word_embeddings", default=False) or text.flag("tie_word_embeddings", default=False)
+    tied = fields.flag("tie_word_embeddings", default=tied) or text.flag("tie_word_embeddings", default=False)
     return replace(arch, family=family, tied=tied)
 
 
@@ -68,55 +68,165 @@ def _tower(fields: Fields, accepted: str, *also: str) -> Fields:
     return vision
 
 
+LANGUAGE_MODELS = ("llama", "mistral", "qwen2", "qwen3")  # that a LLaVA may have
+
+
 def _llava(fields: Fields, family: str) -> Architecture:
-    text = _text(fields, family, ("llama", "mistral", "qwen2"), "llama")
+    """LLaVA and LLaVA-NeXT; Pixtral 12B is the first with another tower."""
+    if fields.section("vision_config").text("model_type", default="") == "pixtral" and family == "llava":
+        return _pixtral(fields, family)
+    text = _text(fields, family, LANGUAGE_MODELS, "llama")
     vision = _tower(fields, "clip_vision_model")
-    layer = fields.raw("vision_feature_layer")
-    layer = -2 if layer is None else layer
     layers = read_layers(vision, "num_hidden_layers") if "num_hidden_layers" in vision else 24
-    if isinstance(layer, bool) or not isinstance(layer, int) or not -layers - 1 <= layer <= layers:
-        raise NotModeled(
-            "features of several layers", file=fields.path, line=fields.line("vision_feature_layer"),
-            field="vision_feature_layer", accepted=f"one layer from {-layers - 1} to {layers}",
-        )  # fmt: skip
-    read = layer % (layers + 1)
-    blocks = _blocks(
-        vision,
-        "clip_vision_model",
-        {
-            "hidden": (("hidden_size",), 1024), "heads": (("num_attention_heads",), 16),
-            "layers": (("num_hidden_layers",), 24), "intermediate": (("intermediate_size",), 4096),
-            "activation": "quick_gelu",
-        },
-        lambda layer: LayerKind(unread=layer >= read),
-    )  # fmt: skip
-    select = fields.text("vision_feature_select_strategy", default="default")
-    if select not in ("default", "full"):
-        fields.fail("vision_feature_select_strategy", f"is {select!r}", "default, full")
-    patch = vision.size("patch_size", default=14)
+    read = _feature_layer(fields, layers, default=-2) % (layers + 1)
+    side = vision.size("image_size", default=336)
     return replace(
         text,
         vision=Vision(
-            blocks,
-            patch=patch,
+            _blocks(vision, "clip_vision_model", _LIKE_CLIP, lambda layer: LayerKind(unread=layer >= read)),
+            patch=vision.size("patch_size", default=14),
+            text=_text_family(fields, "llama"),
             channels=vision.size("num_channels", default=3),
-            image_size=vision.size("image_size", default=336),
-            keeps_class_token=select == "full",
+            image_size=side,
+            resolutions=_resolutions(fields, side) if family == "llava_next" else (),
+            keeps_class_token=_keeps_class_token(fields),
             projector_activation=read_activation(fields, "projector_hidden_act", default="gelu"),
             projector_bias=fields.flag("multimodal_projector_bias", default=True),
         ),
     )
 
 
-def _gemma3(fields: Fields, family: str) -> Architecture:
-    text = _text(fields, family, ("gemma3_text",), "gemma3_text")
-    vision = _tower(fields, "siglip_vision_model")
-    if vision.flag("vision_use_head", default=True):
+_LIKE_CLIP = {
+    "hidden": (("hidden_size",), 1024), "heads": (("num_attention_heads",), 16),
+    "layers": (("num_hidden_layers",), 24), "intermediate": (("intermediate_size",), 4096), "activation": "quick_gelu",
+}  # fmt: skip
+
+
+def _text_family(fields: Fields, default: str) -> str:
+    return fields.section("text_config").text("model_type", default=default)
+
+
+def _feature_layer(fields: Fields, layers: int, default: int, only: int | None = None) -> int:
+    """Whose output the projector reads, as an index of hidden_states."""
+    layer = fields.raw("vision_feature_layer")
+    layer = default if layer is None else layer
+    whole = not isinstance(layer, bool) and isinstance(layer, int) and -layers - 1 <= layer <= layers
+    if not whole or only not in (None, layer):
+        accepted = f"one layer from {-layers - 1} to {layers}" if only is None else str(only)
+        raise NotModeled(
+            "features of several layers" if not whole else f"features of layer {layer}", file=fields.path,
+            line=fields.line("vision_feature_layer"), field="vision_feature_layer", accepted=accepted,
+        )  # fmt: skip
+    return layer
+
+
+def _keeps_class_token(fields: Fields) -> bool:
+    select = fields.text("vision_feature_select_strategy", default="default")
+    if select not in ("default", "full"):
+        fields.fail("vision_feature_select_strategy", f"is {select!r}", "default, full")
+    return select == "full"
+
+
+def _resolutions(fields: Fields, side: int) -> tuple[tuple[int, int], ...]:
+    found = fields.items("image_grid_pinpoints")
+    if found is None and fields.text("model_type", default="") == "llava_onevision":
+        found = [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)]
+    elif found is None:
+        found = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+    for entry in found:
+        if not (isinstance(entry, list) and len(entry) == 2 and all(isinstance(length, int) for length in entry)):
+            fields.fail("image_grid_pinpoints", f"has {entry!r}", "[height, width] of each resolution")
+        if any(length < side or length % side for length in entry):
+            fields.fail("image_grid_pinpoints", f"has {entry}, which squares of {side} do not fill", "multiples of it")
+    return tuple((entry[0], entry[1]) for entry in found)
+
+
+def _pixtral(fields: Fields, family: str) -> Architecture:
+    """Pixtral 12B, which is a LLaVA, and Mistral 3."""
+    merges = family == "mistral3"
+    text = _text(fields, family, LANGUAGE_MODELS, "mistral" if merges else "llama", tied=merges)
+    vision = _tower(fields, "pixtral")
+    blocks = _blocks(vision, "pixtral", {**_LIKE_CLIP, "activation": "gelu"}, lambda layer: LayerKind())
+    _feature_layer(fields, blocks.layers, default=-1 if merges else -2, only=-1)
+    if not merges and not _keeps_class_token(fields):
+        raise NotModeled(
+            "Pixtral without its first patch", file=fields.path, line=fields.line("vision_feature_select_strategy"),
+            field="vision_feature_select_strategy", accepted="full: it has no token of a class",
+        )  # fmt: skip
+    return replace(
+        text,
+        vision=Vision(
+            replace(blocks, mlp_bias=False),
+            patch=vision.size("patch_size", default=14 if merges and "vision_config" not in fields else 16),
+            text=_text_family(fields, "mistral" if merges else "llama"),
+            channels=vision.size("num_channels", default=3),
+            merge=fields.size("spatial_merge_size", default=2) if merges else 1,
+            projector_activation=read_activation(fields, "projector_hidden_act", default="gelu"),
+            projector_bias=fields.flag("multimodal_projector_bias", default=not merges),
+        ),
+    )
+
+
+def _internvl(fields: Fields, family: str) -> Architecture:
+    text = _text(fields, family, LANGUAGE_MODELS, "qwen2", tied=True)
+    vision = _tower(fields, "internvl_vision")
+    blocks = _blocks(vision, "internvl_vision", {**_LIKE_CLIP, "activation": "gelu"}, lambda layer: LayerKind())
+    _feature_layer(fields, blocks.layers, default=-1, only=-1)
+    for name, default in (("use_mask_token", False), ("use_absolute_position_embeddings", True)):
+        if vision.flag(name, default=default) != default:
+            raise NotModeled(
+                f"a tower with {name}: {str(not default).lower()}", file=fields.path, line=vision.line(name),
+                field=f"vision_config.{name}", accepted=str(default).lower(),
+            )  # fmt: skip
+    if read_dropout(vision, "projection_dropout"):
+        vision.fail("projection_dropout", "is not modeled", "0")
+    if _keeps_class_token(fields):
+        fields.fail("vision_feature_select_strategy", "is 'full', and patches alone are a square", "default")
+    norm = vision.text("norm_type", default="layer_norm")
+    if norm not in ("layer_norm", "rms_norm"):
+        vision.fail("norm_type", f"is {norm!r}", "layer_norm, rms_norm")
+    side, patch = _side(vision, "image_size", 448), _side(vision, "patch_size", 14)
+    merge = round(1 / fields.number("downsample_ratio", default=0.5, low=0.01, high=1))
+    if side // patch % merge:
+        fields.fail("downsample_ratio", f"does not divide the {side // patch} rows of patches", "1 / a divisor")
+    return replace(
+        text,
+        vision=Vision(
+            replace(
+                blocks,
+                attention_bias=vision.flag("attention_bias", default=False),
+                qk_norm="width" if vision.flag("use_qk_norm", default=False) else "",
+                dropout=read_dropout(vision, "hidden_dropout_prob"),
+                final_norm=not vision.flag("use_mean_pooling", default=True),
+            ),
+            patch=patch,
+            text=_text_family(fields, "qwen2"),
+            channels=vision.size("num_channels", default=3),
+            image_size=side,
+            merge=merge,
+            projector_activation=read_activation(fields, "projector_hidden_act", default="gelu"),
+            rms_norms=norm == "rms_norm",
+        ),
+    )
+
+
+def _side(vision: Fields, name: str, default: int) -> int:
+    """Of a square, whose sides may both be said."""
+    if not isinstance(vision.raw(name), list):
+        return vision.size(name, default=default)
+    sides = vision.items(name, 2) or []
+    if sides[0] != sides[1] or not isinstance(sides[0], int) or sides[0] < 1:
+        vision.fail(name, f"is {sides}", "a square")
+    return sides[0]
+
+
+def _siglip(vision: Fields, fields: Fields) -> Architecture:
+    if vision.flag("vision_use_head", default="vision_config" in fields):
         raise NotModeled(
             "the head of SigLIP that pools", file=fields.path, line=vision.line("vision_use_head"),
-            field="vision_config.vision_use_head", accepted="false, as Gemma 3 has it",
+            field="vision_config.vision_use_head", accepted="false, as vision-language models have it",
         )  # fmt: skip
-    blocks = _blocks(
+    return _blocks(
         vision,
         "siglip_vision_model",
         {
@@ -126,6 +236,40 @@ def _gemma3(fields: Fields, family: str) -> Architecture:
         },
         lambda layer: LayerKind(),
     )  # fmt: skip
+
+
+def _onevision(fields: Fields, family: str) -> Architecture:
+    text = _text(fields, family, LANGUAGE_MODELS, "qwen2")
+    vision = _tower(fields, "siglip_vision_model")
+    blocks = _siglip(vision, fields)
+    _feature_layer(fields, blocks.layers, default=-1, only=-1)
+    if fields.text("vision_feature_select_strategy", default="full") != "full":
+        fields.fail("vision_feature_select_strategy", "leaves out a patch", "full: SigLIP has no token of a class")
+    ratio = fields.text("vision_aspect_ratio", default="anyres_max_9")
+    squares = ratio.removeprefix("anyres_max_")
+    if not squares.isdigit():
+        fields.fail("vision_aspect_ratio", f"is {ratio!r}", "anyres_max_ and a number")
+    side = vision.size("image_size", default=224)
+    return replace(
+        text,
+        vision=Vision(
+            blocks,
+            patch=vision.size("patch_size", default=16),
+            text=_text_family(fields, "qwen2"),
+            channels=vision.size("num_channels", default=3),
+            image_size=side,
+            resolutions=_resolutions(fields, side),
+            most_squares=int(squares),
+            projector_activation=read_activation(fields, "projector_hidden_act", default="gelu"),
+            projector_bias=fields.flag("multimodal_projector_bias", default=True),
+        ),
+    )
+
+
+def _gemma3(fields: Fields, family: str) -> Architecture:
+    text = _text(fields, family, ("gemma3_text",), "gemma3_text")
+    vision = _tower(fields, "siglip_vision_model")
+    blocks = _siglip(vision, fields)
     patch, side = vision.size("patch_size", default=16), vision.size("image_size", default=224)
     tokens = int(fields.size("mm_tokens_per_image", default=256) ** 0.5)
     if side // patch % tokens:
@@ -158,18 +302,26 @@ _QWEN: dict[str, tuple[tuple[str, ...], str, str, dict[str, Any]]] = {
         ("qwen3_vl_text",), "qwen3", "qwen3_vl_vision",
         {"hidden": 1152, "depth": 27, "activation": "gelu_pytorch_tanh", "patch": 16, "intermediate": 4304},
     ),
+    "qwen3_vl_moe": (
+        ("qwen3_vl_moe_text",), "qwen3_moe", "qwen3_vl_moe_vision",
+        {"hidden": 1152, "depth": 27, "activation": "gelu_pytorch_tanh", "patch": 16, "intermediate": 4304},
+    ),
 }  # fmt: skip
 
 
 def _qwen(fields: Fields, family: str) -> Architecture:
     texts, reader, tower, default = _QWEN[family]
     text = _text(fields, family, texts, texts[0], read_as=reader)
+    if text.moe:  # its router divides always, and another number of key heads is its class's
+        text = replace(text, moe=replace(text.moe, norm_top_k=True))
+        fields.section("text_config").size("num_key_value_heads")
     vision = _tower(fields, tower, family)
+    deep = family.startswith("qwen3")
     old = family == "qwen2_vl"  # whose `hidden_size` is the text model's
     width = vision.size("embed_dim" if old else "hidden_size", default=default["hidden"])
     whole = vision.items("fullatt_block_indexes") if family == "qwen2_5_vl" else None
     whole = [7, 15, 23, 31] if whole is None else whole
-    read = (vision.items("deepstack_visual_indexes") or [8, 16, 24]) if family == "qwen3_vl" else []
+    read = (vision.items("deepstack_visual_indexes") or [8, 16, 24]) if deep else []
 
     def kind(layer: int) -> LayerKind:
         stretch = 2 * sum(other < layer for other in read) + (layer in read)
@@ -202,14 +354,17 @@ def _qwen(fields: Fields, family: str) -> Architecture:
             merge=vision.size("spatial_merge_size", default=2),
             window=vision.size("window_size", default=112) if family == "qwen2_5_vl" else 0,
             read_layers=tuple(sorted(read)),
-            positions=vision.size("num_position_embeddings", default=2304) if family == "qwen3_vl" else 0,
-            input_embedding=family != "qwen3_vl",
+            positions=vision.size("num_position_embeddings", default=2304) if deep else 0,
+            input_embedding=not deep,
         ),
     )
 
 
 VISION_READERS: dict[str, Callable[[Fields, str], Architecture]] = {
-    "llava": _llava,
+    **dict.fromkeys(("llava", "llava_next"), _llava),
+    "llava_onevision": _onevision,
+    "mistral3": _pixtral,
+    "internvl": _internvl,
     "gemma3": _gemma3,
     **dict.fromkeys(_QWEN, _qwen),
 }

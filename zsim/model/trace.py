@@ -21,8 +21,9 @@ from zsim.model.tape import Tape
 from zsim.model.undisturbed import Outcome, Watch, undisturbed
 
 # In names of vision-language models: lists of layers, and a unit of FSDP that is no layer (CLIPVisionEmbeddings).
-LISTS = ("blocks", "layers")
+LISTS = ("blocks", "layers", "layer")
 EMBEDDINGS = ".vision_tower.embeddings."
+OWN_EMBEDDINGS = ("clip_vision_model", "siglip_vision_model")  # towers that have such a unit
 
 
 def trace(spec: ModelSpec, workload: Workload) -> Module:
@@ -225,7 +226,9 @@ class _Plan(NamedTuple):
 def _with_flat_units(spec: ModelSpec, units: str) -> ModelSpec:
     """Parameters are views of their unit's flat one, which requires a gradient if any of them does: frozen ones as well
     then have one, and pass one on to what came before (torch 2.13 fsdp/_flat_param.py _use_unsharded_views)."""
-    vision = getattr(spec.arch, "vision", None) is not None
+    tower = getattr(spec.arch, "vision", None)
+    vision = tower is not None
+    own = tower is not None and tower.blocks.family in OWN_EMBEDDINGS
     apart = {
         parameter.name.rpartition(".")[0] for parameter in spec.parameters if parameter.trainable and units == "leaf"
     }
@@ -238,7 +241,7 @@ def _with_flat_units(spec: ModelSpec, units: str) -> ModelSpec:
         at = _layer_at(name, vision)
         if at is not None:
             return ".".join(name.split(".")[: at + 1])
-        return EMBEDDINGS if vision and EMBEDDINGS in name else ""
+        return EMBEDDINGS if own and EMBEDDINGS in name else ""
 
     trained = {unit(parameter.name) for parameter in spec.parameters if parameter.trainable}
     found = tuple(replace(p, trainable=True) if unit(p.name) in trained else p for p in spec.parameters)

@@ -30,7 +30,7 @@ def images_of(scenario: Scenario, model: ModelSpec) -> tuple[Images | None, list
         return None, []
     from zsim.model.pixels import check_images, grid, image_tokens
 
-    fixed = (vision.image_size,) * 2 if vision.image_size else None
+    fixed = (vision.image_size,) * 2 if vision.image_size and not vision.resolutions else None
     size = field.size if field else None
     if size and fixed and size != fixed:
         side = vision.image_size
@@ -43,7 +43,10 @@ def images_of(scenario: Scenario, model: ModelSpec) -> tuple[Images | None, list
         check_images(vision, images, seq_len)
     except InputError as error:
         raise scenario.error(("images",), error.message, error.accepted) from None
-    rows, columns = (side * vision.patch for side in grid(vision, images))
+    if vision.resolutions:  # images of any size, cut into squares
+        rows, columns = images.height, images.width
+    else:
+        rows, columns = (side * vision.patch for side in grid(vision, images))
     tokens = image_tokens(vision, images)
     chosen = "" if field and (size or fixed) else " (images: ... says otherwise)"
     return images, [

@@ -43,9 +43,11 @@ OTHERS = {  # model_type -> file here, class of the root
     ),
 }
 VISION = {
-    "llava": ("vlm", "LlavaForConditionalGeneration"),
     "gemma3": ("vlm", "Gemma3ForConditionalGeneration"),
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), ("vlm", "QwenForConditionalGeneration")),
+    **dict.fromkeys(
+        ("llava", "llava_next", "llava_onevision", "mistral3", "internvl"), ("llava", "LlavaForConditionalGeneration")
+    ),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), ("vlm", "QwenForConditionalGeneration")),
 }
 FAMILIES = (*LLAMA_LIKE, *GEMMA, *MOE, *OTHERS, *VISION)
 

@@ -206,3 +206,27 @@ class SiglipTower(Module):
         captured: list[Tensor] = []
         x = self.encoder(x, captured)
         return self.post_layernorm(x)
+
+
+class ReadEncoder(SiglipEncoder):
+    """What it returns is not what was captured of its last layer: no gradient comes to it."""
+
+    def forward(self, x: Tensor, captured: list[Tensor]) -> Tensor:
+        x = super().forward(x, captured)
+        return F.reshape(x, *x.shape)
+
+
+class SiglipFeatures(SiglipTower):
+    """Of which a projector reads the last layer; what the norm returns nobody does."""
+
+    def __init__(self, net: Net, vision: Vision) -> None:
+        super().__init__(net, vision)
+        self.encoder = ReadEncoder(net)
+
+    def forward(self, pixel_values: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        x = self.embeddings(pixel_values)
+        captured: list[Tensor] = []
+        x = self.encoder(x, captured)
+        with self.net.tape.without_backward(holding=True):
+            normed = self.post_layernorm(x)
+        return captured[0], normed

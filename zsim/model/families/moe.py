@@ -101,7 +101,7 @@ class SparseMoeBlock(Module):
     def __init__(self, net: Net, prefix: str) -> None:
         super().__init__(net)
         self.class_name = f"{prefix}SparseMoeBlock"
-        if prefix != "Qwen3Moe":
+        if not prefix.startswith("Qwen3"):
             self.gate = Router(net, prefix)
             self.experts = Experts(net, prefix)
         else:

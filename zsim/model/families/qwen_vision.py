@@ -266,10 +266,10 @@ class Qwen3Merger(Module):
     """`after`: normed after squares of patches lie side by side (of a layer that the text model reads)."""
 
     kind = "activation"
-    class_name = "Qwen3VLVisionPatchMerger"
 
-    def __init__(self, net: Net, vision: Vision, width: int, after: bool) -> None:
+    def __init__(self, net: Net, vision: Vision, prefix: str, width: int, after: bool) -> None:
         super().__init__(net)
+        self.class_name = f"{prefix}VisionPatchMerger"
         self.inner, self.after = net.arch.hidden * vision.merge**2, after
         self.norm = LayerNorm(net, self.inner if after else net.arch.hidden)
         self.linear_fc1 = Linear(net, self.inner, self.inner, bias=True)
@@ -296,17 +296,18 @@ class Qwen3Tower(Module):
     """Qwen3VLVisionModel: learned positions besides, interpolated, and layers whose output the text model reads."""
 
     kind = "copy"
-    class_name = "Qwen3VLVisionModel"
+    prefix = "Qwen3VL"
 
     def __init__(self, net: Net, vision: Vision, width: int) -> None:
         super().__init__(net)
-        prefix = "Qwen3VL"
+        prefix = self.prefix
+        self.class_name = f"{prefix}VisionModel"
         self.patch_embed = QwenPatches(net, vision, f"{prefix}VisionPatchEmbed", bias=True)
         self.pos_embed = PositionTable(net, vision.positions, net.arch.hidden)
         self.rotary_pos_emb = QwenRotary(net, f"{prefix}VisionRotaryEmbedding")
         self.blocks = Blocks(net, net.arch.kinds, lambda index: QwenBlock(net, vision, prefix, windowed=False))
-        self.merger = Qwen3Merger(net, vision, width, after=False)
-        deep = [Qwen3Merger(net, vision, width, after=True) for _ in vision.read_layers]
+        self.merger = Qwen3Merger(net, vision, prefix, width, after=False)
+        deep = [Qwen3Merger(net, vision, prefix, width, after=True) for _ in vision.read_layers]
         self.deepstack_merger_list = ModuleList(net, list(deep))
         self.deep = dict(zip(vision.read_layers, deep, strict=True))
 
@@ -326,3 +327,7 @@ class Qwen3Tower(Module):
             if number in self.deep:
                 read.append(self.deep[number](x))
         return x, self.merger(x), read
+
+
+class Qwen3MoeTower(Qwen3Tower):
+    prefix = "Qwen3VLMoe"

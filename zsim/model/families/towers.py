@@ -24,15 +24,21 @@ def images_of(net: Net) -> Images:
     return net.images
 
 
-def attend(net: Net, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Attention both ways of [b, h, s, d]: the result as [b, s, h, d], contiguous, and the weights if there are any."""
+def attend(
+    net: Net, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, upcast: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """Attention both ways of [b, h, s, d]: the result as [b, s, h, d], contiguous, and the weights if there are any.
+    Under a `mask`, which the memory-efficient kernel takes; eager with a softmax in float32 if `upcast`."""
     weights = None
     if net.attention != "eager":
-        out = P.flash_attention(q, k, v, net.attention, causal=False)
+        impl = net.attention if mask is None else "efficient"
+        out = P.flash_attention(q, k, v, impl, mask=mask, causal=False)
     else:
         outer, net.tape.label = net.tape.label, "softmax"
         weights = F.scale(P.matmul(q, F.transpose(k, 2, 3)))
-        weights = F.to(P.softmax(F.to(weights, "float32")), q.dtype)
+        if mask is not None:
+            weights = F.add(weights, mask)
+        weights = F.to(P.softmax(F.to(weights, "float32")), q.dtype) if upcast else P.softmax(weights)
         out = P.matmul(weights, v)
         net.tape.label = outer
     return F.contiguous(F.transpose(out, 1, 2)), weights

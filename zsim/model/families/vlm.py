@@ -11,12 +11,12 @@ from zsim.model import products as P
 from zsim.model.architecture import Vision
 from zsim.model.attention import Rotary
 from zsim.model.decoder import CausalLM, head
-from zsim.model.families import clip, gemma, llama, qwen_vision, towers
+from zsim.model.families import clip, gemma, llama, moe, qwen_vision, towers
 from zsim.model.graph import Tensor
-from zsim.model.layers import Activation, Linear, Module, Net, Weight
+from zsim.model.layers import Linear, Module, Net, Weight
 
 
-def _vision(net: Net) -> Vision:
+def vision_of(net: Net) -> Vision:
     assert net.arch.vision is not None
     return net.arch.vision
 
@@ -47,7 +47,7 @@ class Combined(Module):
 
     def squares(self, batch: int) -> Tensor:
         """The pixels of all images, where the tower takes squares of one size."""
-        vision = _vision(self.net)
+        vision = vision_of(self.net)
         count, side = batch * towers.images_of(self.net).per_sequence, vision.image_size
         return towers.given(self.net, (count, vision.channels, side, side), "float32")
 
@@ -77,54 +77,6 @@ class VisionLanguageModel(CausalLM):
     lm_head: Linear
 
 
-# LLaVA
-
-
-class Projector(Module):
-    """LlavaMultiModalProjector"""
-
-    kind = "activation"
-    class_name = "LlavaMultiModalProjector"
-
-    def __init__(self, net: Net) -> None:
-        super().__init__(net)
-        vision, width = _vision(net), net.arch.hidden
-        self.linear_1 = Linear(net, vision.blocks.hidden, width, vision.projector_bias)
-        self.act = Activation(net, vision.projector_activation)
-        self.linear_2 = Linear(net, width, width, vision.projector_bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.linear_1(x)
-        x = self.act(x)
-        return self.linear_2(x)
-
-
-class LlavaModel(Combined):
-    class_name = "LlavaModel"
-
-    def __init__(self, net: Net) -> None:
-        super().__init__(net)
-        self.vision_tower = clip.ClipTower(net.tower(), _vision(net))
-        self.multi_modal_projector = Projector(net)
-        self.language_model = llama.Model(net, "Llama")
-
-    def features(self, batch: int) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-        vision = _vision(self.net)
-        outputs = self.vision_tower(self.squares(batch))
-        chosen = outputs[0] if vision.keeps_class_token else F.narrow(outputs[0], 1, outputs[0].shape[1] - 1)
-        features = F.unbind(self.multi_modal_projector(chosen), 0)
-        return features, (*outputs[:2], *features)
-
-
-class LlavaForConditionalGeneration(VisionLanguageModel):
-    class_name = "LlavaForConditionalGeneration"
-
-    def __init__(self, net: Net) -> None:
-        super().__init__(net)
-        self.model = LlavaModel(net)
-        self.lm_head = head(net, self.model.language_model.embed_tokens)
-
-
 # Gemma 3
 
 
@@ -136,7 +88,7 @@ class Gemma3Projector(Module):
 
     def __init__(self, net: Net) -> None:
         super().__init__(net)
-        vision, width = _vision(net), net.arch.hidden
+        vision, width = vision_of(net), net.arch.hidden
         self.side = vision.image_size // vision.patch
         self.tokens = self.side // vision.pool
         self.mm_input_projection_weight = Weight(net, vision.blocks.hidden, width)
@@ -173,7 +125,7 @@ class Gemma3Model(Combined):
 
     def __init__(self, net: Net) -> None:
         super().__init__(net)
-        self.vision_tower = clip.SiglipTower(net.tower(), _vision(net))
+        self.vision_tower = clip.SiglipTower(net.tower(), vision_of(net))
         self.multi_modal_projector = Gemma3Projector(net)
         self.language_model = gemma.Model(net, "Gemma3Text")
 
@@ -246,11 +198,11 @@ class QwenModel(Combined):
     def __init__(self, net: Net, prefix: str) -> None:
         super().__init__(net)
         self.class_name = f"{prefix}Model"
-        self.visual = TOWERS[prefix](net.tower(), _vision(net), net.arch.hidden)
-        self.language_model = Qwen3TextModel(net) if prefix == "Qwen3VL" else QwenTextModel(net, prefix)
+        self.visual = TOWERS[prefix](net.tower(), vision_of(net), net.arch.hidden)
+        self.language_model = (Qwen3TextModel if prefix.startswith("Qwen3") else QwenTextModel)(net, prefix)
 
     def features(self, batch: int) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-        net, vision = self.net, _vision(self.net)
+        net, vision = self.net, vision_of(self.net)
         images = towers.images_of(net)
         count = batch * images.per_sequence
         rows, columns = pixels.grid(vision, images)
@@ -263,7 +215,7 @@ class QwenModel(Combined):
         return features, (last, *features, *layers)
 
     def read_by_layers(self, mask: Tensor, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        layers = len(_vision(self.net).read_layers)
+        layers = len(vision_of(self.net).read_layers)
         if not layers:
             return ()
         count = (len(outputs) - 1) // (layers + 1)
@@ -275,13 +227,13 @@ class QwenModel(Combined):
 class Qwen3TextModel(QwenTextModel):
     """Qwen3VLTextModel: after each of the first layers what the tower's layers saw is added at the image tokens."""
 
-    def __init__(self, net: Net) -> None:
-        super().__init__(net, "Qwen3VLText")
-        self.class_name = "Qwen3VLTextModel"
-        self.rotary_emb = InterleavedRotary(net, net.arch.head_dim, "Qwen3VLTextRotaryEmbedding")
+    def __init__(self, net: Net, prefix: str) -> None:
+        super().__init__(net, f"{prefix}Text")
+        self.class_name = f"{prefix}TextModel"
+        self.rotary_emb = InterleavedRotary(net, net.arch.head_dim, f"{prefix}TextRotaryEmbedding")
 
     def block(self, prefix: str, index: int) -> Module:
-        return llama.Model.block(self, prefix, index)
+        return moe.Block(self.net, prefix, index) if self.net.arch.moe else llama.Model.block(self, prefix, index)
 
     def between(self, number: int, x: Tensor, extra: tuple[Tensor, ...]) -> Tensor:
         if not 0 <= number < len(extra) - 1:
@@ -304,8 +256,11 @@ TOWERS: dict[str, Any] = {
     "Qwen2VL": qwen_vision.Qwen2Tower,
     "Qwen2_5_VL": qwen_vision.Qwen25Tower,
     "Qwen3VL": qwen_vision.Qwen3Tower,
+    "Qwen3VLMoe": qwen_vision.Qwen3MoeTower,
 }
-PREFIXES = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
+PREFIXES = {
+    "qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "qwen3_vl_moe": "Qwen3VLMoe",
+}  # fmt: skip
 
 
 class QwenForConditionalGeneration(VisionLanguageModel):
