@@ -23,7 +23,7 @@ from validation.oracles.configurations_deepspeed import deepspeed_configurations
 
 
 def configurations() -> list[Config]:
-    return [*_ddp(), *_fsdp2(), *_fsdp1(), *deepspeed_configurations(), *_vision()]
+    return [*_ddp(), *_fsdp2(), *_fsdp1(), *deepspeed_configurations(), *_vision(), *_pairs()]
 
 
 def _ddp() -> list[Config]:
@@ -203,6 +203,27 @@ def _vision() -> list[Config]:
         zero_of("vlm_deep_all", 3, model="qwen3_vl", zero=SMALL_ZERO),
         *_other_vision(),
     ]
+
+
+def _pairs() -> list[Config]:
+    """Models with an encoder and a decoder: all of it trained, the encoder frozen, checkpointed."""
+    found = []
+    for model, encoder in {"t5": ["encoder.block", "encoder.final"]}.items():
+        found += [
+            config_of("ddp", "pair", model=model, ddp={"bucket_cap_mb": 1}),
+            config_of("fsdp2", "pair", model=model),
+            config_of("fsdp2", "pair_frozen", model=model, freeze=encoder),
+            config_of("fsdp2", "pair_ckpt", ga=2, model=model, ckpt=True),
+            config_of("fsdp1", "pair", model=model),
+            zero_of("pair", 1, model=model, zero=SMALL_ZERO),
+            zero_of("pair", 2, ga=2, model=model, zero=SMALL_ZERO),
+            zero_of("pair", 3, model=model, zero=SMALL_ZERO),
+            zero_of("pair_frozen", 3, model=model, zero=SMALL_ZERO, freeze=encoder),
+            zero_of("pair_regather", 3, ga=2, model=model, zero=REGATHER),
+            zero_of("pair_ckpt", 3, model=model, zero=REGATHER, ckpt=True),
+            zero_of("pair_init", 3, model=model, zero=SMALL_ZERO, zero_init=True),
+        ]
+    return found
 
 
 def _other_vision() -> list[Config]:

@@ -53,6 +53,8 @@ def _build(recorder: Watcher, config: Config) -> tuple[torch.nn.Module, dict[str
     }
     if config["model"] in models.TINY_VISION:
         header["images"] = models.IMAGE
+    if config["model"] in models.TINY_PAIRS:
+        header["target"] = models.target(SEQUENCE)
     return model, header
 
 
@@ -150,10 +152,11 @@ def run_fsdp2(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
             arguments["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
         reshard = settings.get("reshard_after_forward", True)
         blocks = models.blocks(model)
-        text = models.text_model(model)
-        embedding, norm, head = text.embed_tokens, text.norm, model.lm_head
-        tail = [head] if settings.get("accelerate") and text is not model.model else [norm, head]
-        tied = embedding.weight is head.weight
+        if settings.get("titan") or settings.get("accelerate"):
+            text = models.text_model(model)
+            embedding, norm, head = text.embed_tokens, text.norm, model.lm_head
+            tail = [head] if settings.get("accelerate") and text is not model.model else [norm, head]
+            tied = embedding.weight is head.weight
         if settings.get("upcast_trained"):  # as accelerate does since 1.14 with what was loaded in bfloat16
             for parameter in models.trained(model):
                 parameter.data = parameter.data.to(torch.float32)

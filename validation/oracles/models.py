@@ -99,6 +99,14 @@ TINY: dict[str, dict[str, Any]] = {
     },
 }
 
+# Models with an encoder and a decoder, whose labels are half as long.
+TINY_PAIRS: dict[str, dict[str, Any]] = {
+    "t5": {
+        "d_model": 256, "d_kv": 32, "d_ff": 688, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 8,
+        "vocab_size": 1000, "dropout_rate": 0.0, "feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0,
+    },
+}  # fmt: skip
+
 _TEXT = {
     "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 3, "num_attention_heads": 8,
     "num_key_value_heads": 4, "vocab_size": 1000, "max_position_embeddings": 256,
@@ -195,13 +203,14 @@ def build(
     import transformers
 
     torch.manual_seed(0)
-    settings = (TINY | TINY_VISION).get(kind, {}) | changes
+    settings = (TINY | TINY_VISION | TINY_PAIRS).get(kind, {}) | changes
     config = transformers.AutoConfig.for_model(kind, **settings)
     parts = (config, config.text_config, config.vision_config) if kind in TINY_VISION else (config,)
     for part in parts:
         part.use_cache = False
         part._attn_implementation = attention
     auto = transformers.AutoModelForImageTextToText if kind in TINY_VISION else transformers.AutoModelForCausalLM
+    auto = transformers.AutoModelForSeq2SeqLM if kind in TINY_PAIRS else auto
     # float32 is not asked for: zero.Init would be overruled, which gives its own dtype
     model = auto.from_config(config, **({} if dtype is torch.float32 else {"dtype": dtype}))
     return model.train(), settings
@@ -209,6 +218,8 @@ def build(
 
 def inputs(kind: str, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
     """What the model is called with; the first tokens of a vision-language model are those of an image."""
+    if kind in TINY_PAIRS:
+        return {"input_ids": tokens, "labels": tokens[:, : target(tokens.shape[1])]}
     if kind not in TINY_VISION:
         return {"input_ids": tokens, "labels": tokens}
     image = TINY_VISION[kind]
@@ -230,6 +241,11 @@ def inputs(kind: str, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
     }  # fmt: skip
 
 
+def target(tokens: int) -> int:
+    """Tokens of the labels of `TINY_PAIRS`."""
+    return tokens // 2
+
+
 def units(model: torch.nn.Module) -> list[torch.nn.Module]:
     """What FSDP wraps: blocks, of a vision-language model all of `_no_split_modules`."""
     if hasattr(getattr(model, "model", None), "language_model"):
@@ -241,7 +257,15 @@ def text_model(model: torch.nn.Module) -> torch.nn.Module:
     return getattr(model.model, "language_model", model.model)
 
 
+def stacks(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Encoder and decoder of a model that has both."""
+    owner = model.model if hasattr(model, "model") else model
+    return [owner.encoder, owner.decoder] if hasattr(owner, "decoder") else []
+
+
 def blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
+    if found := stacks(model):
+        return [block for stack in found for block in (stack.block if hasattr(stack, "block") else stack.layers)]
     if hasattr(getattr(model, "model", None), "language_model"):
         return list(text_model(model).layers)
     return list(model.model.layers) if hasattr(model, "model") else list(model.transformer.h)

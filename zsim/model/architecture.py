@@ -69,6 +69,16 @@ class Vision:
 
 
 @dataclass(frozen=True, slots=True)
+class Pair:
+    """What a model with an encoder, which the `Architecture` is, has besides."""
+
+    decoder: Architecture
+    gated: bool = False  # MLPs (T5)
+    buckets: int = 0  # rows of the embedding of distances (T5)
+    scaled: bool = False  # what the decoder returns (T5)
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture:
     """A causal decoder, in the words of `zsim.model.families`. Widths in elements, dropouts as probabilities."""
 
@@ -107,6 +117,7 @@ class Architecture:
     clip_qkv: bool = False  # MPT
     residual_after_norm: bool = False  # BLOOM
     vision: Vision | None = None
+    seq2seq: Pair | None = None
     remainder: int = 0  # of a bare parameter count: a vector that makes the count exact
 
     @property
@@ -120,6 +131,12 @@ class Architecture:
         """The ranks and widths of a model with latent attention."""
         assert self.latent is not None
         return self.latent
+
+    @property
+    def pair(self) -> Pair:
+        """The decoder of a model with an encoder, and what both have."""
+        assert self.seq2seq is not None
+        return self.seq2seq
 
     @property
     def layers(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from zsim.errors import NotModeled
 from zsim.model.architecture import Architecture
-from zsim.model.families import FAMILIES, VISION, build
+from zsim.model.families import FAMILIES, SEQ2SEQ, VISION, build
 from zsim.model.fields import Fields
 from zsim.model.layers import Net
 from zsim.model.readers import READERS
@@ -48,6 +48,10 @@ def _from_fields(fields: Fields, name: str) -> ModelSpec:
         from zsim.model.readers_vision import VISION_READERS
 
         return from_architecture(name, VISION_READERS[read_as](fields, read_as), notes)
+    if read_as in SEQ2SEQ:
+        from zsim.model.readers_seq2seq import SEQ2SEQ_READERS
+
+        return from_architecture(name, SEQ2SEQ_READERS[read_as](fields, read_as), notes)
     return from_architecture(name, READERS[read_as](fields, read_as), notes)
 
 
@@ -81,8 +85,8 @@ def _refuse(fields: Fields, family: str) -> None:
             known = isinstance(text, dict) and text.get("model_type") in READERS
             own = " (the text_config, as a file of its own, is the model without the tower)" if known else ""
             refuse(f"{family}: a language model inside a multimodal one", tower, f"a text model's config.json{own}")
-    if family not in READERS and family not in VISION:
-        refuse(f"model family {family!r}", "model_type", ", ".join(sorted((*READERS, *VISION))))
+    if family not in READERS and family not in VISION and family not in SEQ2SEQ:
+        refuse(f"model family {family!r}", "model_type", ", ".join(sorted((*READERS, *VISION, *SEQ2SEQ))))
     if fields.raw("quantization_config") is not None:
         refuse(
             "weights quantized by the checkpoint",

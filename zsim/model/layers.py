@@ -69,6 +69,13 @@ class Net:
             attention="sdpa" if self.attention == "efficient" else self.attention,  # it has no mask
         )
 
+    def encoder(self) -> Net:
+        """What the modules of an encoder are built with, where a decoder reads it."""
+        return replace(self, layer_keys=self.tower_keys)
+
+    def decoder(self) -> Net:
+        return replace(self, arch=self.arch.pair.decoder)
+
 
 class Weight(Tensor):
     """A parameter: a leaf that is always there. `expert`: one of several routed experts."""
@@ -288,6 +295,17 @@ class LayerNorm(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return P.layer_norm(x, self.weight, self.bias)
+
+
+class ModuleList(Module):
+    """Holds modules that are called one by one."""
+
+    class_name = "ModuleList"
+
+    def __init__(self, net: Net, modules: list[Module]) -> None:
+        super().__init__(net)
+        for number, module in enumerate(modules):
+            setattr(self, str(number), module)
 
 
 class Dropout(Module):

@@ -185,7 +185,8 @@ def flash_attention(
             work = Attention(count, h, kv_heads, length, keys, d, masked, impl, dtype, backward, window)
             tape.kernel(replace(work, launches=0 if number else 1, value_dim=width if narrow else 0))
 
-    grad = q.needs_grad or k.needs_grad or v.needs_grad
+    mask_shape = mask.shape if mask is not None and mask.needs_grad else None  # of a learned bias
+    grad = q.needs_grad or k.needs_grad or v.needs_grad or mask_shape is not None
     inputs = tape.save(q, k, v, *([] if mask is None else [mask])) if grad else None
 
     def attend() -> tuple[Tensor, ...]:
@@ -208,11 +209,12 @@ def flash_attention(
         def backward(g: Tensor) -> tuple[Tensor, ...]:
             kept = inputs(), outputs()  # type: ignore[misc]  # noqa: F841
             grads = tuple(tape.empty(shape, dtype, strides) for shape, strides in shapes)
+            grads += (tape.empty(mask_shape, dtype),) if mask_shape else ()
             scratch = _backward_scratch(tape, impl, b, h, kv_heads, padded, kv_len, d, dtype)  # noqa: F841
             launch(backward=True)
             return grads
 
-        tape.link((q, k, v), backward, out)
+        tape.link((q, k, v) if mask_shape is None or mask is None else (q, k, v, mask), backward, out)
     return out
 
 

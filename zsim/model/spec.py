@@ -178,6 +178,7 @@ class Workload:
     device: str = "cuda"  # whose kernels; "cpu" is what torch records with fake tensors (the oracles)
     sequence_parallel_size: int = 1
     images: Images | None = None
+    target_len: int | None = None  # tokens of the decoder of a model with an encoder, which has seq_len; None: as many
     # FSDP1: a frozen parameter beside a trained one in its unit has a gradient as well. "block"; "leaf": besides, every
     # module with a trained parameter of its own is a unit; "whole": the model is one
     flat_units: str = ""

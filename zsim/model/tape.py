@@ -67,6 +67,7 @@ class Tape:
         self.disturbed = False  # a storage has died elsewhere than in the code of zsim.model
         self.base = 0  # bytes that segments hold as saved: what is alive besides is temporary
         self.phase = "forward"
+        self.unread: list[Tensor] = []  # gradients that leaves keep to the end of the backward, and these leaves
         self.label = ""  # kind of the memory-bound kernels to come
         self.segments: list[Segment] = []
         self.frame: Frame | None = None  # the checkpointed region that runs now
@@ -304,6 +305,7 @@ class Tape:
         self._measure()
         self._current = None
         self._skip_to(0)
+        self.unread.clear()
 
     def _seed(self, loss: Tensor) -> Tensor:
         self._begin_backward(loss.node.segment)  # type: ignore[union-attr]

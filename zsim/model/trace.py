@@ -120,8 +120,11 @@ class _Tracer:
 
     def run(self) -> Module:
         tape, workload = self.tape, self.workload
-        shape = (workload.micro_batch, workload.local_seq_len)
-        ids, labels = (Tensor(Storage(tape, shape, "int64", False), shape, row_major(shape), "int64") for _ in range(2))
+        target = workload.target_len or workload.local_seq_len
+        shapes = [(workload.micro_batch, tokens) for tokens in (workload.local_seq_len, target)]
+        ids, labels = (
+            Tensor(Storage(tape, shape, "int64", False), shape, row_major(shape), "int64") for shape in shapes
+        )
         root = tape.begin()
         loss = self.model(ids, labels)
         if not (loss.needs_grad and self.spec.trainable_numel):
@@ -275,15 +278,18 @@ def _layer_keys(spec: ModelSpec, reached: bool, reached_tower: bool) -> tuple[Ke
     from zsim.model.parts import TOWERS
 
     vision = getattr(spec.arch, "vision", None) is not None
+    pair = getattr(spec.arch, "seq2seq", None) is not None
     lists: dict[bool, dict[int, list[bool]]] = {False: {}, True: {}}
     before = {False: reached, True: reached_tower}
     for parameter in spec.parameters:
         parts, at = parameter.name.split("."), _layer_at(parameter.name, vision)
-        in_tower = vision and parts[1] in TOWERS
+        in_tower = (vision and parts[1] in TOWERS) or (pair and "encoder" in parts[:2])
         if at is not None:
             lists[in_tower].setdefault(int(parts[at]), []).append(parameter.trainable)
         elif not lists[in_tower]:
             before[in_tower] = before[in_tower] or parameter.trainable
+            if pair:  # the embedding is that of both stacks
+                before[True] = before[True] or parameter.trainable
         if in_tower:  # whose output the text model's layers read
             before[False] = before[False] or parameter.trainable
     text, tower = (_keys(lists[in_tower], before[in_tower]) for in_tower in (False, True))

@@ -42,6 +42,11 @@ def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf", *, adapter_u
         wrapped += [[block] for block in (*of_role["block"], *of_role["unit"])]
     # accelerate's _find_final_norm looks at children of the base model, of which a vision-language model has none
     norms = [norm for norm in of_role["norm"] if grouping != "accelerate" or norm.name.count(".") == 1]
+    embeddings = [module.params for module in of_role["embedding"]]
+    if grouping in ("titan", "accelerate") and len(set(embeddings)) < len(embeddings):
+        raise InputError(
+            "encoder and decoder share an embedding, and two groups would", field="grouping", accepted="hf"
+        )
     if grouping == "accelerate" and _tied(of_role["embedding"], of_role["head"]):
         wrapped.append([*of_role["embedding"], *norms, *of_role["head"]])
     elif grouping in ("titan", "accelerate"):

@@ -28,6 +28,7 @@ from zsim.program.ops import COMPUTE, Instruction, Program
 from zsim.program.ulysses import shared
 from zsim.program.versions import before, hook
 from zsim.program.walk import modules_in_order
+from zsim.program.zero3_built import as_built, with_untied
 from zsim.program.zero3_coordinator import Coordinator, Params
 from zsim.program.zero3_early import EarlyParameters
 from zsim.program.zero3_gradients import Gradients
@@ -138,25 +139,15 @@ class Zero3(Hooks[DeepSpeedPlan]):
         builder, plan, conversion = self.builder, self.plan, self.model.conversion
         built: Sequence[Parameter] = self.model.parameters
         if plan.zero_init:
-            built = as_built(conversion.source.parameters if conversion else built)
+            built = with_untied(as_built(conversion.source.parameters if conversion else built), self.model, self.tree)
         adapters = {p for p in built if plan.zero_init and ".lora_" in p.name}
         broadcast_model(builder, [p for p in built if p not in adapters], plan)
         if plan.zero_init:
-            self._broadcast_untied_head()
             broadcast_model(builder, [p for p in built if p in adapters], plan)
         if conversion and plan.zero_init:
             from zsim.program.zero3_conversion import convert
 
             convert(builder, self.model, plan, conversion)
-
-    def _broadcast_untied_head(self) -> None:
-        """Under zero.Init a head exists, and is broadcast and cut, before the model ties it to the embedding."""
-        for module in modules_in_order(self.tree):
-            if module.role == "head":
-                for param in module.params:
-                    parameter = self.model.parameters[param]
-                    if not parameter.name.startswith(f"{module.name}."):
-                        broadcast_model(self.builder, [parameter], self.plan)
 
     def step(self, first: bool) -> tuple[Instructions, Instructions]:
         """The comparison of the trace that precedes the first forward (if any), and the rest."""
@@ -205,7 +196,7 @@ class Zero3(Hooks[DeepSpeedPlan]):
         """What a module's own code read of another one in the first forward (parameter_offload.py, ZeROOrderedDict).
 
         peft's LoraLayer.forward asks for the dtype of lora_A's weight, a vision tower's embedding for that of its patch
-        embedding: they are not there unless they are persistent.
+        embedding, T5's MLP for that of wo: they are not there unless they are persistent.
         """
         return {
             module.name: tuple(
@@ -217,7 +208,10 @@ class Zero3(Hooks[DeepSpeedPlan]):
             if module.name in self.hooked
             for item in module.body
             if isinstance(item, Module)
-            and (item.name == f"{module.name}.lora_A.default" or item.module_class in ("Conv2d", "Conv3d"))
+            and (
+                item.module_class in ("Conv2d", "Conv3d")
+                or item.name in (f"{module.name}.lora_A.default", f"{module.name}.wo")
+            )
         }
 
     # ---- module hooks ------------------------------------------------------------------------------------------------
@@ -352,28 +346,6 @@ def _persistent(numel: Sequence[int], plan: DeepSpeedPlan) -> frozenset[int]:
             chosen.append(param)
             total += elements
     return frozenset(chosen)
-
-
-def as_built(parameters: Sequence[Parameter]) -> list[Parameter]:
-    """In the order in which modules are complete: one's own parameters come after those of its children, which
-    `named_parameters()` has the other way round (partition_parameters.py, a module's __init__ wrapped)."""
-    own: dict[str, list[Parameter]] = {}
-    children: dict[str, list[str]] = {}
-    for parameter in parameters:
-        path = parameter.name.split(".")[:-1]
-        for depth in range(len(path), 0, -1):
-            inside, child = ".".join(path[: depth - 1]), ".".join(path[:depth])
-            if child in children.setdefault(inside, []):
-                break
-            children[inside].append(child)
-        own.setdefault(".".join(path), []).append(parameter)
-
-    def visit(module: str) -> Iterator[Parameter]:
-        for child in children.get(module, ()):
-            yield from visit(child)
-        yield from own.get(module, ())
-
-    return list(visit(""))
 
 
 def _linear_biases(model: ModelSpec) -> dict[int, int]:

@@ -369,6 +369,9 @@ class ScenarioFields(Section):
     )
     micro_batch: Few | None = Field(None, description="sequences per GPU and micro-step")
     seq_len: Annotated[int, Range(1, 10**9, tokens=True)] = Field(description="tokens per sequence; 4k is 4096")
+    target_len: Annotated[int, Range(1, 10**9, tokens=True)] | None = Field(
+        None, description="tokens of the decoder, where seq_len are those of an encoder (T5); as many unless given"
+    )
     images: ImagesField | None = Field(None, description="of a vision-language model; 1 per sequence unless given")
     sequence_parallel_size: Few = Field(
         1, description="deepspeed: neighbouring GPUs that share sequences (Ulysses, as ALST and accelerate's sp_size)"

@@ -308,7 +308,10 @@ def _fsdp(scenario: Scenario, model: ModelSpec, common: dict[str, Any]) -> tuple
     _check_groups(scenario, given, common["world_size"])
     if given.get("backward_prefetch") == "NONE":
         given["backward_prefetch"] = None
-    if name == "fsdp2":
+    if name == "fsdp2" and getattr(model.arch, "seq2seq", None) is not None:
+        given.setdefault("grouping", "hf")
+        notes.append(f"fsdp.grouping: {given['grouping']}; accelerate's is refused by torch 2.13, as both stacks embed")
+    elif name == "fsdp2":
         given.setdefault("grouping", "titan" if fields.implementation == "torchtitan" else "accelerate")
     if name == "fsdp1" and "version" in common:
         version = parse_version(common["version"])

@@ -21,6 +21,7 @@ OF_ITS_TIME: dict[str, tuple[tuple[str, Release], ...]] = {
 }
 WIDENED = (*LLAMA_LIKE, *GEMMA, *MOE)  # their logits; GPT-2 and its like left them in the dtype of the run
 LOW_SOFTMAX = ("gpt_neox", "opt")  # in the dtype of the scores until 4.48
+BIASED = ("t5", "mt5")  # learn a bias of attention, which FlashAttention does not take
 OWN_KERNEL = ("falcon",)  # calls scaled_dot_product_attention itself, since it is in transformers (4.33)
 
 
@@ -50,6 +51,11 @@ def release_of_models(release: Release | None, family: str, framework: str) -> R
 
 def attention_of(fields: ScenarioFields, release: Release | None, family: str) -> tuple[str, tuple[str, ...]]:
     """SDPA, by which FlashAttention runs where nobody asks for it, came with 4.36 of December 2023."""
+    if family in BIASED and not fields.attention:
+        if release is None:
+            return "sdpa", (f"attention: sdpa, as transformers 5.24 has it for {family}; releases without it: eager",)
+        older = "whose softmax was in float32, which is left out"
+        return "eager", (f"attention: eager, all that {family} had in transformers {_text(release)}, {older}",)
     stated = fields.attention or fields.kernels.startswith(("flash-attn", "unsloth"))
     if stated or release is None or release >= (4, 36) or family in OWN_KERNEL:
         return fields.attention or "flash", ()

@@ -18,6 +18,7 @@ from zsim.plan.document import siblings
 from zsim.plan.spec import TORCH_DTYPE, Allocator, AnyPlan, DdpPlan, DeepSpeedPlan
 from zsim.program.lower import under
 from zsim.scenario.fields import FEW, MICRO_STEPS
+from zsim.scenario.pairs import target_of
 from zsim.scenario.plans import build_plan
 from zsim.scenario.releases import attention_of, loss_of, release_of_models, transformers_release
 from zsim.scenario.sequences import FIELD, check_shared, data_parallel_ranks, shared_notes
@@ -56,6 +57,7 @@ def resolve(scenario: Scenario) -> Setup:
     model, config = _model(scenario)
     micro_batch, grad_accum = _batch(scenario, cluster.world_size)
     images, image_notes, waits = _images(scenario, model)
+    target, target_notes = target_of(scenario, model)
     release = transformers_release(scenario)
     attention, attention_notes = attention_of(fields, release, model.family)
     loss, loss_notes = loss_of(fields, release, model.family)
@@ -72,6 +74,7 @@ def resolve(scenario: Scenario) -> Setup:
         compile=fields.compile,
         sequence_parallel_size=fields.sequence_parallel_size,
         images=images,
+        target_len=target,
         checkpoint_frozen_tower=fields.checkpointing.frozen_tower,
         workspace_bytes=cluster.devices[0].workspace_bytes,
         transformers=release_of_models(release, model.family, fields.framework.name),
@@ -103,6 +106,7 @@ def resolve(scenario: Scenario) -> Setup:
             *attention_notes,
             *_attention(workload, cluster),
             *image_notes,
+            *target_notes,
             *loss_notes,
             *model.notes,
             *cluster.assumptions,

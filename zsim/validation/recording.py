@@ -332,6 +332,7 @@ def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
         compile=bool(header["config"].get("compile")),
         sequence_parallel_size=header["config"].get("sequence_parallel", 1),
         images=Images(**header["images"]) if "images" in header else None,
+        target_len=header.get("target"),
     )
     workload = under(plan, workload)
     return model, trace(model, workload), workload

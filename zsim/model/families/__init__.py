@@ -49,7 +49,8 @@ VISION = {
     ),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), ("vlm", "QwenForConditionalGeneration")),
 }
-FAMILIES = (*LLAMA_LIKE, *GEMMA, *MOE, *OTHERS, *VISION)
+SEQ2SEQ = {**dict.fromkeys(("t5", "mt5"), ("t5", "T5ForConditionalGeneration"))}
+FAMILIES = (*LLAMA_LIKE, *GEMMA, *MOE, *OTHERS, *VISION, *SEQ2SEQ)
 
 
 def build(net: Net) -> Module:
@@ -108,8 +109,8 @@ def build(net: Net) -> Module:
         from zsim.model.families.moe import MoeForCausalLM
 
         return MoeForCausalLM(net, MOE[family])
-    if family in VISION:
-        module, name = VISION[family]
+    if family in VISION or family in SEQ2SEQ:
+        module, name = (VISION | SEQ2SEQ)[family]
         return getattr(import_module(f"zsim.model.families.{module}"), name)(net)
     if family in OTHERS:
         module, name = OTHERS[family]

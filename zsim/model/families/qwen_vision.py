@@ -14,7 +14,7 @@ from zsim.model.decoder import run_block
 from zsim.model.families.llama import MLP
 from zsim.model.families.towers import Convolution, PositionTable, attend, given, images_of
 from zsim.model.graph import Tensor
-from zsim.model.layers import Activation, Blocks, LayerNorm, Linear, Module, Net, RMSNorm, require_grad
+from zsim.model.layers import Activation, Blocks, LayerNorm, Linear, Module, ModuleList, Net, RMSNorm, require_grad
 
 
 class QwenPatches(Module):
@@ -279,17 +279,6 @@ class Qwen3Merger(Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.reshape(self.norm(F.reshape(x, -1, self.inner) if self.after else x), -1, self.inner)
         return self.linear_fc2(self.act_fn(self.linear_fc1(x)))
-
-
-class ModuleList(Module):
-    """Holds modules that are called one by one."""
-
-    class_name = "ModuleList"
-
-    def __init__(self, net: Net, modules: list[Module]) -> None:
-        super().__init__(net)
-        for number, module in enumerate(modules):
-            setattr(self, str(number), module)
 
 
 class Qwen3Tower(Module):

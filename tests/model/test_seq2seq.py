@@ -1,0 +1,96 @@
+"""Models with an encoder and a decoder against the real ones under fake tensors (validation/oracles/seq2seq.py)."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.model.ledger import Ledger, flops
+from zsim.errors import NotModeled
+from zsim.model.families import SEQ2SEQ
+from zsim.model.huggingface import from_config
+from zsim.model.spec import Workload
+from zsim.model.trace import trace
+
+FILE = Path(__file__).parents[2] / "validation" / "oracles" / "families" / "seq2seq.json.gz"
+
+
+@cache
+def recorded() -> dict[str, Any]:
+    return json.loads(gzip.decompress(FILE.read_bytes()))["models"]
+
+
+CASES = [(name, index) for name, model in recorded().items() for index in range(len(model["runs"]))]
+
+
+def test_every_family_has_a_recording():
+    assert {model["config"]["model_type"] for model in recorded().values()} == set(SEQ2SEQ)
+
+
+@pytest.mark.parametrize("name", recorded())
+def test_parameters_are_those_of_named_parameters(name: str):
+    model = recorded()[name]
+    ours = [[p.name, list(p.shape), p.module_class] for p in from_config(model["config"], name).parameters]
+    assert ours == model["parameters"]
+
+
+@pytest.mark.parametrize(("name", "index"), CASES)
+def test_a_step_is_the_recorded_one(name: str, index: int):
+    model = recorded()[name]
+    run = model["runs"][index]
+    workload = Workload(
+        run["batch"], run["seq"], attention=run["attention"], checkpointing=run["checkpointing"], device="cpu",
+        target_len=run["target"],
+    )  # fmt: skip
+    spec = from_config(model["config"], name)
+    ledger = Ledger(spec, trace(spec, workload))
+    assert ledger.calls == [tuple(call) for call in model["calls"]]
+    assert ledger.ready == run["ready"]
+    assert flops(ledger.forward_kernels) == run["flops"]["forward"]
+    assert flops(ledger.backward_kernels) == run["flops"]["backward"]
+    assert ledger.after_forward == run["after_forward"]
+    assert ledger.peak_forward == run["peak"]["forward"]
+    assert ledger.peak_backward == run["peak"]["backward"]
+
+
+_FLAN = {"model_type": "t5", "feed_forward_proj": "gated-gelu", "vocab_size": 32128, "d_kv": 64,
+         "tie_word_embeddings": False}  # fmt: skip
+COUNTS = {  # of published models, as transformers 5.24 has them on the meta device
+    "t5-11b": (
+        11_307_321_344,
+        {"model_type": "t5", "d_model": 1024, "d_ff": 65536, "d_kv": 128, "num_heads": 128, "num_layers": 24,
+         "vocab_size": 32128},
+    ),
+    "flan-t5-xl": (2_783_959_040, _FLAN | {"d_model": 2048, "d_ff": 5120, "num_heads": 32, "num_layers": 24}),
+    "flan-t5-xxl": (11_003_736_064, _FLAN | {"d_model": 4096, "d_ff": 10240, "num_heads": 64, "num_layers": 24}),
+    "mt5-large": (
+        973_466_624,
+        {"model_type": "mt5", "d_model": 1024, "d_ff": 2816, "num_heads": 16, "num_layers": 24, "vocab_size": 250112},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameters_of_published_models(name: str):
+    count, config = COUNTS[name]
+    assert from_config(config, name).numel == count
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"attention": "flash"}, "attention"),
+        ({"attention": "eager", "dtype": "float16"}, "precision"),
+        ({"attention": "eager", "loss": "fused"}, "loss"),
+        ({"attention": "eager", "checkpointing": "full", "checkpointed": (0,)}, "checkpointing"),
+    ],
+)
+def test_what_t5_is_not_run_with(changes: dict[str, Any], field: str):
+    with pytest.raises(NotModeled) as refused:
+        trace(from_config(recorded()["t5"]["config"], "t5"), Workload(1, 64, **changes))
+    assert refused.value.field == field

@@ -1,0 +1,85 @@
+"""What models with an encoder and a decoder do in one step, as families.py has it for decoders: parameters, calls,
+gradient order, live bytes, FLOPs.
+
+    python -m validation.oracles.seq2seq [NAME ...] --out FILE.json.gz
+
+`sdpa` goes to the ops that torch takes on a GPU: with a mask or a bias its memory-efficient kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+import transformers
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from validation.oracles.families import begin, observe, write
+from validation.oracles.vision import attend
+
+T5 = {"d_model": 64, "d_kv": 12, "d_ff": 176, "num_layers": 4, "num_heads": 4, "vocab_size": 199,
+      "decoder_start_token_id": 0}  # fmt: skip
+BOTH = ("sdpa", "eager")
+
+# name -> (attention implementations, config.json)
+CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "t5": (BOTH, {"model_type": "t5", **T5}),
+    "flan-t5": (
+        BOTH,
+        {
+            "model_type": "t5", **T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+            "num_decoder_layers": 3,
+        },
+    ),
+    "mt5": (("sdpa",), {"model_type": "mt5", **T5, "dropout_rate": 0.0}),
+}  # fmt: skip
+RUNS = (
+    (1, 64, 64, "none"),
+    (2, 64, 32, "none"),
+    (2, 64, 32, "full"),
+)  # micro-batch, tokens, of the target, checkpoints
+
+
+def build(config: dict[str, Any], attention: str) -> Any:
+    fields = dict(config)
+    made = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
+    made._attn_implementation, made.use_cache = attention, False
+    torch.set_default_dtype(torch.bfloat16)
+    model = transformers.AutoModelForSeq2SeqLM.from_config(made).train()
+    torch.set_default_dtype(torch.float32)
+    return model
+
+
+def record(config: dict[str, Any], attention: str, run: tuple[int, int, int, str]) -> dict[str, Any]:
+    batch, seq, target, checkpointing = run
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = build(config, attention)
+        if checkpointing == "full":
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        ids, labels = torch.zeros(batch, seq, dtype=torch.long), torch.zeros(batch, target, dtype=torch.long)
+        found = observe(model, {"input_ids": ids, "labels": labels, "use_cache": False})
+    about = {"attention": attention, "batch": batch, "seq": seq, "target": target, "checkpointing": checkpointing}
+    return about | found
+
+
+def main(arguments: list[str]) -> None:
+    options = begin(arguments, __doc__, CONFIGS)
+    torch.nn.functional.scaled_dot_product_attention = attend
+    models = {}
+    for name in options.names or CONFIGS:
+        attentions, config = CONFIGS[name]
+        runs = [record(config, attention, run) for attention in attentions for run in RUNS]
+        shared = {key: runs[0][key] for key in ("parameters", "calls")}
+        for run in runs:  # the same however it is run
+            for key, value in shared.items():
+                assert run.pop(key) == value, (name, key)
+        models[name] = {"config": config, **shared, "runs": runs}
+    write(options.out, models)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,48 @@
+"""What config.json of models with an encoder and a decoder means (transformers 5.24)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from zsim.model.architecture import Architecture, LayerKind, Pair
+from zsim.model.fields import Fields
+from zsim.model.layers import ACTIVATIONS
+from zsim.model.reader_parts import read_dropout, read_layers
+
+
+def _t5(fields: Fields, family: str) -> Architecture:
+    """Its embedding and output projection are tied whatever the file says; to T5 the field says whether what the
+    decoder returns is scaled."""
+    name = fields.text("feed_forward_proj", default="relu" if family == "t5" else "gated-gelu")
+    gated = name.startswith("gated-")
+    activation = "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
+    if activation not in ACTIVATIONS:
+        fields.fail("feed_forward_proj", f"is {name!r}", "relu, gated-gelu, gated-silu ...")
+    layers = read_layers(fields, "num_layers", "num_hidden_layers")
+    heads = fields.size("num_heads", "num_attention_heads")
+    stack = Architecture(
+        family=family,
+        hidden=fields.size("d_model", "hidden_size"),
+        heads=heads,
+        kv_heads=heads,
+        head_dim=fields.size("d_kv", "head_dim", default=64),
+        intermediate=fields.size("d_ff"),
+        vocab=fields.size("vocab_size"),
+        kinds=(LayerKind(),) * layers,
+        tied=True,
+        activation=activation,
+        dropout=read_dropout(fields, "dropout_rate", default=0.1),
+    )
+    pair = Pair(
+        decoder=stack,
+        gated=gated,
+        buckets=fields.size("relative_attention_num_buckets", default=32),
+        scaled=family == "t5" and fields.flag("tie_word_embeddings", default=True),
+    )
+    decoder_layers = fields.size("num_decoder_layers", default=layers, most=10_000)
+    decoder = replace(stack, kinds=(LayerKind(),) * decoder_layers, seq2seq=pair)
+    return replace(stack, seq2seq=replace(pair, decoder=decoder))
+
+
+SEQ2SEQ_READERS: dict[str, Callable[[Fields, str], Architecture]] = dict.fromkeys(("t5", "mt5"), _t5)
