@@ -78,7 +78,7 @@ def test_a_wrong_field_is_named(tmp_path: Path, changes: dict[str, Any], field: 
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"model_type": "t5"}, "model_type"),
+        ({"model_type": "mamba"}, "model_type"),
         ({"text_config": {"hidden_size": 64}}, "text_config"),
         ({"vision_config": {}, "model_type": "paligemma"}, "vision_config"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),

@@ -114,7 +114,9 @@ def test_other_peoples_configs_are_read_exactly_or_refused(path: Path):
     outcome = attempt(path)
     if isinstance(outcome, ModelSpec):
         assert wanted in (set(), {outcome.numel})
-        trace(outcome, Workload(1, 128, images=Images(1, 56, 56) if outcome.arch.vision else None))
+        arch = outcome.arch
+        images, attention = (Images(1, 56, 56) if arch.vision else None), "sdpa" if arch.seq2seq else "flash"
+        trace(outcome, Workload(1, 128, images=images, attention=attention))
     elif isinstance(outcome, NotModeled):
         assert outcome.file == path
         assert outcome.line

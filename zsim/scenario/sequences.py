@@ -17,7 +17,7 @@ FIELD = "sequence_parallel_size"
 # of the rotated part alone.
 _UNREACHED = (
     "gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "falcon", "mpt", "bloom", "bert", "roberta", "deepseek_v2",
-    "deepseek_v3",
+    "deepseek_v3", "t5", "mt5",
 )  # fmt: skip
 # register_with_transformers leaves masks away, and refuses what cannot do without.
 _MASKED = ("eager", "efficient")
