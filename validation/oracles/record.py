@@ -89,6 +89,11 @@ def record(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 def run(config: dict[str, Any], watcher: type[engines.Watcher]) -> engines.Recorded:
     """Runs all ranks of one configuration; what rank 0's `watcher` saw. Raises RuntimeError as `record`."""
+    return run_all(config, watcher)[0]
+
+
+def run_all(config: dict[str, Any], watcher: type[engines.Watcher]) -> dict[int, engines.Recorded]:
+    """The same of every rank."""
     _warm_up(config)
     context = multiprocessing.get_context("fork")
     results = context.Queue()
@@ -114,7 +119,7 @@ def run(config: dict[str, Any], watcher: type[engines.Watcher]) -> engines.Recor
                 if len(done) < len(processes):
                     process.kill()
                 process.join()
-    return done[0]
+    return done
 
 
 def _header(config: dict[str, Any], header: dict[str, Any]) -> dict[str, Any]:

@@ -126,6 +126,7 @@ def _as_deepspeed(document: Document, section: dict[str, Any]) -> Document:
         "zero_stage": ("zero_optimization", "stage"),
         "offload_optimizer_device": ("zero_optimization", "offload_optimizer", "device"),
         "offload_param_device": ("zero_optimization", "offload_param", "device"),
+        "zero3_save_16bit_model": ("zero_optimization", "stage3_gather_16bit_weights_on_model_save"),
         "gradient_accumulation_steps": ("gradient_accumulation_steps",),
         "gradient_clipping": ("gradient_clipping",),
     }

@@ -8,13 +8,13 @@ from zsim.plan.document import Document, subsection
 from zsim.plan.fsdp_args import read_fsdp
 from zsim.plan.reading import NOT_SHARDED, Reading
 from zsim.plan.recipe import ULYSSES, Recipe
-from zsim.plan.trainer import ATTENTION, checkpointing, legacy_options, name_model
+from zsim.plan.trainer import ATTENTION, checkpointing, legacy_options, name_model, saving
 
 _HARMLESS = (
     "datasets", "dataset_prepared_path", "val_set_size", "output_dir", "hub_model_id", "trust_remote_code",
     "wandb_project", "wandb_entity", "wandb_watch", "wandb_name", "wandb_log_model", "wandb_run_id", "num_epochs",
     "max_steps", "lr_scheduler", "learning_rate", "warmup_ratio", "warmup_steps", "weight_decay", "evals_per_epoch",
-    "saves_per_epoch", "logging_steps", "resume_from_checkpoint", "special_tokens", "seed", "chat_template", "tf32",
+    "logging_steps", "special_tokens", "seed", "chat_template", "tf32",
     "tokenizer_type", "model_type", "debug", "gradient_checkpointing_kwargs", "pad_to_sequence_len",
     "train_on_inputs", "group_by_length", "save_first_step", "early_stopping_patience", "local_rank",
     "xformers_attention", "strict", "eval_sample_packing", "plugins",
@@ -82,6 +82,7 @@ def read_axolotl(document: Document, ranks: int | None = None) -> Reading:
             reading.not_modeled.append(f"{name}: {what}")
     _precision(recipe)
     recipe.optimizer("optimizer", "adamw_torch_fused")
+    saving(recipe, ("save_strategy", "save_steps", "saves_per_epoch", "save_total_limit"))
     checkpointing(recipe, default=False)
     _attention(recipe)
     if recipe.flag("torch_compile") if recipe.get("torch_compile") != "auto" else False:

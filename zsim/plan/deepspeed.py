@@ -113,6 +113,9 @@ class _Reader(Keys):
                 continue
             if value is None:
                 continue
+            if name.startswith("stage3_gather_"):
+                self.gather_on_save(full, value, stage)
+                continue
             if name == "mics_shard_size" and value <= 0:
                 continue  # as its default, -1
             if name == "stage3_module_granularity_threshold":
@@ -128,6 +131,15 @@ class _Reader(Keys):
             chosen = self.values.get(f"zero_optimization.leaf_module.{name}")
             if chosen is not None:
                 self.set(("zero", "leaf_module", name), chosen, f"zero_optimization.leaf_module.{name}")
+
+    def gather_on_save(self, full: str, value: bool, stage: int) -> None:
+        """zero/config.py: fp16 is the old name, which gives way to 16bit."""
+        if stage != 3:
+            self.without_effect.setdefault("saving in stage 3 alone", []).append(full)
+            return
+        field = ("zero", "stage3_gather_16bit_weights_on_model_save")
+        if "fp16" not in full or field not in self.reading.fields:
+            self.set(field, value, full)
 
     def auto_zero(self, name: str, stage: int) -> None:
         full = f"zero_optimization.{name}"

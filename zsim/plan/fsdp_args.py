@@ -11,9 +11,9 @@ from zsim.plan.reading import Reading
 from zsim.plan.recipe import as_flag
 
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")  # numbered from 1
+_STATE_DICTS = ("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT")  # torch's StateDictType, from 1
 _WITHOUT_EFFECT = {
-    "state_dict_type": "saving",
-    "final_state_dict_type": "saving",
+    "final_state_dict_type": "the last save, of weights alone",
     "sync_module_states": "loading",
     "transformer_layer_cls_to_wrap": "the blocks are the units in any case",
     "transformer_cls_names_to_wrap": "the blocks are the units in any case",
@@ -25,7 +25,8 @@ _WITHOUT_EFFECT = {
 OPTIONS = {
     "version", "sharding_strategy", "reshard_after_forward", "offload_params", "cpu_offload", "backward_prefetch",
     "forward_prefetch", "limit_all_gathers", "use_orig_params", "auto_wrap_policy", "activation_checkpointing",
-    "activation_checkpointing_offload", "mixed_precision_policy", "cpu_ram_efficient_loading", *_WITHOUT_EFFECT,
+    "activation_checkpointing_offload", "mixed_precision_policy", "cpu_ram_efficient_loading", "state_dict_type",
+    *_WITHOUT_EFFECT,
 }  # fmt: skip
 
 
@@ -88,6 +89,11 @@ def read_fsdp(
     if flag("activation_checkpointing_offload", False):
         raise document.error(places["activation_checkpointing_offload"], "offloaded activations", kind=NotModeled)
 
+    if "state_dict_type" in options:
+        kind = choice("state_dict_type", "FULL_STATE_DICT", _STATE_DICTS)
+        if version == "2" and kind == "LOCAL_STATE_DICT":
+            raise document.error(places["state_dict_type"], f"{kind} is only available with FSDP1")
+        put("state_dict_type", kind, "state_dict_type")
     if version == "2":
         put("reshard_after_forward", _fsdp2_reshard(reading, options, places, flag, choice), "reshard_after_forward")
     else:

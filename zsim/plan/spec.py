@@ -37,6 +37,18 @@ class Allocator:
     roundup_power2_divisions: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """How a run writes its checkpoints, and whether it begins by reading one.
+
+    `by`: trainer (Hugging Face's Trainer, or accelerate) | engine (DeepSpeed's save_checkpoint and save_16bit_model).
+    """
+
+    by: str = "trainer"
+    only_model: bool = False  # save_only_model
+    resume: bool = False  # resume_from_checkpoint
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What all frameworks share. dtypes are torch names ("bfloat16")."""
@@ -49,6 +61,7 @@ class Plan:
     load: str = "every_rank"  # who reads the checkpoint into host memory: every_rank | rank0 | meta (nobody)
     omp_num_threads: int | None = None  # of each process's work on host tensors; None: one per core of the node
     allocator: Allocator = Allocator()
+    saving: Saving | None = None  # None: nobody says how, or whether
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +115,7 @@ class DeepSpeedPlan(Plan):
     stage3_max_live_parameters: int = 1_000_000_000
     stage3_max_reuse_distance: int = 1_000_000_000
     stage3_allgather_sequential: bool = False
+    stage3_gather_16bit_weights_on_model_save: bool = False
     use_all_reduce_for_fetch_params: bool = False
     zero_init: bool = False  # the model was built under deepspeed.zero.Init
     memory_efficient_linear: bool = True  # where the linear layers are DeepSpeed's: under zero.Init, or from 0.19.4 on
@@ -174,6 +188,8 @@ class Fsdp2Plan(Plan):
     frozen_dtype: str | None = None  # of shards that are not trained; None: as the others
     cpu_offload: bool = False
     offload_pin_memory: bool = True  # CPUOffloadPolicy.pin_memory
+    state_dict_type: str = "SHARDED_STATE_DICT"  # FULL_STATE_DICT
+    state_dict_offload_to_cpu: bool = True  # of full ones: on rank 0's host; False: on every GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +211,8 @@ class Fsdp1Plan(Plan):
     flat: bool = False  # no auto-wrap policy: one unit
     adapter_units: bool = False  # every adapter a unit of its own, as transformers' Trainer has it for peft's models
     cpu_offload: bool = False
+    state_dict_type: str = "FULL_STATE_DICT"  # SHARDED_STATE_DICT | LOCAL_STATE_DICT
+    state_dict_offload_to_cpu: bool = True  # of full ones: on rank 0's host; False, torch's own default: on every GPU
 
 
 AnyPlan = DdpPlan | DeepSpeedPlan | Fsdp2Plan | Fsdp1Plan

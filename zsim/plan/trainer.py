@@ -20,10 +20,10 @@ ATTENTION = {
 HARMLESS = (
     "learning_rate", "num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_ratio",
     "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "logging_steps", "logging_dir",
-    "save_steps", "save_strategy", "save_total_limit", "save_only_model", "eval_strategy", "eval_steps",
+    "eval_strategy", "eval_steps",
     "per_device_eval_batch_size", "output_dir", "overwrite_output_dir", "run_name", "report_to", "seed",
     "data_seed", "dataloader_num_workers", "push_to_hub", "hub_model_id", "ddp_timeout", "do_train", "do_eval",
-    "resume_from_checkpoint", "dataset", "dataset_name", "dataset_config", "dataset_dir",
+    "dataset", "dataset_name", "dataset_config", "dataset_dir",
     "preprocessing_num_workers", "overwrite_cache", "plot_loss", "template", "max_samples", "val_size",
     "trust_remote_code", "remove_unused_columns", "gradient_checkpointing_kwargs", "torch_dtype", "dtype", "tf32",
     "log_level", "logging_strategy",
@@ -111,6 +111,23 @@ def _peft(recipe: Recipe) -> None:
         in_8_bits(recipe, "load_in_8bit")
 
 
+def saving(recipe: Recipe, names: tuple[str, ...] = ("save_strategy", "save_steps", "save_total_limit")) -> None:
+    """How checkpoints are written, of a recipe that says so: the Trainer would write them where nothing does."""
+    said = next((name for name in names if recipe.get(name) is not None), None)
+    for name in names:
+        recipe.get(name)
+    without = recipe.flag("save_only_model")
+    resumes = recipe.get("resume_from_checkpoint")
+    if str(recipe.get("save_strategy", "")).lower() in ("no", "false"):
+        said = None
+    if said:
+        recipe.set("saving.by", "trainer", said)
+    if said and without:
+        recipe.set("saving.only_model", True, "save_only_model")
+    if resumes and str(resumes).lower() not in ("false", "no", "none"):
+        recipe.set("saving.resume", True, "resume_from_checkpoint")
+
+
 def training(recipe: Recipe) -> None:
     """What every tool built on the Trainer passes through: batch, precision, optimizer, and how it shards."""
     reading = recipe.reading
@@ -122,6 +139,7 @@ def training(recipe: Recipe) -> None:
     recipe.set("grad_clip", recipe.get("max_grad_norm", 1.0), "max_grad_norm")
     recipe.precision(recipe.flag("bf16"), recipe.flag("fp16"))
     recipe.optimizer("optim", "adamw_torch_fused")
+    saving(recipe)
     compiled = [name for name in ("torch_compile_backend", "torch_compile_mode") if recipe.get(name)]
     if recipe.flag("torch_compile", bool(compiled)) or compiled:  # training_args.py: either switches it on
         recipe.set("compile", True, compiled[0] if compiled else "torch_compile")
@@ -169,6 +187,8 @@ def shard(recipe: Recipe) -> None:
     if not isinstance(config, dict):
         raise recipe.error(("fsdp_config",), f"{config!r} is not a section", "a mapping of options")
     read_fsdp(reading, legacy_options(recipe, options) | config, ("fsdp_config",), default_version=2)
+    if ("saving", "by") in reading.fields:  # training_args.py, _process_fsdp_args, whatever accelerate's default
+        reading.fields.setdefault(("fsdp", "state_dict_type"), "FULL_STATE_DICT")
 
 
 _DDP = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_static_graph", "ddp_broadcast_buffers")

@@ -21,7 +21,7 @@ from zsim.program.serial import serial
 from zsim.result import bottleneck, flops, memory, textbook
 from zsim.result.breakdown import measure_time
 from zsim.result.critical_path import RankView
-from zsim.result.spec import Accuracy, Headline, Meta, Result, Throughput
+from zsim.result.spec import Accuracy, CheckpointMemory, GpuMemory, Headline, HostMemory, Meta, Result, Throughput
 
 if TYPE_CHECKING:
     from zsim.scenario import Setup
@@ -66,11 +66,12 @@ def measure(*, setup: Setup, program: Program, timeline: Timeline, profile: Prof
     device = cluster.devices[slowest.rank]
     time = measure_time(slowest, device, profile)
     gpu = memory.measure_gpu(views, cluster, program, setup.plan.allocator)
+    host = memory.measure_host(views, cluster, gpu)
     return Result(
         name=setup.name,
         headline=_headline(setup),
         gpu=gpu,
-        host=memory.measure_host(views, cluster, gpu),
+        host=host,
         textbook=textbook.of_plan(setup.plan, model.trainable_numel, _frozen_bytes(setup)),
         time=time,
         throughput=throughput(setup, device, time.step_s),
@@ -94,7 +95,14 @@ def measure(*, setup: Setup, program: Program, timeline: Timeline, profile: Prof
         program=program,
         timeline=timeline,
         profile=profile,
+        checkpoints=_checkpoints(setup, views, gpu, host) if setup.plan.saving else (),
     )
+
+
+def _checkpoints(setup: Setup, views: list[RankView], gpu: GpuMemory, host: HostMemory) -> tuple[CheckpointMemory, ...]:
+    from zsim.result import checkpoints
+
+    return tuple(checkpoints.measure(setup, views, gpu, host))
 
 
 def _frozen_bytes(setup: Setup) -> float:

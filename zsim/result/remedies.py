@@ -22,6 +22,8 @@ def remedies(result: Result, number: int) -> list[Change]:
         candidates = (_expandable_segments, *candidates)  # what is allocated would fit: fragments are in the way
     if not result.host.fits:
         candidates = (_load_on_rank_0, *candidates)
+    if result.trains:
+        candidates = (_save_on_host, _save_shards)
     steps = [step for step in candidates if step(result.setup) is not None]
     for size in (1, 2):
         found = []
@@ -63,6 +65,25 @@ def _plan(setup: Setup, **fields: Any) -> tuple[str, Setup]:
 def _load_on_rank_0(setup: Setup) -> tuple[str, Setup] | None:
     """cpu_ram_efficient_loading, or a model built under zero.Init."""
     return _plan(setup, load="rank0") if setup.plan.load == "every_rank" else None
+
+
+def _save_shards(setup: Setup) -> tuple[str, Setup] | None:
+    """Whole weights are made of the shards later: DeepSpeed's zero_to_fp32.py, accelerate merge-weights."""
+    plan = setup.plan
+    if isinstance(plan, DeepSpeedPlan) and plan.stage3_gather_16bit_weights_on_model_save:
+        return _plan(setup, stage3_gather_16bit_weights_on_model_save=False)
+    if isinstance(plan, (Fsdp1Plan, Fsdp2Plan)) and plan.state_dict_type == "FULL_STATE_DICT":
+        return _plan(setup, state_dict_type="SHARDED_STATE_DICT")
+    if isinstance(plan, DeepSpeedPlan) and 0 < plan.stage < 3:
+        return _plan(setup, stage=3)
+    return None
+
+
+def _save_on_host(setup: Setup) -> tuple[str, Setup] | None:
+    plan = setup.plan
+    if not isinstance(plan, (Fsdp1Plan, Fsdp2Plan)) or plan.state_dict_offload_to_cpu:
+        return None
+    return _plan(setup, state_dict_offload_to_cpu=True)
 
 
 def _expandable_segments(setup: Setup) -> tuple[str, Setup] | None:

@@ -92,6 +92,27 @@ class HostMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointMemory:
+    """Memory at the peak of writing or reading a checkpoint, where it is more than training's.
+
+    `gpu_bytes`: as GpuMemory.nvidia_smi_bytes, 0 where training takes as much. `host_*`: of the fullest node, as
+    HostMemory.
+    """
+
+    moment: str
+    cause: str
+    gpu_bytes: int
+    gpu_fits: bool
+    host_bytes: int
+    host_by_category: Mapping[str, int]
+    host_fits: bool
+
+    @property
+    def fits(self) -> bool:
+        return self.gpu_fits and self.host_fits
+
+
+@dataclass(frozen=True, slots=True)
 class Time:
     """One steady step as its compute lane sees it; the four parts add up to `step_s`.
 
@@ -216,10 +237,20 @@ class Result:
     program: Program = field(repr=False, compare=False)
     timeline: Timeline = field(repr=False, compare=False)
     profile: Profile = field(repr=False, compare=False)
+    checkpoints: tuple[CheckpointMemory, ...] = ()  # moments that need more memory than training does
 
     @property
     def fits(self) -> bool:
+        return self.trains and all(checkpoint.fits for checkpoint in self.checkpoints)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the steps fit, whatever becomes of the checkpoints."""
         return self.gpu.fits and self.host.fits
+
+    @property
+    def host_fits(self) -> bool:
+        return self.host.fits and all(checkpoint.host_fits for checkpoint in self.checkpoints)
 
     @property
     def tight(self) -> bool:
@@ -277,8 +308,9 @@ class Result:
                 "gpu": asdict(gpu) | {"nvidia_smi_bytes": gpu.nvidia_smi_bytes, "fits": gpu.fits},
                 "host": asdict(host) | {"fits": host.fits},
                 "textbook": asdict(self.textbook),
+                "checkpoints": [asdict(each) | {"fits": each.fits} for each in self.checkpoints],
             },
-            "time": asdict(self.time) | {"valid": self.fits, "temporal": asdict(self.temporal)},
+            "time": asdict(self.time) | {"valid": self.trains, "temporal": asdict(self.temporal)},
             "throughput": asdict(self.throughput),
             "bottleneck": asdict(bottleneck),
             "model": {"params": self.params, "trainable_params": self.trainable_params},

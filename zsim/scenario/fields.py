@@ -241,6 +241,9 @@ class ZeroField(Section):
     use_data_before_expert_parallelism: bool | None = Field(
         None, description="with autoep_size: neighbours hold the same experts, and do not share them"
     )
+    stage3_gather_16bit_weights_on_model_save: bool | None = Field(
+        None, description="the Trainer and save_16bit_model write whole weights, gathered in rank 0's host memory"
+    )
     use_all_reduce_for_fetch_params: bool | None = Field(None, alias="stage3_use_all_reduce_for_fetch_params")
     zero_hpz_partition_size: Few | None = None
     zero_quantized_weights: bool | None = Field(None, description="ZeRO++: gathered in int8")
@@ -314,6 +317,14 @@ class FsdpField(Section):
     no_sync: bool | None = Field(None, description="fsdp1")
     use_orig_params: bool | None = Field(None, description="fsdp1")
     flat: bool | None = Field(None, description="fsdp1: no auto-wrap policy, one unit")
+    state_dict_type: Literal["FULL_STATE_DICT", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT"] | None = Field(
+        None, description="of checkpoints: accelerate's fsdp_state_dict_type; LOCAL_STATE_DICT: fsdp1"
+    )
+    state_dict_offload_to_cpu: bool | None = Field(
+        None,
+        description="full state dicts in rank 0's host memory; false, torch's own default, and what the Trainer had "
+        "before 4.31 (fsdp1) and accelerate before 1.8 (fsdp2): on every GPU",
+    )
 
 
 class CheckpointingField(Section):
@@ -335,6 +346,17 @@ class CheckpointingField(Section):
             "beside the computation, as with activation_offloading of TRL and torchtune"
         ),
     ] = False
+
+
+class SavingField(Section):
+    """How checkpoints are written, in which memory may run out too."""
+
+    shorthand = "by"
+    by: Literal["trainer", "engine"] = Field(
+        "trainer", description="the Trainer or accelerate; engine: DeepSpeed's save_checkpoint and save_16bit_model"
+    )
+    only_model: bool = Field(False, description="save_only_model: without the optimizer's states")
+    resume: bool = Field(False, description="resume_from_checkpoint: the run begins by reading one")
 
 
 class AllocatorField(Section):
@@ -409,6 +431,10 @@ class ScenarioFields(Section):
     implementation: Literal["hf", "torchtitan"] = Field("hf", description="whose modules")
     grad_clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = 1.0
     compile: bool = False
+    saving: SavingField | None = Field(
+        None,
+        description="unless given nothing is said of checkpoints, but where zero or fsdp say how weights are gathered",
+    )
     allocator: AllocatorField | None = Field(None, description="PYTORCH_ALLOC_CONF (or PYTORCH_CUDA_ALLOC_CONF)")
     load: Literal["every_rank", "rank0", "meta"] | None = Field(
         None, description="who reads the checkpoint into host memory: every_rank, but meta for torchtitan"

@@ -18,8 +18,10 @@ from zsim.plan.spec import (
     Fsdp1Plan,
     Fsdp2Plan,
     Optimizer,
+    Saving,
 )
 from zsim.plan.version import parse_version
+from zsim.scenario.releases import transformers_release
 from zsim.scenario.sequences import FIELD, check_version
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ def build_plan(
         "omp_num_threads": threads,
         "allocator": allocator,
         "load": fields.load or ("meta" if fields.implementation == "torchtitan" else "every_rank"),
+        "saving": _saving(scenario),
     }
     name, version = fields.framework.name, fields.framework.version
     plan_class = _PLANS[name]
@@ -105,6 +108,17 @@ def _allocator(scenario: Scenario) -> tuple[Allocator, list[str]]:
             "per_process_memory_fraction is below 1"
         )
     return allocator, notes
+
+
+def _saving(scenario: Scenario) -> Saving | None:
+    """As the scenario says, or as the Trainer does where it is said how weights are gathered."""
+    fields = scenario.fields
+    if fields.saving:
+        return Saving(**fields.saving.model_dump())
+    zero, fsdp = fields.zero, fields.fsdp
+    if zero and zero.stage == 3 and zero.stage3_gather_16bit_weights_on_model_save is not None:
+        return Saving()
+    return Saving() if fsdp and (fsdp.state_dict_type or fsdp.state_dict_offload_to_cpu is not None) else None
 
 
 def _optimizer(scenario: Scenario) -> Optimizer:
@@ -313,6 +327,14 @@ def _fsdp(scenario: Scenario, model: ModelSpec, common: dict[str, Any]) -> tuple
         notes.append(f"fsdp.grouping: {given['grouping']}; accelerate's is refused by torch 2.13, as both stacks embed")
     elif name == "fsdp2":
         given.setdefault("grouping", "titan" if fields.implementation == "torchtitan" else "accelerate")
+    if name == "fsdp2" and given.get("state_dict_type") == "LOCAL_STATE_DICT":
+        accepted = "FULL_STATE_DICT, SHARDED_STATE_DICT"
+        raise scenario.error(("fsdp", "state_dict_type"), "LOCAL_STATE_DICT is FSDP1's", accepted)
+    release = transformers_release(scenario)
+    if name == "fsdp1" and release and release < (4, 31):  # trainer.py, save_model: the model's own state_dict()
+        given.setdefault("state_dict_offload_to_cpu", False)
+    if name == "fsdp2" and "version" in common:  # accelerate's get_state_dict until 1.7 (May 2025)
+        given.setdefault("state_dict_offload_to_cpu", parse_version(common["version"]) >= (2, 7, 1))
     if name == "fsdp1" and "version" in common:
         version = parse_version(common["version"])
         given.setdefault("limit_all_gathers", version >= (2, 1))  # fully_sharded_data_parallel.py

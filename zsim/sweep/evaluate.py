@@ -107,7 +107,9 @@ def _simulate(task: Task) -> Outcome:
 
     result = timed(setup, program, own_profile(setup))
     gpu, host, step, throughput = result.gpu, result.host, result.time, result.throughput
-    short_of = None if result.fits else ("GPU memory" if not gpu.fits else "host memory or NVMe space")
+    short_of = None if result.fits else "memory while saving" if result.trains else "host memory or NVMe space"
+    if not gpu.fits:
+        short_of = "GPU memory"
     return outcome | {
         "fits": result.fits,
         "decided_by": "clock",

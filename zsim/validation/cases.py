@@ -182,7 +182,7 @@ def _simulate(document: dict[str, Any], settings: dict[str, Any]) -> tuple[str, 
     used = f"GPU {gpu.nvidia_smi_bytes / gib:.1f} of {gpu.capacity_bytes / gib:.1f} GiB"
     if host.peak_bytes:
         used += f", host {host.peak_bytes / gib:.0f} of {host.capacity_bytes / gib:.0f}"
-    predicted = FITS if result.fits else HOST if not host.fits else GPU
+    predicted = FITS if result.fits else HOST if not result.host_fits else GPU
     rates = result.throughput
     return predicted, used, rates.tokens_per_s, rates.tokens_per_s_per_gpu, result.fits and result.tight
 

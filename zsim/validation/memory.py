@@ -50,7 +50,15 @@ MOMENTS = ("start", "after_forward", "peak_forward", "after_backward", "peak")
 # Categories that need not agree to the byte: activations and temporaries; in counts of all storages the totals too,
 # where the batch, the loss and other scalars are not told apart.
 # Resident bytes include what the allocator and the libraries keep.
-TOLERANCE = {"Activation": 0.01, "Temp": 0.01, "alive": 0.001, "peak since": 0.01, "resident peak": 0.05}
+TOLERANCE = {
+    "Activation": 0.01,
+    "Temp": 0.01,
+    "alive": 0.001,
+    "peak since": 0.01,
+    "resident peak": 0.05,
+    "host peak": 0.01,
+    "device peak": 0.01,
+}
 MIB = 1 << 20
 SMALLEST_BLOCK = 512  # bytes of the caching allocator; scalars like the loss are not told apart
 
@@ -263,6 +271,10 @@ def compare(path: Path) -> Outcome:
     """Raises InputError on a file that is none of a tracker's oracle, a count of storages and one with host memory."""
     if path.name.removesuffix(".gz").endswith(".jsonl"):
         header, rows = storage.read(path)
+        if "moment" in rows[-1]:
+            from zsim.validation.saving import compare as compare_saving
+
+            return compare_saving(path)
         if "rss_peak" in rows[-1]:
             from zsim.validation.host_memory import compare as compare_host
 

@@ -219,7 +219,7 @@ _ZERO = {
         "stage3_model_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance",
         "use_all_reduce_for_fetch_params", "zero_hpz_partition_size", "zero_quantized_weights",
         "zero_quantized_nontrainable_weights", "zero_quantized_gradients", "stage3_module_granularity_threshold",
-        "mics_shard_size", "mics_hierarchical_params_gather",
+        "mics_shard_size", "mics_hierarchical_params_gather", "stage3_gather_16bit_weights_on_model_save",
     )
 } | {
     "allgather_sequential": "stage3_allgather_sequential", "offload_optimizer": "", "offload_param": "",

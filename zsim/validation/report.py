@@ -67,11 +67,11 @@ def _memory(oracles: Path) -> Iterator[str]:
 
     yield (
         "FSDPMemTracker on real FSDP2; counts of every storage alive in real DeepSpeed, FSDP and DDP runs; of runs "
-        "with offload what the host holds, and resident bytes of the process. "
-        "`zsim validate memory validation/oracles/{memory,storage,host}`\n"
+        "with offload what the host holds, and resident bytes of the process; what ranks hold to save and to resume. "
+        "`zsim validate memory validation/oracles/{memory,storage,host,saving}`\n"
     )
     yield "| oracle | outcome |\n|---|---|"
-    for outcome in validate([oracles / name for name in ("memory", "storage", "host")]):
+    for outcome in validate([oracles / name for name in ("memory", "storage", "host", "saving")]):
         yield f"| {outcome.name} | {outcome.refused or outcome.summary}{'' if outcome.matches else ' **differs**'} |"
         for line in outcome.differing:
             yield f"| | {line} |"

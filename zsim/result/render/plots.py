@@ -86,7 +86,7 @@ def comparison(results: Sequence[Result]) -> Figure:
     ):
         base = _stack(bottom, names, base, np.array([getattr(r.time, field) for r in results]), color, cause)
     for index, result in enumerate(results):
-        text = f"{base[index]:.3g} s" + ("" if result.fits else "\nas if it fitted")
+        text = f"{base[index]:.3g} s" + ("" if result.trains else "\nas if it fitted")
         bottom.annotate(text, (index, base[index]), ha="center", va="bottom", fontsize="small")
     bottom.set_ylim(0, 1.15 * base.max(initial=0.0) or 1.0)
     bottom.set_ylabel("seconds per step")
@@ -108,7 +108,7 @@ def scaling(results: Sequence[Result]) -> Figure:
     axes.plot(gpus, ideal, ls="--", color="#8C8C8C", label="ideal")
     axes.plot(gpus, speed, marker="o", color=PHASE_COLORS["forward"], label="simulated")
     for x, y, share, result in zip(gpus, speed, speed / ideal, ordered, strict=True):
-        text = f"{share:.0%}" + ("" if result.fits else ", as if it fitted")
+        text = f"{share:.0%}" + ("" if result.trains else ", as if it fitted")
         axes.annotate(text, (x, y), xytext=(6, -12), textcoords="offset points", fontsize="small")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)

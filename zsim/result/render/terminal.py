@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from zsim.plan.spec import Allocator
 from zsim.result.render.style import CATEGORY_LABELS, cause_label
-from zsim.result.spec import Headline, Result
+from zsim.result.spec import CheckpointMemory, Headline, Result
 from zsim.result.textbook import ADAM, optimizer_bytes
 
 if TYPE_CHECKING:
@@ -122,7 +122,18 @@ def verdict(result: Result) -> str:
         missing.append(f"host RAM {of}: killed by the OOM killer {when}")
     if host.nvme_peak_bytes > host.nvme_capacity_bytes:
         missing.append(f"NVMe {host.nvme_peak_bytes / GIB:.0f} of {host.nvme_capacity_bytes / GIB:.0f} GiB per node")
+    if not missing:
+        return f"DOES NOT FIT: {result.name}: trains, but runs out while {_short_of_checkpoints(result)}; {speed}"
     return f"DOES NOT FIT: {result.name}: {', '.join(missing)} (if it fitted: {speed})"
+
+
+def _short_of_checkpoints(result: Result) -> str:
+    """At which moment memory runs out first, and what takes it."""
+    first = next(each for each in result.checkpoints if not each.fits)
+    taken, of = first.host_bytes / GIB, f"{result.host.capacity_bytes / GIB:.0f} GiB of host RAM per node"
+    if not first.gpu_fits:
+        taken, of = first.gpu_bytes / GIB, f"{_most(result)} per GPU"
+    return f"{first.moment}, for which at least {taken:.0f} of {of} are needed: {first.cause}"
 
 
 def _most(result: Result) -> str:
@@ -210,12 +221,19 @@ def _memory(result: Result, width: int, blocks: bool) -> Iterator[str]:
         parts = ", ".join(f"{name.replace('_', ' ')} {n / GIB:.1f}" for name, n in host.by_category.items())
         of = f" of {host.capacity_bytes / GIB:.0f}" if host.capacity_bytes else ""
         yield f"Host RAM per node: {host.peak_bytes / GIB:.1f}{of} GiB ({parts})."
+    if result.checkpoints:
+        yield f"Beyond training: {'; '.join(map(_checkpoint, result.checkpoints))}."
     if host.nvme_peak_bytes:
         yield f"NVMe per node: {host.nvme_peak_bytes / GIB:.1f} of {host.nvme_capacity_bytes / GIB:.0f} GiB."
 
 
+def _checkpoint(moment: CheckpointMemory) -> str:
+    gpu = f"{moment.gpu_bytes / GIB:.1f} GiB per GPU, " if moment.gpu_bytes else ""
+    return f"{moment.moment} {gpu}{moment.host_bytes / GIB:.1f} GiB of host RAM per node ({moment.cause})"
+
+
 def _time_title(result: Result) -> str:
-    return f"Step: {duration(result.time.step_s)}" + ("" if result.fits else ", as if it fitted")
+    return f"Step: {duration(result.time.step_s)}" + ("" if result.trains else ", as if it fitted")
 
 
 def _time(result: Result, width: int, blocks: bool) -> Iterator[str]:

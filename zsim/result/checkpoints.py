@@ -1,0 +1,102 @@
+"""Memory of the moments at which a run writes or reads its checkpoints, beside what it holds between two steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from zsim.engine.allocator import CachingAllocator, replay
+from zsim.engine.timeline import MemoryEvent
+from zsim.program.ops import DELAYED_FREES, RANK_0, Alloc
+from zsim.program.saving import RESUMING, Moment, moments
+from zsim.result.critical_path import RankView
+from zsim.result.memory import PROCESSES, wanted_bytes
+from zsim.result.spec import CheckpointMemory, GpuMemory, HostMemory
+
+if TYPE_CHECKING:
+    from zsim.scenario import Setup
+
+
+ALWAYS = (PROCESSES, "gpu")  # of the host's memory, whatever the moment: the latter where GPUs have no other
+
+
+def measure(setup: Setup, views: Sequence[RankView], gpu: GpuMemory, host: HostMemory) -> Iterator[CheckpointMemory]:
+    """The moments that need more than `gpu` and `host`, which training does."""
+    view = next(view for view in views if view.rank == gpu.peak_rank)
+    for moment in moments(setup.model, setup.tree, setup.plan):
+        taken = _gpu(moment, view, setup, gpu)
+        held = _host(moment, view, setup, gpu) | {name: n for name, n in host.by_category.items() if name in ALWAYS}
+        total = sum(held.values())
+        if taken or total > host.peak_bytes:
+            yield CheckpointMemory(
+                moment=moment.name,
+                cause=moment.cause,
+                gpu_bytes=taken,
+                gpu_fits=taken <= gpu.capacity_bytes,
+                host_bytes=total,
+                host_by_category=held,
+                host_fits=not host.capacity_bytes or total <= host.capacity_bytes,
+            )
+
+
+def _gpu(moment: Moment, view: RankView, setup: Setup, training: GpuMemory) -> int:
+    """What the process holds at the moment's peak, at least, in the allocator that training has left; 0: no more."""
+    before = _before(moment, view, "gpu")
+    during = list(_events(moment, view, "gpu"))
+    levels = accumulate([0 if event.category == DELAYED_FREES else event.nbytes for event in (*before, *during)])
+    if not training.fits or max(list(levels)[len(before) :], default=0) <= training.peak_allocated_bytes:
+        return 0
+    room = training.capacity_bytes - training.framework_bytes
+    allocator = CachingAllocator.on(training.capacity_bytes, room, setup.plan.allocator)
+    run = replay([*before, *during], allocator)
+    reserved = wanted_bytes(run, [*before, *during])
+    if run.out_of_memory:
+        reserved = max(reserved, room + 1)  # what is free lies in pieces
+    return reserved + training.framework_bytes if reserved > training.peak_reserved_bytes else 0
+
+
+def _host(moment: Moment, view: RankView, setup: Setup, gpu: GpuMemory) -> dict[str, int]:
+    """By category at the moment's peak, on the node of the job's first rank."""
+    ranks = min(setup.cluster.gpus_per_node, setup.cluster.world_size)
+    held: Counter[str] = Counter()
+
+    def change(event: MemoryEvent) -> None:
+        held[event.category] += event.nbytes * (1 if event.category == RANK_0 else ranks)
+
+    for event in _before(moment, view, "host"):
+        change(event)
+    if moment.name != RESUMING:
+        held["optimizer_states"] += gpu.evicted_bytes * ranks
+    most = held.copy()
+    for event in _events(moment, view, "host"):
+        change(event)
+        if held.total() > most.total():
+            most = held.copy()
+    return {category: nbytes for category, nbytes in most.items() if nbytes}
+
+
+def _before(moment: Moment, view: RankView, device: str) -> list[MemoryEvent]:
+    last = 0 if moment.name == RESUMING else view.steady.step
+    return [event for event in view.ledgers[device] if event.step <= last]
+
+
+def _events(moment: Moment, view: RankView, device: str) -> Iterator[MemoryEvent]:
+    """What the moment does to the ledger of a device."""
+    live = {event.key: event for event in _before(moment, view, device)}
+    own = [event for event in live.values() if event.category in moment.drops and event.nbytes > 0]
+    made: dict[str, Alloc] = {}
+    changes: list[tuple[str, int, str, tuple[int, ...]]] = [(e.category, -e.nbytes, e.key, ()) for e in own]
+    for instruction in moment.instructions:
+        if isinstance(instruction, Alloc):
+            made[instruction.key] = instruction
+            nbytes, alloc = instruction.nbytes, instruction
+        else:
+            alloc = made[instruction.key]  # type: ignore[union-attr]
+            nbytes = -alloc.nbytes
+        if alloc.device == device and nbytes:
+            changes.append((alloc.category, nbytes, alloc.key, alloc.tensors))
+    span = view.steady
+    for category, nbytes, key, tensors in changes:
+        yield MemoryEvent(span.step + 1, view.rank, span.end_s, device, category, nbytes, key, None, tensors=tensors)
