@@ -77,6 +77,7 @@ FILES = {
             "framework.name": "fsdp2",
             "fsdp.reshard_after_forward": False,
             "fsdp.mesh": [2, 4],
+            "fsdp.state_dict_type": "SHARDED_STATE_DICT",
             "precision": "bf16",
         },
     ),

@@ -54,7 +54,14 @@ def test_every_collected_report_is_a_case_or_lacks_something() -> None:
     assert not CASES.keys() & DOCUMENT["incomplete"].keys()
 
 
-@pytest.mark.parametrize(("name", "outcomes", "orders"), [("blind", (67, 83), (10, 12)), ("blind2", (14, 18), (0, 0))])
+@pytest.mark.parametrize(
+    ("name", "outcomes", "orders"),
+    [
+        ("blind", (67, 83), (10, 12)),
+        ("blind2", (14, 18), (0, 0)),
+        ("saving", (9, 12), (0, 0)),
+    ],
+)
 def test_what_was_said_of_reports_never_seen_is_kept(
     name: str, outcomes: tuple[int, int], orders: tuple[int, int]
 ) -> None:
@@ -71,9 +78,10 @@ def test_what_was_said_of_reports_never_seen_is_kept(
 
 
 # One of each kind that is quick to simulate: fits, out of memory, host out of memory, a difference that is explained.
-@pytest.mark.parametrize("name", ["B04", "B12", "B20", "B46", "B53", "B57", "D07", "D11"])
+@pytest.mark.parametrize("name", ["B04", "B12", "B20", "B46", "B53", "B57", "D07", "D11", "E01", "E06", "E08"])
 def test_reports_never_seen_before_come_out_as_they_are_said_to(name: str) -> None:
-    document = cases.read(BLIND if name.startswith("B") else BLIND.with_name("blind2.yaml"))
+    file = {"B": "blind.yaml", "D": "blind2.yaml", "E": "saving.yaml"}[name[0]]
+    document = cases.read(BLIND.with_name(file))
     case = next(case for case in document["cases"] if case["id"] == name)
     runs = {run.name: run for run in cases.outcomes(document, case)}
     for label, own in settings(case).items():

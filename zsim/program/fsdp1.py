@@ -13,7 +13,17 @@ from zsim.plan.spec import Fsdp1Plan
 from zsim.program.builder import Builder, pinned_bytes
 from zsim.program.execute import Execution, Hooks
 from zsim.program.fsdp1_flat import FlatParameters, Handle
-from zsim.program.ops import ALL_GATHER, ALL_REDUCE, COMPUTE, COPY_IN, D2H, REDUCE_SCATTER, Collective, Program
+from zsim.program.ops import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    COMPUTE,
+    COPY_IN,
+    D2H,
+    RANK_0,
+    REDUCE_SCATTER,
+    Collective,
+    Program,
+)
 from zsim.program.optimizer import clip, grad_norm, update
 from zsim.program.units import consecutive, groups_of, strided
 from zsim.program.walk import gradients
@@ -42,9 +52,11 @@ class Fsdp1(Hooks[Fsdp1Plan]):
         self.first_iteration = True
 
     def allocate(self) -> None:
-        for handle in self.handles if self.plan.cpu_offload else ():
+        # where one rank reads the checkpoint, others have no parameters before theirs of a unit are on the GPU
+        category = "parameters" if self.plan.load == "every_rank" else RANK_0
+        for handle in self.handles if self.plan.cpu_offload and self.plan.load != "meta" else ():
             whole = handle.stored_size * sum(handle.numels)
-            self.builder.alloc(f"parameters of:{handle.name}", "parameters", whole, "host")
+            self.builder.alloc(f"parameters of:{handle.name}", category, whole, "host")
         for handle in sorted(self.handles, key=lambda handle: handle.is_root):
             nbytes = handle.stored_size * handle.shard
             if self.plan.cpu_offload:
@@ -65,12 +77,14 @@ class Fsdp1(Hooks[Fsdp1Plan]):
         self._optimizer(first)
 
     def _wrap(self, handle: Handle, nbytes: int) -> None:
-        """FlatParamHandle, unit by unit, the root last: its parameters in one tensor, and the shard of that cloned."""
-        flat = handle.stored_size * handle.full
-        self.builder.alloc(f"flat:{handle.name}", "parameters", flat, "host")
+        """FlatParamHandle, unit by unit, the root last: its parameters in one tensor, and the shard of that cloned. To
+        be sent to the other ranks (sync_module_states) it is on the GPU."""
+        flat, load = handle.stored_size * handle.full, self.plan.load
+        self.builder.alloc(f"flat:{handle.name}", "parameters", flat, "host" if load == "every_rank" else "gpu")
         self.builder.alloc(f"shard:{handle.name}, pageable", "parameters", nbytes, "host")
         self.builder.free(f"flat:{handle.name}")
-        self.builder.free(f"parameters of:{handle.name}")
+        if load != "meta":
+            self.builder.free(f"parameters of:{handle.name}")
 
     def _pin(self) -> None:
         """_flat_param.py, init_flat_param_attributes, in the first forward: shard and _cpu_grad, for good."""

@@ -13,7 +13,7 @@ from zsim.program.ops import DELAYED_FREES, RANK_0, Alloc
 from zsim.program.saving import RESUMING, Moment, moments
 from zsim.result.critical_path import RankView
 from zsim.result.memory import PROCESSES, wanted_bytes
-from zsim.result.spec import CheckpointMemory, GpuMemory, HostMemory
+from zsim.result.spec import HOST_TIGHT, CheckpointMemory, GpuMemory, HostMemory
 
 if TYPE_CHECKING:
     from zsim.scenario import Setup
@@ -26,7 +26,7 @@ def measure(setup: Setup, views: Sequence[RankView], gpu: GpuMemory, host: HostM
     """The moments that need more than `gpu` and `host`, which training does."""
     view = next(view for view in views if view.rank == gpu.peak_rank)
     for moment in moments(setup.model, setup.tree, setup.plan):
-        taken = _gpu(moment, view, setup, gpu)
+        taken, fits, retried = _gpu(moment, view, setup, gpu)
         held = _host(moment, view, setup, gpu) | {name: n for name, n in host.by_category.items() if name in ALWAYS}
         total = sum(held.values())
         if taken or total > host.peak_bytes:
@@ -34,27 +34,32 @@ def measure(setup: Setup, views: Sequence[RankView], gpu: GpuMemory, host: HostM
                 moment=moment.name,
                 cause=moment.cause,
                 gpu_bytes=taken,
-                gpu_fits=taken <= gpu.capacity_bytes,
+                gpu_fits=fits,
+                gpu_tight=retried,
                 host_bytes=total,
                 host_by_category=held,
                 host_fits=not host.capacity_bytes or total <= host.capacity_bytes,
+                host_tight=total > HOST_TIGHT * host.capacity_bytes > 0,
             )
 
 
-def _gpu(moment: Moment, view: RankView, setup: Setup, training: GpuMemory) -> int:
-    """What the process holds at the moment's peak, at least, in the allocator that training has left; 0: no more."""
+def _gpu(moment: Moment, view: RankView, setup: Setup, training: GpuMemory) -> tuple[int, bool, bool]:
+    """What the process holds at the moment's peak, at least, in the allocator that training has left (0: no more than
+    before); whether there is that much; and whether the allocator had to give cached memory back for it."""
     before = _before(moment, view, "gpu")
     during = list(_events(moment, view, "gpu"))
     levels = accumulate([0 if event.category == DELAYED_FREES else event.nbytes for event in (*before, *during)])
     if not training.fits or max(list(levels)[len(before) :], default=0) <= training.peak_allocated_bytes:
-        return 0
+        return 0, True, False
     room = training.capacity_bytes - training.framework_bytes
     allocator = CachingAllocator.on(training.capacity_bytes, room, setup.plan.allocator)
     run = replay([*before, *during], allocator)
-    reserved = wanted_bytes(run, [*before, *during])
-    if run.out_of_memory:
+    reserved, fits = wanted_bytes(run, [*before, *during]), run.out_of_memory is None
+    if not fits:
         reserved = max(reserved, room + 1)  # what is free lies in pieces
-    return reserved + training.framework_bytes if reserved > training.peak_reserved_bytes else 0
+    retried = any(step > view.steady.step for step in run.retried_in)
+    more = not fits or reserved > training.peak_reserved_bytes
+    return reserved + training.framework_bytes if more else 0, fits, retried
 
 
 def _host(moment: Moment, view: RankView, setup: Setup, gpu: GpuMemory) -> dict[str, int]:

@@ -103,9 +103,11 @@ class CheckpointMemory:
     cause: str
     gpu_bytes: int
     gpu_fits: bool
+    gpu_tight: bool  # the allocator has to give cached memory back
     host_bytes: int
     host_by_category: Mapping[str, int]
     host_fits: bool
+    host_tight: bool
 
     @property
     def fits(self) -> bool:
@@ -257,7 +259,9 @@ class Result:
         """Whether a few percent more would not fit: the allocator has to give cached memory back, or hardly any of the
         host's is left for the system."""
         host = self.host
-        return self.gpu.allocator_retries > 0 or host.peak_bytes > HOST_TIGHT * host.capacity_bytes > 0
+        if self.gpu.allocator_retries > 0 or host.peak_bytes > HOST_TIGHT * host.capacity_bytes > 0:
+            return True
+        return any(each.gpu_tight or each.host_tight for each in self.checkpoints)
 
     @property
     def slowest(self) -> RankView:

@@ -106,6 +106,8 @@ def verdict(result: Result) -> str:
             taken = f"takes all {_most(result)} per GPU, {cached:.1f} of them to cache and fragments"
             return f"FITS, tight: {result.name}: {taken}; {speed}"
         free = f"{gpu.headroom_bytes / GIB:.1f} of {_most(result)} free per GPU"
+        if moment := next((each for each in result.checkpoints if each.gpu_tight or each.host_tight), None):
+            return f"FITS, tight: {result.name}: {_checkpoint(result, moment)}; {speed}"
         if result.tight:
             taken = f"{host.peak_bytes / GIB:.0f} of {host.capacity_bytes / GIB:.0f} GiB of host RAM per node"
             return f"FITS, tight: {result.name}: {taken}, without the system's own; {free}; {speed}"
@@ -222,14 +224,16 @@ def _memory(result: Result, width: int, blocks: bool) -> Iterator[str]:
         of = f" of {host.capacity_bytes / GIB:.0f}" if host.capacity_bytes else ""
         yield f"Host RAM per node: {host.peak_bytes / GIB:.1f}{of} GiB ({parts})."
     if result.checkpoints:
-        yield f"Beyond training: {'; '.join(map(_checkpoint, result.checkpoints))}."
+        yield f"Beyond training: {'; '.join(_checkpoint(result, moment) for moment in result.checkpoints)}."
     if host.nvme_peak_bytes:
         yield f"NVMe per node: {host.nvme_peak_bytes / GIB:.1f} of {host.nvme_capacity_bytes / GIB:.0f} GiB."
 
 
-def _checkpoint(moment: CheckpointMemory) -> str:
-    gpu = f"{moment.gpu_bytes / GIB:.1f} GiB per GPU, " if moment.gpu_bytes else ""
-    return f"{moment.moment} {gpu}{moment.host_bytes / GIB:.1f} GiB of host RAM per node ({moment.cause})"
+def _checkpoint(result: Result, moment: CheckpointMemory) -> str:
+    taken = [f"{moment.gpu_bytes / GIB:.1f} of {_most(result)} per GPU"] if moment.gpu_bytes else []
+    if moment.host_bytes > result.host.peak_bytes:
+        taken.append(f"{moment.host_bytes / GIB:.1f} GiB of host RAM per node")
+    return f"{moment.moment} takes {' and '.join(taken)} ({moment.cause})"
 
 
 def _time_title(result: Result) -> str:
