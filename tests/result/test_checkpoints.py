@@ -66,7 +66,7 @@ def test_a_run_that_trains_may_run_out_of_host_memory_while_it_saves(tmp_path: P
 
 
 def test_gathering_can_be_left_to_a_script(tmp_path: Path):
-    """On one node the whole weights are less than the float32 ones that its ranks write at once, unless in sub-groups."""
+    """Of sub-groups, as on one node whole weights are less than the float32 ones that its ranks write at once."""
     zero = "{stage: 3, sub_group_size: 1e7, stage3_gather_16bit_weights_on_model_save: true}"
     result = simulated(tmp_path, f"framework: deepspeed\nzero: {zero}\nload: meta\n", dram_gib=5.5)
     assert result.trains

@@ -213,7 +213,7 @@ class _Fsdp1:
 
     def moments(self, saving: Saving) -> Iterator[Moment]:
         plan, memory = self.plan, self.memory
-        # _reset_flat_param_grad_info_if_needed: gradients that the flat parameters have kept; on the host they are pinned
+        # _reset_flat_param_grad_info_if_needed: gradients that flat parameters have kept; on the host they are pinned
         drops = ("gradients",) if plan.use_orig_params and not plan.cpu_offload else ()
         if plan.state_dict_type == "LOCAL_STATE_DICT":
             return
