@@ -116,7 +116,8 @@ def test_other_peoples_configs_are_read_exactly_or_refused(path: Path):
         assert wanted in (set(), {outcome.numel})
         arch = outcome.arch
         images, attention = (Images(1, 56, 56) if arch.vision else None), "sdpa" if arch.seq2seq else "flash"
-        trace(outcome, Workload(1, 128, images=images, attention=attention))
+        tokens = (arch.positions or 128) if arch.seq2seq else 128
+        trace(outcome, Workload(1, tokens, images=images, attention=attention, target_len=128))
     elif isinstance(outcome, NotModeled):
         assert outcome.file == path
         assert outcome.line

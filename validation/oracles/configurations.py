@@ -208,7 +208,7 @@ def _vision() -> list[Config]:
 def _pairs() -> list[Config]:
     """Models with an encoder and a decoder: all of it trained, the encoder frozen, checkpointed."""
     found = []
-    for model, encoder in {"t5": ["encoder.block", "encoder.final"]}.items():
+    for model, encoder in {"t5": ["encoder.block", "encoder.final"], "whisper": ["encoder."]}.items():
         found += [
             config_of("ddp", "pair", model=model, ddp={"bucket_cap_mb": 1}),
             config_of("fsdp2", "pair", model=model),
@@ -221,9 +221,9 @@ def _pairs() -> list[Config]:
             zero_of("pair_frozen", 3, model=model, zero=SMALL_ZERO, freeze=encoder),
             zero_of("pair_regather", 3, ga=2, model=model, zero=REGATHER),
             zero_of("pair_ckpt", 3, model=model, zero=REGATHER, ckpt=True),
-            zero_of("pair_init", 3, model=model, zero=SMALL_ZERO, zero_init=True),
         ]
-    return found
+    # transformers 5.24 cannot initialize Whisper's positions under zero.Init
+    return [*found, zero_of("pair_init", 3, model="t5", zero=SMALL_ZERO, zero_init=True)]
 
 
 def _other_vision() -> list[Config]:

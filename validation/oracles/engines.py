@@ -312,7 +312,8 @@ def run_deepspeed(config: Config, rank: int, world: int, recorder: Watcher) -> R
                     loss = ulysses.loss(engine, next(dealt), parallel)
                 else:
                     tokens = _tokens(header, rank, (step - 1) * accumulation + micro)
-                    loss = engine(**models.inputs(config["model"], tokens)).loss
+                    dtype = next(engine.module.parameters()).dtype
+                    loss = engine(**models.inputs(config["model"], tokens, dtype)).loss
                 recorder.at("backward")
                 engine.backward(loss)
                 recorder.at("step")

@@ -105,6 +105,12 @@ TINY_PAIRS: dict[str, dict[str, Any]] = {
         "d_model": 256, "d_kv": 32, "d_ff": 688, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 8,
         "vocab_size": 1000, "dropout_rate": 0.0, "feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0,
     },
+    "whisper": {
+        "d_model": 256, "encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 4, "vocab_size": 1000,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 688, "decoder_ffn_dim": 688, "num_mel_bins": 20,
+        "max_source_positions": 32, "max_target_positions": 48, "decoder_start_token_id": 1, "pad_token_id": 0,
+        "bos_token_id": 1, "eos_token_id": 2,
+    },
 }  # fmt: skip
 
 _TEXT = {
@@ -210,14 +216,20 @@ def build(
         part.use_cache = False
         part._attn_implementation = attention
     auto = transformers.AutoModelForImageTextToText if kind in TINY_VISION else transformers.AutoModelForCausalLM
-    auto = transformers.AutoModelForSeq2SeqLM if kind in TINY_PAIRS else auto
+    if kind in TINY_PAIRS:
+        auto = transformers.AutoModelForSpeechSeq2Seq if kind == "whisper" else transformers.AutoModelForSeq2SeqLM
     # float32 is not asked for: zero.Init would be overruled, which gives its own dtype
     model = auto.from_config(config, **({} if dtype is torch.float32 else {"dtype": dtype}))
     return model.train(), settings
 
 
-def inputs(kind: str, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What the model is called with; the first tokens of a vision-language model are those of an image."""
+def inputs(kind: str, tokens: torch.Tensor, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    """What the model is called with, sounds in the dtype of the run; the first tokens of a vision-language model are
+    those of an image."""
+    if kind == "whisper":
+        channels = TINY_PAIRS[kind]["num_mel_bins"]
+        features = torch.zeros(len(tokens), channels, 2 * tokens.shape[1], dtype=dtype)
+        return {"input_features": features, "labels": tokens[:, : target(tokens.shape[1])]}
     if kind in TINY_PAIRS:
         return {"input_ids": tokens, "labels": tokens[:, : target(tokens.shape[1])]}
     if kind not in TINY_VISION:
@@ -260,7 +272,7 @@ def text_model(model: torch.nn.Module) -> torch.nn.Module:
 def stacks(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Encoder and decoder of a model that has both."""
     owner = model.model if hasattr(model, "model") else model
-    return [owner.encoder, owner.decoder] if hasattr(owner, "decoder") else []
+    return [owner.encoder, owner.decoder] if hasattr(owner, "encoder") else []
 
 
 def blocks(model: torch.nn.Module) -> list[torch.nn.Module]:

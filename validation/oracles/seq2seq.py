@@ -36,7 +36,17 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         },
     ),
     "mt5": (("sdpa",), {"model_type": "mt5", **T5, "dropout_rate": 0.0}),
+    "whisper": (
+        BOTH,
+        {
+            "model_type": "whisper", "d_model": 64, "encoder_layers": 4, "decoder_layers": 3, "encoder_ffn_dim": 176,
+            "decoder_ffn_dim": 160, "encoder_attention_heads": 4, "decoder_attention_heads": 2, "vocab_size": 199,
+            "num_mel_bins": 20, "max_source_positions": 64, "max_target_positions": 80, "dropout": 0.1,
+            "decoder_start_token_id": 1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+        },
+    ),
 }  # fmt: skip
+FROZEN = {"": (), "encoder": ("encoder.", "shared."), "decoder": ("decoder.", "lm_head.", "shared.", "proj_out.")}
 RUNS = (
     (1, 64, 64, "none"),
     (2, 64, 32, "none"),
@@ -49,20 +59,37 @@ def build(config: dict[str, Any], attention: str) -> Any:
     made = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
     made._attn_implementation, made.use_cache = attention, False
     torch.set_default_dtype(torch.bfloat16)
-    model = transformers.AutoModelForSeq2SeqLM.from_config(made).train()
+    sound = made.model_type == "whisper"
+    auto = transformers.AutoModelForSpeechSeq2Seq if sound else transformers.AutoModelForSeq2SeqLM
+    model = auto.from_config(made).train()
     torch.set_default_dtype(torch.float32)
     return model
 
 
-def record(config: dict[str, Any], attention: str, run: tuple[int, int, int, str]) -> dict[str, Any]:
+def record(config: dict[str, Any], attention: str, frozen: str, run: tuple[int, int, int, str]) -> dict[str, Any]:
     batch, seq, target, checkpointing = run
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build(config, attention)
+        for parameter_name, parameter in model.named_parameters():
+            if any(part in parameter_name for part in FROZEN[frozen]):
+                parameter.requires_grad_(False)
         if checkpointing == "full":
             model.gradient_checkpointing_enable({"use_reentrant": False})
         ids, labels = torch.zeros(batch, seq, dtype=torch.long), torch.zeros(batch, target, dtype=torch.long)
-        found = observe(model, {"input_ids": ids, "labels": labels, "use_cache": False})
-    about = {"attention": attention, "batch": batch, "seq": seq, "target": target, "checkpointing": checkpointing}
+        given = {"input_ids": ids}
+        if config["model_type"] == "whisper":
+            given = {"input_features": torch.zeros(batch, config["num_mel_bins"], 2 * seq, dtype=torch.bfloat16)}
+        trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        found = observe(model, {**given, "labels": labels, "use_cache": False})
+        found |= {"trained": trained}
+    about = {
+        "frozen": frozen,
+        "attention": attention,
+        "batch": batch,
+        "seq": seq,
+        "target": target,
+        "checkpointing": checkpointing,
+    }
     return about | found
 
 
@@ -72,7 +99,13 @@ def main(arguments: list[str]) -> None:
     models = {}
     for name in options.names or CONFIGS:
         attentions, config = CONFIGS[name]
-        runs = [record(config, attention, run) for attention in attentions for run in RUNS]
+        runs = [
+            record(config, attention, frozen, run)
+            for attention in attentions
+            for frozen in FROZEN
+            for run in RUNS
+            if not (frozen and attention != attentions[0])
+        ]
         shared = {key: runs[0][key] for key in ("parameters", "calls")}
         for run in runs:  # the same however it is run
             for key, value in shared.items():

@@ -76,6 +76,7 @@ class Pair:
     gated: bool = False  # MLPs (T5)
     buckets: int = 0  # rows of the embedding of distances (T5)
     scaled: bool = False  # what the decoder returns (T5)
+    inputs: int = 0  # channels of what the encoder reads, which are no tokens then (Whisper)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,21 +71,22 @@ class Net:
 
     def encoder(self) -> Net:
         """What the modules of an encoder are built with, where a decoder reads it."""
-        return replace(self, layer_keys=self.tower_keys)
+        return replace(self, layer_keys=self.tower_keys, hooks_inputs=not self.arch.pair.inputs)
 
     def decoder(self) -> Net:
-        return replace(self, arch=self.arch.pair.decoder)
+        return replace(self, arch=self.arch.pair.decoder, hooks_inputs=not self.arch.pair.inputs)
 
 
 class Weight(Tensor):
-    """A parameter: a leaf that is always there. `expert`: one of several routed experts."""
+    """A parameter: a leaf that is always there. `expert`: one of several routed experts. `frozen`: by its own model."""
 
-    __slots__ = ("expert",)
+    __slots__ = ("expert", "frozen")
 
     def __init__(self, net: Net, *shape: int, expert: bool = False) -> None:
         super().__init__(Storage(net.tape, shape, net.dtype, False), shape, row_major(shape), net.dtype)
         self.param: Param = Param(-1, True)
         self.expert = expert
+        self.frozen = False
 
     def keep_in(self, dtype: str) -> None:
         """Another dtype than the rest has: under torch.autocast, which leaves it to operators to promote."""
@@ -224,6 +225,7 @@ class Embedding(Module):
     kind = "embedding"
     class_name = "Embedding"
     role = "embedding"
+    copied = False  # its result, before the first block has it
 
     def __init__(self, net: Net, rows: int, width: int) -> None:
         super().__init__(net)
@@ -231,20 +233,22 @@ class Embedding(Module):
 
     def forward(self, indices: Tensor) -> Tensor:
         out = P.embedding(indices, self.weight)
-        return require_grad(self.net, out, copied=self.net.images is not None)
+        return require_grad(self.net, out, self.net.images is not None or self.copied)
 
 
 def require_grad(net: Net, out: Tensor, copied: bool) -> Tensor:
     """What a frozen embedding returns, where checkpointing makes it require a gradient: a leaf, which its
     AccumulateGrad keeps. `copied`: before it comes to the first block, which keeps it anyway."""
     if net.inputs_require_grad and not out.needs_grad:
-        saved = out.tape.save(*([out] if copied else []))
+        tape = out.tape
+        saved, leaf = tape.save(*([out] if copied else [])), out.detach()
 
         def backward(g: Tensor) -> tuple[()]:
             saved()
+            tape.unread += [g, leaf]
             return ()
 
-        out.tape.link((), backward, out)
+        tape.link((), backward, out)
     return out
 
 

@@ -105,29 +105,32 @@ def _cut(length: int, side: int) -> list[int]:
 
 
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-    """Patches of `x` times `weight` [outputs, channels, ...], which do not overlap: one product. `shape`: the result's.
+    """`x` times `weight` [outputs, channels, ...]: one product. `shape`: the result's.
 
     Its autograd node saves input and weight, whichever gradient is asked for (derivatives.yaml, convolution). What
     cuDNN allocates besides is not known and left out.
     """
     tape, x = x.tape, low(x)
-    dtype = x.dtype
+    dtype, source = x.dtype, x.shape
     outputs, k = weight.shape[0], prod(weight.shape[1:])
     params = (weight,) if bias is None else (weight, bias)
-    wanted = [param.needs_grad for param in params]
-    saved = tape.save(x, weight) if any(wanted) else None
+    x_grad, wanted = x.needs_grad, [param.needs_grad for param in params]
+    saved = tape.save(x, weight) if x_grad or any(wanted) else None
     out = tape.empty(shape, dtype)
     tape.gemm(prod(shape) // outputs, outputs, k, dtype)
     if saved:
 
         def backward(g: Tensor) -> tuple[Tensor | None, ...]:
             kept = saved()  # noqa: F841
+            grad_x = tape.empty(source, dtype) if x_grad else None
             grads = [tape.gradient(p, p.shape, dtype) if want else None for p, want in zip(params, wanted, strict=True)]
+            if x_grad:
+                tape.gemm(g.numel // outputs, k, outputs, dtype)
             if wanted[0]:
                 tape.gemm(outputs, k, g.numel // outputs, dtype)
-            return tuple(grads)
+            return grad_x, *grads
 
-        tape.link(params, backward, out)
+        tape.link((x, *params), backward, out)
     return out
 
 

@@ -397,7 +397,7 @@ def gather(x: Tensor, rows: Tensor) -> Tensor:
     """`x[rows]`: backward adds into zeros (`index_put` with accumulation)."""
     tape = x.tape
     saved = tape.save(rows) if x.needs_grad else None
-    out = tape.empty((rows.shape[0], *x.shape[1:]), x.dtype)
+    out = tape.empty((*rows.shape, *x.shape[1:]), x.dtype)
     tape.memory(out.nbytes + rows.nbytes, out.nbytes)
     if x.needs_grad:
         shape, dtype, leaf = x.shape, x.dtype, x if x.param is not None else None

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from zsim.errors import NotModeled
 from zsim.model.architecture import Architecture, LayerKind, Pair
 from zsim.model.fields import Fields
 from zsim.model.layers import ACTIVATIONS
-from zsim.model.reader_parts import read_dropout, read_layers
+from zsim.model.reader_parts import read_activation, read_dropout, read_layers
 
 
 def _t5(fields: Fields, family: str) -> Architecture:
@@ -45,4 +46,41 @@ def _t5(fields: Fields, family: str) -> Architecture:
     return replace(stack, seq2seq=replace(pair, decoder=decoder))
 
 
-SEQ2SEQ_READERS: dict[str, Callable[[Fields, str], Architecture]] = dict.fromkeys(("t5", "mt5"), _t5)
+def _whisper(fields: Fields, family: str) -> Architecture:
+    for name in ("encoder_layerdrop", "decoder_layerdrop"):
+        if fields.number(name, default=0.0, low=0.0, high=1.0):
+            raise NotModeled(name, file=fields.path, line=fields.line(name), field=name, accepted="0")
+    if fields.flag("apply_spec_augment", default=False):
+        name = "apply_spec_augment"
+        raise NotModeled("SpecAugment", file=fields.path, line=fields.line(name), field=name, accepted="false")
+    width = fields.size("d_model")
+
+    def stack(which: str, positions: str, default: int) -> Architecture:
+        heads = fields.size(f"{which}_attention_heads")
+        if width % heads:
+            fields.fail(f"{which}_attention_heads", f"is {heads}, which does not divide {width}", "a divisor")
+        return Architecture(
+            family=family,
+            hidden=width,
+            heads=heads,
+            kv_heads=heads,
+            head_dim=width // heads,
+            intermediate=fields.size(f"{which}_ffn_dim"),
+            vocab=fields.size("vocab_size"),
+            kinds=(LayerKind(),) * read_layers(fields, f"{which}_layers"),
+            tied=fields.flag("tie_word_embeddings", default=True),
+            positions=fields.size(positions, default=default),
+            activation=read_activation(fields, "activation_function", default="gelu"),
+            dropout=read_dropout(fields, "dropout"),
+            attention_dropout=read_dropout(fields, "attention_dropout"),
+            embedding_dropout=read_dropout(fields, "activation_dropout"),
+        )
+
+    pair = Pair(stack("decoder", "max_target_positions", 448), inputs=fields.size("num_mel_bins", default=80))
+    return replace(stack("encoder", "max_source_positions", 1500), seq2seq=pair)
+
+
+SEQ2SEQ_READERS: dict[str, Callable[[Fields, str], Architecture]] = {
+    **dict.fromkeys(("t5", "mt5"), _t5),
+    "whisper": _whisper,
+}

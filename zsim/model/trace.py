@@ -59,7 +59,8 @@ def parameters(model: Layer) -> tuple[Parameter, ...]:
     for name, layer, owner, weight in model.named_weights():
         if (id(weight), layer) not in seen:
             seen.add((id(weight), layer))
-            found.append(Parameter(name, weight.shape, owner.class_name or type(owner).__name__, expert=weight.expert))
+            owned_by = owner.class_name or type(owner).__name__
+            found.append(Parameter(name, weight.shape, owned_by, not weight.frozen, expert=weight.expert))
     return tuple(found)
 
 
@@ -68,7 +69,9 @@ class _Tracer:
         if workload.flat_units and spec.trainable_numel < spec.numel:
             spec = _with_flat_units(spec, workload.flat_units)
         self.spec, self.workload = spec, workload
-        reached = workload.checkpointing != "none" and workload.implementation == "hf"
+        pair = getattr(spec.arch, "seq2seq", None)
+        hooks = pair is None or not pair.inputs  # transformers hooks the embeddings of models that read tokens
+        reached = workload.checkpointing != "none" and workload.implementation == "hf" and hooks
         tower = workload.checkpoint_frozen_tower or _trains_tower(spec)  # which a text model has not
         vision = getattr(spec.arch, "vision", None)
         hooked = reached and tower and (vision is None or vision.input_embedding)

@@ -49,7 +49,10 @@ VISION = {
     ),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), ("vlm", "QwenForConditionalGeneration")),
 }
-SEQ2SEQ = {**dict.fromkeys(("t5", "mt5"), ("t5", "T5ForConditionalGeneration"))}
+SEQ2SEQ = {
+    **dict.fromkeys(("t5", "mt5"), ("t5", "T5ForConditionalGeneration")),
+    "whisper": ("whisper", "WhisperForConditionalGeneration"),
+}
 FAMILIES = (*LLAMA_LIKE, *GEMMA, *MOE, *OTHERS, *VISION, *SEQ2SEQ)
 
 

@@ -237,10 +237,8 @@ class Stack(Module):
         self.class_name, self.decodes = f"{prefix}Stack", decodes
         self.embed_tokens = Embedding(net, net.arch.vocab, net.arch.hidden)
         self.embed_tokens.weight = shared.weight
-        last = net.arch.layers - 1
-        # the first makes what the others share; to the last no gradient of it has come yet
-        kinds = tuple((layer == 0, layer == last) for layer in range(net.arch.layers))
-        self.block = Blocks(net, kinds, lambda index: Block(net, prefix, decodes, first=index == 0))
+        self.embed_tokens.copied = net.arch.dropout > 0
+        self.block = Blocks(net, sharing(net), lambda index: Block(net, prefix, decodes, first=index == 0))
         self.final_layer_norm = T5Norm(net, prefix)
         self.final_layer_norm.role = "norm"
         self.dropout = Dropout(net, net.arch.dropout)
@@ -285,6 +283,13 @@ class T5ForConditionalGeneration(CausalLM):
             hidden = F.scale(hidden)
         logits = self.lm_head(hidden)
         return masked_loss(F.wide(logits), labels)
+
+
+def sharing(net: Net) -> tuple[tuple[bool, bool], ...]:
+    """Kinds of layers that read something in common: the first makes or keeps it, and to the last no gradient of it has
+    come yet."""
+    last = net.arch.layers - 1
+    return tuple((layer == 0, layer == last) for layer in range(net.arch.layers))
 
 
 def handed_on(bias: Tensor) -> Tensor:
