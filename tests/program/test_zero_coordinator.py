@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zsim.program.zero3_coordinator import Coordinator, Fetch
+from zsim.program.zero3_coordinator import Coordinator, Params
 
 NUMEL = (100, 50, 50, 10)
 OWNED = {"root": (), "a": (0,), "b": (1,), "c": (2,), "d": (3,)}
@@ -20,7 +20,7 @@ def coordinator(**changes: Any) -> Coordinator:
     return Coordinator(**settings | changes)
 
 
-def run(found: Coordinator) -> tuple[list[tuple[str, Fetch]], list[tuple[str, tuple[int, ...]]]]:
+def run(found: Coordinator) -> tuple[list[tuple[str, tuple[Params, Params]]], list[tuple[str, tuple[int, ...]]]]:
     """A forward and backward: what each call fetches and what each release lets go."""
     fetched, released = [], []
     for module in CALLS:
@@ -40,8 +40,8 @@ def test_the_first_iteration_records_and_prefetches_nothing():
     found = coordinator(persistent=frozenset({3}))
     assert found.reset_step() == (0,)
     fetched, released = run(found)
-    assert [fetch.needed for _, fetch in fetched] == [(), (0,), (1,), (2,), (3,), (), (3,), (2,), (1,), (0,)]
-    assert all(fetch.prefetched == () for _, fetch in fetched)
+    assert [needed for _, (needed, _) in fetched] == [(), (0,), (1,), (2,), (3,), (), (3,), (2,), (1,), (0,)]
+    assert all(prefetched == () for _, (_, prefetched) in fetched)
     # persistent parameters go too, as long as the trace is not complete
     assert dict(released[:4]) == {"a": (0,), "b": (1,), "c": (2,), "d": (3,)}
 
@@ -62,10 +62,10 @@ def test_prefetch_takes_from_the_trace_until_the_bucket_is_full():
     found.reset_step()
     fetched, _ = run(found)
     names = dict(fetched[:5])
-    assert names["root"] == Fetch((), (0,))  # 100 elements overshoot a bucket of 60
-    assert names["a"] == Fetch((), (1, 2))  # 50 are not enough
-    assert names["b"] == Fetch((), (0, 3))  # a is over and has let 0 go: gathered again for its backward
-    assert names["d"].needed == ()
+    assert names["root"] == ((), (0,))  # 100 elements overshoot a bucket of 60
+    assert names["a"] == ((), (1, 2))  # 50 are not enough
+    assert names["b"] == ((), (0, 3))  # a is over and has let 0 go: gathered again for its backward
+    assert names["d"][0] == ()
 
 
 def test_max_live_parameters_holds_the_prefetch_back():
@@ -74,8 +74,8 @@ def test_max_live_parameters_holds_the_prefetch_back():
     run(found)
     found.reset_step()
     fetched, _ = run(found)
-    assert fetched[0][1] == Fetch((), (0,))
-    assert fetched[1][1] == Fetch((), (1,))  # 20 elements are left: one parameter may overshoot them
+    assert fetched[0][1] == ((), (0,))
+    assert fetched[1][1] == ((), (1,))  # 20 elements are left: one parameter may overshoot them
 
 
 def test_reuse_within_the_distance_keeps_a_parameter():

@@ -52,7 +52,8 @@ class Builder:
 
     def last(self, lane: str) -> int:
         """The event that `stream.record_event()` on `lane` would give now (an earlier step's last op if none)."""
-        return self._last.get(lane, -1 - LANES.index(lane))
+        event = self._last.get(lane)
+        return -1 - LANES.index(lane) if event is None else event
 
     def stream_wait(self, lane: str, event: int) -> None:
         """`lane.wait_event(event)`: its next op starts only after `event`."""

@@ -265,7 +265,7 @@ def stop_timer(builder: Builder, plan: DeepSpeedPlan, first: bool) -> None:
 
 def charge_gradient(builder: Builder, plan: DeepSpeedPlan, trained: int) -> None:
     """Python of the hook on a gradient, of which there are `trained`."""
-    builder.host_work(hook(plan, f"{'zero3' if plan.stage == 3 else 'zero12'} gradient hook"), "backward")
+    builder.host_work(hook(plan.version, f"{'zero3' if plan.stage == 3 else 'zero12'} gradient hook"), "backward")
     if counts_in_every_hook(plan):
         builder.host_work("zero counted parameter", "backward", trained)
 

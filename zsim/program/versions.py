@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.plan.version import parse_version
 
@@ -17,9 +19,10 @@ def steps_at_start(plan: DeepSpeedPlan) -> bool:
 _SLOWER = ((0, 18), (0, 19, 1))
 
 
-def hook(plan: DeepSpeedPlan, label: str) -> str:
-    """The kind of host work that a hook of the plan's release is."""
-    older = (release for release in _SLOWER if before(plan, *release))
+@lru_cache(maxsize=256)
+def hook(version: str, label: str) -> str:
+    """The kind of host work that a hook of this release is. A step has a hook for every module and gradient."""
+    older = (release for release in _SLOWER if parse_version(version) < release)
     return next((f"{label} before {'.'.join(map(str, release))}" for release in older), label)
 
 

@@ -184,7 +184,7 @@ class Zero12(Hooks[DeepSpeedPlan]):
     def _add(self, param: int) -> None:
         """reduce_independent_p_g_buckets_and_remove_grads"""
         elements = self.numel[param]
-        label = hook(self.plan, "zero12 bucket") if self.contiguous else "zero12 gradient"
+        label = hook(self.plan.version, "zero12 bucket") if self.contiguous else "zero12 gradient"
         self.builder.host_work(label, "backward")
         if self.elements + elements > self.plan.reduce_bucket_size:
             self._flush()

@@ -73,7 +73,7 @@ class Zero3(Hooks[DeepSpeedPlan]):
         modules = dict(called(tree))
         self.coordinator = Coordinator(
             owned={name: tuple(sorted(set(module.params))) for name, module in modules.items()},
-            inside={name: _inside(module) for name, module in modules.items()},
+            inside=_inside(tree),
             leaves=leaves(tree, plan, self.parameters.numel),
             numel=self.parameters.numel,
             persistent=_persistent(self.parameters.numel, plan),
@@ -260,31 +260,31 @@ class Zero3(Hooks[DeepSpeedPlan]):
         check_leaves({name for name, trains in trained.items() if trains and not self._notices(modules[name])}, modules)
 
     def _fetch(self, module: str, phase: str) -> None:
-        fetch = self.coordinator.fetch(module, phase)
+        needed, prefetched = self.coordinator.fetch(module, phase)
         self.hook_calls += 1
-        if fetch.needed or fetch.prefetched:
+        if needed or prefetched:
             self._charge_hooks(phase, module)
-            self.builder.host_work("zero3 gather", phase, len(fetch.needed) + len(fetch.prefetched), module=module)
-        if fetch.needed:
+            self.builder.host_work("zero3 gather", phase, len(needed) + len(prefetched), module=module)
+        if needed:
             # what the code around it read before this module was called has come by itself
-            read = tuple(p for p in fetch.needed if p in self.read_by_others) if self.recording else ()
-            if 0 < len(read) < len(fetch.needed):
+            read = tuple(p for p in needed if p in self.read_by_others) if self.recording else ()
+            if 0 < len(read) < len(needed):
                 self.parameters.gather(read, module, phase)
-                self.parameters.gather(tuple(p for p in fetch.needed if p not in read), module, phase)
+                self.parameters.gather(tuple(p for p in needed if p not in read), module, phase)
             else:
-                self.parameters.gather(fetch.needed, module, phase)
+                self.parameters.gather(needed, module, phase)
         own = self.coordinator.params[module]
         if own:
             self.parameters.wait(own, module, phase)
-        if fetch.prefetched:
-            self.parameters.gather(fetch.prefetched, module, phase)
+        if prefetched:
+            self.parameters.gather(prefetched, module, phase)
         if self.parameters.nvme and self.coordinator.prefetch_bucket_size:
             self.parameters.read_ahead(self.coordinator.upcoming(), phase)
 
     def _charge_hooks(self, phase: str, module: str = "") -> None:
         """One entry for the Python of the hooks since the last one."""
         if self.hook_calls:
-            label = hook(self.plan, "zero3 backward hook" if phase == "backward" else "zero3 hook")
+            label = hook(self.plan.version, "zero3 backward hook" if phase == "backward" else "zero3 hook")
             self.builder.host_work(label, phase, self.hook_calls, module=module, micro=self.micro)
             self.hook_calls = 0
 
@@ -359,8 +359,18 @@ def _linear_biases(model: ModelSpec) -> dict[int, int]:
     return {weight: bias for weight, bias in pairs if weight is not None and weight != bias}
 
 
-def _inside(module: Module) -> Params:
-    return tuple(sorted({param for _, inner in called(module) for param in inner.params}))
+def _inside(tree: Module) -> dict[str, Params]:
+    """By module, its parameters and those of all in it."""
+    found: dict[str, Params] = {}
+
+    def visit(module: Module) -> set[int]:
+        children = (visit(item) for item in module.body if isinstance(item, Module))
+        params = set(module.params).union(*children)
+        found[module.name] = tuple(sorted(params))
+        return params
+
+    visit(tree)
+    return found
 
 
 def _hooked(module: Module, leaves: frozenset[str]) -> Iterator[str]:

@@ -11,18 +11,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
 
 NEVER = -1
 
 Params = tuple[int, ...]
-
-
-class Fetch(NamedTuple):
-    """What one `fetch_sub_module` gathers: `needed` by the module itself, then `prefetched`, each in one call."""
-
-    needed: Params
-    prefetched: Params
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +97,9 @@ class Coordinator:
         self._available = 0
         return compared
 
-    def fetch(self, module: str, phase: str) -> Fetch:
-        """fetch_sub_module: the module's own parameters now; with a complete trace the next ones too.
+    def fetch(self, module: str, phase: str) -> tuple[Params, Params]:
+        """fetch_sub_module: the module's own parameters now; with a complete trace the next ones too. What is to be
+        gathered of either, in one call each.
 
         A frozen parameter has no gradient whose arrival would end its use: fetched by a recomputation, it stays until
         the module whose backward asked for that is done.
@@ -132,7 +125,7 @@ class Coordinator:
             if self.prefetch_bucket_size > 0:
                 prefetched = self._prefetch()
         self._step_id += 1
-        return Fetch(needed, prefetched)
+        return needed, prefetched
 
     def _take(self, params: Params) -> Params:
         live = self.live

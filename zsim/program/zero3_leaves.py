@@ -18,9 +18,8 @@ MAX_LEAF = 10**9  # Z3_MAX_LEAF_SIZE, elements
 def leaves(tree: Module, plan: DeepSpeedPlan, numel: Sequence[int]) -> frozenset[str]:
     """Names of the modules. Raises InputError for a container, whose children would have no hooks."""
     modules = dict(called(tree))
-    containers = {name[:end] for name in modules for end in range(len(name)) if name[end] == "."}.difference(modules)
     classes = {_class(name) for name in plan.leaf_classes}
-    asked = [name for name in containers if name in plan.leaf_names or name.endswith(plan.leaf_name_suffixes)]
+    asked = [name for name in _containers(modules) if name in plan.leaf_names or name.endswith(plan.leaf_name_suffixes)]
     for name in sorted([*asked, *classes & {"ModuleList", "ModuleDict"}]):
         raise InputError(
             f"{name} holds modules and is never called itself: as a leaf, it would have nothing in it gathered",
@@ -36,8 +35,19 @@ def leaves(tree: Module, plan: DeepSpeedPlan, numel: Sequence[int]) -> frozenset
     return frozenset(chosen)
 
 
+def _containers(modules: Mapping[str, Module]) -> set[str]:
+    """What holds modules and is none of those that are called."""
+    found: set[str] = set()
+    above = set(modules)
+    while above := {name.rpartition(".")[0] for name in above}.difference(modules, found):
+        found |= above
+    return found
+
+
 def unmatched(tree: Module, plan: DeepSpeedPlan) -> list[str]:
     """What apply_zero_leaf_module_config warns of, and goes on: entries of `leaf_module` that match no module."""
+    if plan.leaf_classes == LEAF_CLASSES and not (plan.leaf_names or plan.leaf_name_suffixes):
+        return []  # nobody has set any
     modules = dict(called(tree))
     found = []
     if names := [name for name in plan.leaf_names if name not in modules]:
@@ -48,8 +58,7 @@ def unmatched(tree: Module, plan: DeepSpeedPlan) -> list[str]:
             f"zero.leaf_module.name_suffixes: no module's name ends in {', '.join(ends)}; DeepSpeed warns, and goes on"
         )
     classes = {_class(name) for name in plan.leaf_classes}
-    custom = plan.leaf_classes != LEAF_CLASSES or plan.leaf_names or plan.leaf_name_suffixes
-    if custom and not any(_named(name, module, plan, classes) for name, module in modules.items()):
+    if not any(_named(name, module, plan, classes) for name, module in modules.items()):
         found.append("zero.leaf_module has no effect: it did not match any modules, of which DeepSpeed warns")
     return found
 

@@ -1,9 +1,8 @@
 """The scenario's fields as pydantic models: their types, what each accepts, and the JSON Schema for editors.
 
 An optional field of a framework's section is None here; its default is the framework's own and stands in `plan.spec`.
+Annotations are no texts here (`from __future__ import annotations`): pydantic would compile each.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
