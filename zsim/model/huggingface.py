@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -66,8 +67,12 @@ def _other_code(fields: Fields, family: str) -> Iterator[str]:
         yield f"auto_map names code of its own ({code}), for trust_remote_code: transformers' {family} is simulated"
 
 
+@lru_cache(maxsize=4)
 def from_architecture(name: str, arch: Architecture, notes: tuple[str, ...] = ()) -> ModelSpec:
-    """The spec of an architecture: its parameters in `named_parameters()` order."""
+    """The spec of an architecture: its parameters in `named_parameters()` order.
+
+    The same one for equal arguments, so that the many setups of a search share its traces.
+    """
     model = build(Net(arch))
     buffers = model.buffers_bytes(), model.index_buffers_bytes()
     return ModelSpec(name, arch.family, parameters(model), arch, *buffers, notes)

@@ -24,16 +24,19 @@ from zsim.model.undisturbed import Outcome, Watch, undisturbed
 LISTS = ("blocks", "layers", "layer")
 EMBEDDINGS = ".vision_tower.embeddings."
 OWN_EMBEDDINGS = ("clip_vision_model", "siglip_vision_model")  # towers that have such a unit
+KEPT = 32  # a megabyte each; a search has four micro-batches under three ways of checkpointing
 
 
 def trace(spec: ModelSpec, workload: Workload) -> Module:
     """The module tree of one micro-batch: calls in PyTorch's order, with the work and memory of each.
 
     Each distinct block runs once; equal blocks share their `Compute` objects wherever those name no parameter.
-    Cached on the spec. Raises NotModeled for what the family cannot run (see `families.build`).
+    The last `KEPT` are cached on the spec. Raises NotModeled for what the family cannot run (see `families.build`).
     """
     key = ("trace", workload)
     if key not in spec._cache:
+        if len(spec._cache) == KEPT:
+            del spec._cache[next(iter(spec._cache))]
         if spec.conversion and (executed := spec.conversion.executed):
             from zsim.model.expert_parallel import renumber
 
