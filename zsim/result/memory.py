@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter
 from typing import TypeVar
 
 from zsim.cluster.routes import through_host
@@ -106,7 +108,8 @@ def _gpu(view: RankView, cluster: Cluster, program: Program, settings: Allocator
     A limit of the allocator's own leaves what it may not have to managed memory.
     """
     # A step after the steady one repeats it.
-    events = [event for event in view.ledgers["gpu"] if event.step <= view.steady.step]
+    events = view.ledgers["gpu"]
+    events = events[: bisect_right(events, view.steady.step, key=attrgetter("step"))]
     device = cluster.devices[view.rank]
     outside = framework_bytes(device, program, cluster)
     allocator = CachingAllocator.on(device.usable_bytes, device.usable_bytes - outside, settings)
