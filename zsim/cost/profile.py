@@ -136,6 +136,7 @@ class Profile:
     cpu: CpuCost
     provenance: str
     evidence: tuple[Evidence, ...] = ()
+    full_memory: Evidence | None = None  # of runs whose allocator gives memory back in every step, which is not timed
     # By kind, where the machine itself was measured.
     collectives: Mapping[str, Measured] = field(default_factory=dict)
     copies: Mapping[str, MeasuredCopy] = field(default_factory=dict)  # "h2d pinned"
@@ -237,7 +238,7 @@ def build(device: str, stack: str, read: Callable[[str], Document | None]) -> Pr
     stacks = read("stacks") or {}
     if stack not in stacks:
         raise InputError(f"unknown software stack '{stack}'", field="profile", accepted=", ".join(sorted(stacks)))
-    content = document(slug(device), read)
+    content, full = document(slug(device), read), (read("fitted") or {}).get("full_memory")
     host = _merge(stacks["default"], stacks[stack])
     renamed, pace = host.pop("attention", {}), host.pop("pace")
     attention = {name: AttentionCost(**entry) for name, entry in content["attention"].items()}
@@ -255,6 +256,7 @@ def build(device: str, stack: str, read: Callable[[str], Document | None]) -> Pr
         cpu=CpuCost(**content["cpu"]),
         provenance=content["provenance"],
         evidence=tuple(Evidence(**entry) for entry in content.get("evidence", ())),
+        full_memory=Evidence(**full) if full else None,
     )
 
 

@@ -87,6 +87,7 @@ def measure(*, setup: Setup, program: Program, timeline: Timeline, profile: Prof
             _steps_on_cpu(setup.plan),
             model.tuning is not None,
             setup.workload.tokens,
+            gpu.allocator_retries_per_step > 0,
         ),
         meta=Meta(
             __version__, len(views), len(timeline.rank_classes), timeline.events, round(clock.perf_counter() - begun, 4)
@@ -158,9 +159,16 @@ _TITLES = {"deepspeed": "DeepSpeed", "fsdp2": "FSDP2", "fsdp1": "FSDP1", "ddp": 
 
 
 def accuracy(
-    profile: Profile, gpus: int, framework: str, on_cpu: bool = False, adapters: bool = False, tokens: int = 4096
+    profile: Profile,
+    gpus: int,
+    framework: str,
+    on_cpu: bool = False,
+    adapters: bool = False,
+    tokens: int = 4096,
+    full: bool = False,
 ) -> Accuracy:
     """The error of the nearest runs that were measured, and how near they are. `on_cpu`: of the optimizer's step.
+    `full`: of a GPU whose allocator gives memory back in every step.
 
     No evidence is of offload alone, and the rows of validation/published that are furthest off all offload.
     """
@@ -184,7 +192,12 @@ def accuracy(
         text += f", and this is on {gpus}"
     if on_cpu:
         text += "; with the optimizer on the CPU, steps up to twice as long as predicted were measured"
-    return Accuracy(profile.device, profile.stack, evidence.mape / 100, text)
+    error = evidence.mape
+    if full and (others := profile.full_memory):
+        error = max(error, others.mape)
+        way = f"{abs(others.bias):.0f} % too {'fast' if others.bias < 0 else 'slow'} on average"
+        text += f"; {others.text}: {others.mape:.0f} % on {others.rows} runs, {way}"
+    return Accuracy(profile.device, profile.stack, error / 100, text)
 
 
 def _unique(*lists: Iterable[str]) -> tuple[str, ...]:

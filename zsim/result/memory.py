@@ -46,6 +46,8 @@ LIBRARIES_BYTES = 389 * MIB
 CUDA_HOST_BYTES = round(2.0e9 * 287 / 667)
 PROCESSES = "processes"
 
+SETTLING = 6  # steps after the steady one, until the allocator gives memory back as often as in any later one
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:
@@ -115,6 +117,7 @@ def _gpu(view: RankView, cluster: Cluster, program: Program, settings: Allocator
     allocator = CachingAllocator.on(device.usable_bytes, device.usable_bytes - outside, settings)
     allowed = allocator.allowed
     top, run = peak(events), replay(events, allocator)
+    anew = CachingAllocator.on(device.usable_bytes, device.usable_bytes - outside, settings)
     failed, reserved = run.out_of_memory, wanted_bytes(run, events)
     paged = peak(view.ledgers["managed"]).total
     room = device.usable_bytes - outside - reserved
@@ -131,11 +134,23 @@ def _gpu(view: RankView, cluster: Cluster, program: Program, settings: Allocator
         headroom_bytes=headroom if allowed is None else min(headroom, allowed - reserved),
         out_of_memory_at=describe(view, failed) if failed else None,
         allocator_retries=len(run.retried_in),
-        allocator_retries_per_step=run.retried_in.count(view.steady.step),
+        allocator_retries_per_step=settled_retries(run, events, view.steady.step, anew),
         paged_bytes=paged,
         evicted_bytes=max(0, paged - beside),
         allowed_bytes=allowed,
     )
+
+
+def settled_retries(run: Reserved, events: Sequence[MemoryEvent], steady: int, anew: CachingAllocator) -> int:
+    """How often the allocator gives cached memory back in a step once its blocks suit the steps: after `SETTLING` more
+    like `steady`, the last of `events`. The larger of the last two, as some take turns."""
+    if steady not in run.retried_in:
+        return 0
+    again = [event for event in events if event.step == steady]
+    more = [event._replace(step=steady + count + 1) for count in range(SETTLING) for event in again]
+    long = replay([*events, *more], anew)
+    last = steady + SETTLING if long.out_of_memory is None else long.out_of_memory.step - 1
+    return max(long.retried_in.count(step) for step in (last - 1, last))
 
 
 def served(result: Result, allocator: type[A]) -> A:

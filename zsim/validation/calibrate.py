@@ -22,6 +22,7 @@ from zsim.model.kernels import Kernel
 from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
 from zsim.program.lower import lower
 from zsim.program.ops import COMPUTE, Compute, Launch, Program
+from zsim.result.measure import timed
 from zsim.scenario import Setup
 from zsim.validation.evidence import setup_of
 from zsim.validation.published import extrapolate, micro_steps
@@ -96,6 +97,10 @@ class Case:
             kernels = (op for op in timeline.ops if op.op.lane == COMPUTE and op.step == steady.step)
             stretches.append(sum(op.stretch_s for op in kernels if op.rank == steady.rank))
         return extrapolate(self.setup, times), extrapolate(self.setup, stretches)
+
+    def fills_memory(self, profile: Profile) -> bool:
+        """Whether the allocator gives memory back in every step, for which zsim has no time."""
+        return timed(*self.runs[-1], profile).gpu.allocator_retries_per_step > 0
 
 
 def cases(rows: Iterable[Row]) -> list[Case]:
@@ -221,6 +226,7 @@ class Calibration:
     test_errors: Mapping[str, float]
     left_out: Mapping[str, float]
     evidence: Mapping[str, Sequence[Mapping[str, Any]]]
+    full_memory: Mapping[str, Any] | None
     train: Sequence[Case]
     test: Sequence[Case]
 
@@ -234,6 +240,7 @@ class Calibration:
             f"(MAPE {test_mape:.2f} %)",
             "values": values,
             "evidence": dict(self.evidence),
+            "full_memory": self.full_memory,
         }
 
 
@@ -265,7 +272,11 @@ def calibrate(rows: Sequence[Row], holdout: Sequence[Row] = ()) -> Calibration:
         text = f"{group.source}, {same[0].device}, {same[0].row['framework']}"
         text += f" ({group.program})" if group.program not in text else ""
         evidence.setdefault(group.document, []).append(_evidence(text, same, found))
-    return Calibration(values, errors(train, read), test_errors, left_out, evidence, train, test)
+    built = _built((*test, *unseen), read)
+    full = [case for case in (*test, *unseen) if case.fills_memory(built[case.device, case.setup.profile])]
+    text = "GPUs as full as this one, whose allocator gives memory back in every step"
+    full_memory = _evidence(text, full, found) if full else None
+    return Calibration(values, errors(train, read), test_errors, left_out, evidence, full_memory, train, test)
 
 
 def leave_out(family: str, train: Sequence[Case], known: Sequence[Case]) -> dict[str, float]:

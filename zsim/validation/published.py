@@ -38,6 +38,7 @@ class Step:
     nvidia_smi: float  # reserved, with what lies outside PyTorch's allocator
     states: float  # of weights and optimizer, which stay from step to step
     fits: bool
+    full: bool  # the allocator gives memory back in every step, which takes time that is not predicted
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,11 @@ class Prediction:
         if self.step is None or self.measured_s is None:
             return None
         return 100 * (self.step.step_s / self.measured_s - 1)
+
+    @property
+    def fullness(self) -> str:
+        """By prediction: whether the allocator has to give memory back in every step."""
+        return "full" if self.step and self.step.full else "not full"
 
     def memory_error(self, kind: str) -> float | None:
         """Percent, for "allocated" or "reserved", each against its own column."""
@@ -116,6 +122,7 @@ def simulate_step(setup: Setup, profile: Profile) -> Step:
         nvidia_smi=last.gpu.nvidia_smi_bytes,
         states=sum(last.gpu.by_category.get(category, 0) for category in STATES),
         fits=last.gpu.fits,
+        full=last.gpu.allocator_retries_per_step > 0,
     )
 
 
@@ -185,7 +192,12 @@ def text(predictions: Sequence[Prediction]) -> str:
     lines.append("")
     lines.append(f"{'step time':<44}{'rows':>5}{'MAPE':>8}{'median':>8}{'worst':>8}{'bias':>8}{'> 10 %':>8}")
     groups = {"all": scores(predictions, lambda p: "all")}
-    for name, key in (("source", lambda p: p.row.source), ("GPU", lambda p: p.gpu), ("split", lambda p: p.split)):
+    for name, key in (
+        ("source", lambda p: p.row.source),
+        ("GPU", lambda p: p.gpu),
+        ("split", lambda p: p.split),
+        ("memory", lambda p: p.fullness),
+    ):
         groups[name] = scores(predictions, key)
     for group, found in groups.items():
         lines += [_score_line(name if group == "all" else f"{group} {name}", score) for name, score in found.items()]

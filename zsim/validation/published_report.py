@@ -27,6 +27,11 @@ def section(folder: Path) -> Iterator[str]:
         "validate published validation/published/*.csv` prints every row.\n"
     )
     yield from _table("test rows of", {"all": test, **by(test, lambda p: p.row.source), **by(test, lambda p: p.gpu)})
+    yield from _table("GPUs whose memory is", by(test, lambda p: p.fullness), head=False)
+    yield (
+        "\nMemory is full where by prediction the allocator has to give cached blocks back in every step, once it has "
+        "settled. zsim has no time for that, and a report of such a run says how far off these rows are."
+    )
     yield ""
     yield from _table("fit rows of", {"all": [p for p in known if p.split == "fit"]}, head=False)
     yield from _against_peers(known, read_yaml(folder / "peers.yaml"))

@@ -211,9 +211,7 @@ def _memory(result: Result, width: int, blocks: bool) -> Iterator[str]:
         yield f"Runs out at {gpu.out_of_memory_at}."
     if gpu.allocator_retries and gpu.fits:
         every_step = gpu.allocator_retries_per_step
-        # lf-a10080gb-30b-s8192-n8-80 of validation/published; REPORT.md has the others
-        untimed = f"{every_step} are in every step, whose time leaves them out: published runs that did so took up to "
-        untimed = f"{untimed}38 % longer than predicted. " if every_step else ""
+        untimed = f"{every_step} are in every step, whose time leaves them out. " if every_step else ""
         yield (
             f"To get through, the allocator gives cached memory back {gpu.allocator_retries} times, which is slow. "
             f"{untimed}Memory is predicted to a few percent: a run this full may fail as well."

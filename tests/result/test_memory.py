@@ -1,0 +1,37 @@
+"""What the allocator does in steps beyond those that are simulated."""
+
+from __future__ import annotations
+
+import pytest
+
+from zsim.engine.allocator import CachingAllocator, replay
+from zsim.engine.timeline import MemoryEvent
+from zsim.program.ops import ALL_GATHER, COMPUTE
+from zsim.result.memory import settled_retries
+
+MIB = 1 << 20
+
+
+def use(step, size, lane=COMPUTE):
+    """A tensor of `size` MiB that comes and goes."""
+    come = MemoryEvent(step, 0, 0.0, "gpu", "parameters", size * MIB, f"{size}", 0, lane)
+    return [come, come._replace(nbytes=-size * MIB)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "per_step"),
+    [
+        # The 60 MiB of the first step are in the way once; then both lie in the 80.
+        ([use(1, 60), use(2, 60) + use(2, 80)], 0),
+        # Blocks of two streams: each is in the other's way.
+        ([use(1, 60, ALL_GATHER), use(2, 60, ALL_GATHER) + use(2, 80)], 2),
+        # They were in each other's way at the start alone.
+        ([use(1, 60) + use(1, 80), use(2, 60) + use(2, 80)], 0),
+        # For good in step 3: of the steps before, this one gave back last.
+        ([use(1, 60), use(2, 60) + use(2, 80)[:1]], 1),
+    ],
+)  # fmt: skip
+def test_how_often_a_settled_allocator_gives_memory_back(steps, per_step):
+    events = [event for step in steps for event in step]
+    run = replay(events, CachingAllocator(100 * MIB))
+    assert settled_retries(run, events, 2, CachingAllocator(100 * MIB)) == per_step
