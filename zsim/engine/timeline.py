@@ -54,8 +54,7 @@ class MemoryEvent(NamedTuple):
     tensors: tuple[Any, ...] | None = ()
 
 
-@dataclass(slots=True)
-class FlowRecord:
+class FlowRecord(NamedTuple):
     """One transfer over the network: op `op` of `step`, begun by the simulated `ranks` together.
 
     From `times[i]` to `times[i + 1]` it moved payload at `rates[i]` bytes/s, loading link l with
@@ -81,8 +80,7 @@ class LinkUse:
     ops: tuple[int, ...]
 
 
-@dataclass(slots=True)
-class StepSpan:
+class StepSpan(NamedTuple):
     """Step `step` (from 1) of `rank`: from the end of the step before to the end of its last op and host work.
 
     Spans tile the time axis, so a span is the period at which steps follow each other.

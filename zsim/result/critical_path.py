@@ -5,15 +5,14 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from zsim.engine.timeline import MemoryEvent, OpRecord, StepSpan, Timeline
 from zsim.program.ops import COMPUTE, DEVICES, HOST, LANES, HostWait, Instruction, Launch, Program
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """From `start_s` to `end_s` the chain ran through `record`; None: through the host issuing ops."""
 
     record: OpRecord | None
@@ -25,8 +24,7 @@ class Segment:
         return self.end_s - self.start_s
 
 
-@dataclass(frozen=True, slots=True)
-class HostBlock:
+class HostBlock(NamedTuple):
     """The host was blocked from `start_s` to `end_s` until `record` was done."""
 
     start_s: float

@@ -101,10 +101,10 @@ def check(document: Document, folder: Path) -> Scenario:
 
 def _refuse_configurations(document: Document) -> None:
     """A tool's configuration in the place of a scenario is called one; all its fields would be unknown."""
-    from zsim.plan import detect
-
     if {"model", "cluster", "framework"} & document.data.keys():
         return
+    from zsim.plan import detect
+
     try:
         kind = detect.identify(document)
     except InputError:
