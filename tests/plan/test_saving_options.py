@@ -74,6 +74,20 @@ def test_recipes_that_say_how_they_save(kind: str, data: dict[str, Any]):
     assert not {path for path in read(kind, {**data, "resume_from_checkpoint": None}).fields if path[0] == "saving"}
 
 
+def test_torchtitan_copies_its_shards_where_it_saves_beside_training():
+    job = {"model": {"name": "llama3", "flavor": "8B"}, "training": {"local_batch_size": 1, "seq_len": 512}}
+    plain = read("torchtitan", {**job, "checkpoint": {"enable": True, "interval": 500}})
+    assert ("saving", "by") not in plain.fields
+    assert "checkpoint" in " ".join(plain.without_effect)
+    for enabled, mode in (("enable", "async"), ("enable_checkpoint", "async_with_pinned_mem")):
+        beside = read("torchtitan", {**job, "checkpoint": {enabled: True, "async_mode": mode}})
+        assert beside.fields["saving", "by"] == "async"
+    off = {**job, "checkpoint": {"enable": False, "async_mode": "async"}}
+    assert ("saving", "by") not in read("torchtitan", off).fields
+    with pytest.raises(InputError, match="is not known"):
+        read("torchtitan", {**job, "checkpoint": {"enable": True, "async_mode": "later"}})
+
+
 def test_the_trainers_fsdp_saves_full_state_dicts_unless_told_otherwise():
     """transformers 5.24 training_args.py, whatever accelerate's default for FSDP2."""
     fsdp = {**TRAINER, "fsdp": "full_shard auto_wrap", "save_steps": 500}

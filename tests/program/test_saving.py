@@ -118,6 +118,12 @@ def test_without_offload_every_gpu_holds_a_full_state_dict(plan: Fsdp1Plan | Fsd
     assert "GPU" in moment.cause
 
 
+def test_async_saves_stage_all_shards_at_once():
+    staged = found(Fsdp2Plan(world_size=RANKS), by="async")
+    assert list(staged) == [STATES]
+    assert [peak(staged[STATES], "host", rank) for rank in (0, 3)] == [near(12 * P / RANKS)] * 2
+
+
 def test_ddp_saves_from_rank_0_and_resumes_everywhere():
     found_ = found(DdpPlan(world_size=RANKS))
     assert [peak(found_[WEIGHTS], "host", rank) for rank in (0, 1)] == [4 * P, 0]

@@ -41,7 +41,8 @@ class Allocator:
 class Saving:
     """How a run writes its checkpoints, and whether it begins by reading one.
 
-    `by`: trainer (Hugging Face's Trainer, or accelerate) | engine (DeepSpeed's save_checkpoint and save_16bit_model).
+    `by`: trainer (Hugging Face's Trainer, or accelerate) | engine (DeepSpeed's save_checkpoint and save_16bit_model) |
+    async (torch.distributed.checkpoint's async_save).
     """
 
     by: str = "trainer"

@@ -68,6 +68,8 @@ def read_torchtitan(document: Document, ranks: int | None = None) -> Reading:
     reading.lacks("model", f"(the config.json of {name})")
     reading.lacks("cluster")
     harmless = sorted(_HARMLESS & sections.keys())
+    if _saves_beside_training(reading, sections.get("checkpoint", {})):
+        harmless.remove("checkpoint")
     if harmless:
         reading.without_effect.append(f"{', '.join(harmless)} (logging, learning rate, saving)")
     unread = [
@@ -76,6 +78,21 @@ def read_torchtitan(document: Document, ranks: int | None = None) -> Reading:
     if unread:
         reading.without_effect.append(f"{', '.join(unread)} (not read)")
     return reading
+
+
+def _saves_beside_training(reading: Reading, section: dict[str, Any]) -> bool:
+    """components/checkpoint.py (`enable` was enable_checkpoint until summer 2025). Otherwise a tensor at a time is
+    written from the GPU."""
+    mode = str(section.get("async_mode", "disabled")).lower()
+    if not section.get("enable", section.get("enable_checkpoint")) or mode == "disabled":
+        return False
+    accepted = ("async", "async_with_pinned_mem")
+    if mode not in accepted:
+        raise reading.document.error(("checkpoint", "async_mode"), f"{mode!r} is not known", ", ".join(accepted))
+    if reading.fields.get(("framework", "name")) != "fsdp2":
+        return False
+    reading.set(("saving", "by"), "async", ("checkpoint", "async_mode"))
+    return True
 
 
 def _old_degrees(document: Document, sections: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ GATHERED = "all_gather_buffers"
 # Causes.
 AT_RANK_0, CLONED = "rank 0 gathers all weights on its host", "every rank copies all weights to its host"
 STATES_AT_RANK_0 = "rank 0 gathers all of the optimizer's states on its host"
+STAGED = "every rank copies all of its shards to its host, from which they are written"
 OWN_SHARDS, READ_SHARDS = "every rank copies its shards to its host", "every rank reads its shards"
 READ_BY_ALL, READ_AT_RANK_0 = "every rank reads all weights", "rank 0 reads all of the optimizer's states"
 ON_EVERY_GPU = "every GPU gathers all weights, with offload_to_cpu of the full state dict off"
@@ -58,7 +59,7 @@ class Moment(NamedTuple):
 def moments(model: ModelSpec, tree: Module, plan: AnyPlan) -> Iterator[Moment]:
     """In the order in which a run comes to them. None where nothing says how it saves."""
     saving = plan.saving
-    if saving is None:
+    if saving is None or (isinstance(plan, DeepSpeedPlan) and plan.autoep_size):
         return
     if isinstance(plan, DeepSpeedPlan):
         yield from _deepspeed(model, tree, plan, saving)
@@ -157,7 +158,8 @@ def _load_checkpoint(memory: _Memory, model: ModelSpec, plan: DeepSpeedPlan, wei
     """Every rank reads the weights, below stage 3 whole; frozen ones stay in the client state while it reads its own
     partitions, which moments on the GPU are made from before old ones go, where there are any before the first step.
     """
-    partitions = sum(_partitions(model, plan))
+    on_nvme = plan.offload_optimizer == "nvme"  # whose files are copied
+    partitions = 0 if on_nvme else sum(_partitions(model, plan))
     moments = rule_of(plan.optimizer).states * dtype_bytes(state_dtype(plan)) * partitions
     own = _master_size(plan) * partitions + moments
     if plan.stage == 0:
@@ -333,6 +335,10 @@ def _fsdp2(model: ModelSpec, plan: Fsdp2Plan, saving: Saving) -> Iterator[Moment
             elif not plan.cpu_offload:  # there the shards are on the host
                 memory.host(ceil(nbytes / shards))
 
+    if saving.by == "async":  # DefaultStager.stage; torch.distributed.checkpoint.save has a tensor in hand at a time
+        memory.host(ceil(sum(sizes) / shards) + ceil(sum(trained) * states / shards))
+        yield memory.moment(STATES, STAGED)
+        return
     save(sizes, on_gpu=not plan.state_dict_offload_to_cpu)
     gathered = AT_RANK_0 if plan.state_dict_offload_to_cpu else ON_EVERY_GPU
     yield memory.moment(WEIGHTS, gathered if full else OWN_SHARDS)
