@@ -94,3 +94,19 @@ def test_the_trainers_fsdp_saves_full_state_dicts_unless_told_otherwise():
     assert read("trainer", fsdp).fields[TYPE] == "FULL_STATE_DICT"
     sharded = {**fsdp, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}}
     assert read("trainer", sharded).fields[TYPE] == "SHARDED_STATE_DICT"
+
+
+def test_llama_factory_loads_to_the_gpu_in_float32():
+    """model/patcher.py, model/adapter.py: but for ZeRO-3, and where rank 0 alone reads for FSDP."""
+    load, dtype = ("load",), ("load_dtype",)
+    full = read("llama_factory", LLAMA_FACTORY).fields
+    assert (full[load], full[dtype]) == ("gpu", "float32")
+    assert dtype not in read("llama_factory", {**LLAMA_FACTORY, "pure_bf16": True}).fields
+    assert dtype not in read("llama_factory", {**LLAMA_FACTORY, "finetuning_type": "lora"}).fields
+    assert load not in read("llama_factory", {**LLAMA_FACTORY, "low_cpu_mem_usage": False}).fields
+    zero = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": "auto"}
+    assert load not in read("llama_factory", {**LLAMA_FACTORY, "deepspeed": zero}).fields
+    zero["zero_optimization"]["stage"] = 2
+    assert read("llama_factory", {**LLAMA_FACTORY, "deepspeed": zero}).fields[dtype] == "float32"
+    fsdp = {"fsdp": "full_shard auto_wrap", "fsdp_config": {"cpu_ram_efficient_loading": True}}
+    assert read("llama_factory", {**LLAMA_FACTORY, **fsdp}).fields[load] == "rank0"

@@ -66,6 +66,7 @@ def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
     training(recipe)
     if recipe.flag("pure_bf16"):
         _pure_bf16(recipe)
+    _load(recipe, method)
     recipe.threads("torchrun")
     name_model(recipe, "model_name_or_path")
     recipe.rest(HARMLESS)
@@ -92,6 +93,19 @@ def _parts(recipe: Recipe, method: str) -> None:
     for name in ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels", "video_fps"):
         if recipe.get(name) is not None:
             recipe.reading.notes.append(f"{name}: images.size says how large the images are after that")
+
+
+def _load(recipe: Recipe, method: str) -> None:
+    """Straight to the GPU (hparams/parser.py, device_map; model/patcher.py), where what is trained is widened to
+    float32 before DeepSpeed or FSDP get it (model/adapter.py, cast_trainable_params_to_fp32); neither in ZeRO-3, nor
+    where rank 0 alone reads for FSDP."""
+    fields = recipe.reading.fields
+    by_rank_0 = fields.get(("zero", "stage")) == 3 or fields.get(("load",)) == "rank0"
+    if by_rank_0 or not recipe.flag("low_cpu_mem_usage", True):
+        return
+    recipe.set("load", "gpu", "low_cpu_mem_usage")
+    if method == "full" and not recipe.flag("pure_bf16"):
+        recipe.set("load_dtype", "float32", "pure_bf16")
 
 
 def _pure_bf16(recipe: Recipe) -> None:

@@ -59,7 +59,9 @@ class Plan:
     grad_clip: float | None = 1.0
     optimizer: Optimizer = Optimizer()
     offload_activations: str | None = None  # to host memory until backward, with full checkpointing: blocking | stream
-    load: str = "every_rank"  # who reads the checkpoint into host memory: every_rank | rank0 | meta (nobody)
+    # who reads the checkpoint into host memory: every_rank | rank0 | meta (nobody); gpu: every rank, into its GPU's
+    load: str = "every_rank"
+    load_dtype: str | None = None  # of what is trained, as loaded to the GPU; None: that of the run
     omp_num_threads: int | None = None  # of each process's work on host tensors; None: one per core of the node
     allocator: Allocator = Allocator()
     saving: Saving | None = None  # None: nobody says how, or whether

@@ -12,7 +12,9 @@ from zsim.model.lora import quantization_bytes
 from zsim.model.spec import ModelSpec
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan
 from zsim.plan.version import parse_version
+from zsim.program.deepspeed import parameter_groups
 from zsim.program.ops import RANK_0, Alloc, Free, Instruction, Program
+from zsim.program.partitions import partition
 from zsim.program.versions import before
 
 CHECKPOINT = "checkpoint"
@@ -24,6 +26,13 @@ def with_startup(program: Program, model: ModelSpec, plan: AnyPlan) -> Program:
     nbytes, whole_files = model_bytes(model, plan), _reads_whole_files(plan)
     file = min(nbytes, FILE_BYTES)
     sharded = isinstance(plan, DeepSpeedPlan) and plan.stage == 3 and plan.zero_init
+    flat = _flattened_on_host(model, plan)
+    if flat:
+        joined = Alloc("flattened", CHECKPOINT, flat, "host")
+        program = replace(program, init=(joined, Free(joined.key), *program.init))
+    if plan.load == "gpu":
+        whole = Alloc("model as loaded", "parameters", _loaded_bytes(model, plan), "gpu")
+        return replace(program, init=(whole, Free(whole.key), *_scales(model, plan), *program.init))
     if plan.load == "meta":
         return program
     # transformers 5.24 _load_pretrained_model: under zero.Init rank 0 reads all of it, the others get their shards;
@@ -37,10 +46,32 @@ def with_startup(program: Program, model: ModelSpec, plan: AnyPlan) -> Program:
     first = 0
     if sharded:  # shards are pinned while the checkpoint is still there
         first = next((at + 1 for at, instruction in enumerate(init) if _on_host(instruction)), 0)
-    quantized = quantization_bytes(model.parameters, model.tuning) if model.tuning else 0
-    if quantized and isinstance(plan, DeepSpeedPlan):  # FSDP and DDP count all buffers
-        start.append(Alloc("scales of quantized weights", "parameters", quantized))
+    start += _scales(model, plan)
     return replace(program, init=(*start, *init[:first], freed, *init[first:]))
+
+
+def _scales(model: ModelSpec, plan: AnyPlan) -> list[Instruction]:
+    """Of quantized weights, for good; FSDP and DDP count all buffers."""
+    quantized = quantization_bytes(model.parameters, model.tuning) if model.tuning else 0
+    found = quantized and isinstance(plan, DeepSpeedPlan)
+    return [Alloc("scales of quantized weights", "parameters", quantized)] if found else []
+
+
+def _loaded_bytes(model: ModelSpec, plan: AnyPlan) -> int:
+    """What is trained perhaps in another type, before a framework converts or shards it."""
+    wider = DTYPE_BYTES[plan.load_dtype] - DTYPE_BYTES[_dtype(plan)] if plan.load_dtype else 0
+    return model_bytes(model, plan) + round(wider * sum(p.numel for p in model.parameters if p.trainable))
+
+
+def _flattened_on_host(model: ModelSpec, plan: AnyPlan) -> int:
+    """ZeRO-1 and 2 lay parameters out flat: until pull request 7828 (which 0.18.6 has not, and 0.18.9 has) each rank
+    took all of a group's from its GPU to its host, and joined them there (stage_1_and_2.py, move_to_cpu, cpu_data).
+    Since then on the GPU, if there is room."""
+    if not isinstance(plan, DeepSpeedPlan) or plan.stage not in (1, 2) or not before(plan, 0, 18, 7):
+        return 0
+    groups = partition(model, parameter_groups(model, plan), plan).groups
+    both = (sum(group.numel[param] for param in group.order) + group.size * group.world for group in groups)
+    return int(max(both, default=0) * DTYPE_BYTES[plan.dtype])
 
 
 def _reads_whole_files(plan: AnyPlan) -> bool:
@@ -52,11 +83,14 @@ def _reads_whole_files(plan: AnyPlan) -> bool:
 def model_bytes(model: ModelSpec, plan: AnyPlan) -> int:
     """In the dtype of the run, in which transformers 5 loads a checkpoint (dtype: auto); of the shards where nothing
     converted what FSDP1 wraps (accelerate 0.28 does, March 2024)."""
-    dtype = plan.dtype if isinstance(plan, (DdpPlan, DeepSpeedPlan)) else plan.param_dtype
-    if isinstance(plan, Fsdp1Plan) and parse_version(plan.version) < (2, 2):
-        dtype = plan.storage_dtype
-    size = DTYPE_BYTES[dtype]
+    size = DTYPE_BYTES[_dtype(plan)]
     return round(sum(p.numel * p.parts * (DTYPE_BYTES[p.dtype] if p.dtype else size) for p in model.parameters))
+
+
+def _dtype(plan: AnyPlan) -> str:
+    if isinstance(plan, Fsdp1Plan) and parse_version(plan.version) < (2, 2):
+        return plan.storage_dtype
+    return plan.dtype if isinstance(plan, (DdpPlan, DeepSpeedPlan)) else plan.param_dtype
 
 
 def _on_host(instruction: Instruction) -> bool:

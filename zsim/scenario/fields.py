@@ -437,8 +437,13 @@ class ScenarioFields(Section):
         description="unless given nothing is said of checkpoints, but where zero or fsdp say how weights are gathered",
     )
     allocator: AllocatorField | None = Field(None, description="PYTORCH_ALLOC_CONF (or PYTORCH_CUDA_ALLOC_CONF)")
-    load: Literal["every_rank", "rank0", "meta"] | None = Field(
-        None, description="who reads the checkpoint into host memory: every_rank, but meta for torchtitan"
+    load: Literal["every_rank", "rank0", "meta", "gpu"] | None = Field(
+        None,
+        description="who reads the checkpoint into host memory: every_rank, but meta (nobody) for torchtitan; gpu: "
+        "every rank, into its GPU's (a device_map)",
+    )
+    load_dtype: Dtype | None = Field(
+        None, description="with load: gpu, of what is trained before it is sharded; that of the run unless given"
     )
     omp_num_threads: Few | None = Field(
         None,

@@ -50,6 +50,7 @@ def build_plan(
         "omp_num_threads": threads,
         "allocator": allocator,
         "load": fields.load or ("meta" if fields.implementation == "torchtitan" else "every_rank"),
+        "load_dtype": _load_dtype(scenario),
         "saving": _saving(scenario),
     }
     name, version = fields.framework.name, fields.framework.version
@@ -108,6 +109,15 @@ def _allocator(scenario: Scenario) -> tuple[Allocator, list[str]]:
             "per_process_memory_fraction is below 1"
         )
     return allocator, notes
+
+
+def _load_dtype(scenario: Scenario) -> str | None:
+    fields = scenario.fields
+    if fields.load_dtype and fields.load != "gpu":
+        raise scenario.error(("load_dtype",), "goes with load: gpu", "null, or load: gpu")
+    if fields.load == "gpu" and fields.framework.name == "deepspeed" and fields.zero and fields.zero.stage == 3:
+        raise scenario.error(("load",), "stage 3 shards what rank 0 reads as it is built", "every_rank, rank0, meta")
+    return fields.load_dtype
 
 
 def _saving(scenario: Scenario) -> Saving | None:
