@@ -246,6 +246,23 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
             "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 0,
         },
     ),
+    "GLM-4.5-Air": (
+        106_852_245_504,
+        {
+            "model_type": "glm4_moe", "hidden_size": 4096, "intermediate_size": 10944, "num_hidden_layers": 46,
+            "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151552,
+            "n_routed_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1408, "attention_bias": True,
+            "first_k_dense_replace": 1, "n_shared_experts": 1,
+        },
+    ),
+    "granite-3.1-3b-a800m": (
+        3_298_793_472,
+        {
+            "model_type": "granitemoe", "hidden_size": 1536, "intermediate_size": 512, "num_hidden_layers": 32,
+            "num_attention_heads": 24, "num_key_value_heads": 8, "vocab_size": 49155, "num_local_experts": 40,
+            "num_experts_per_tok": 8, "tie_word_embeddings": True,
+        },
+    ),
     "Kimi-K2": (
         1_026_408_209_408,
         {

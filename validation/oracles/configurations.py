@@ -23,7 +23,7 @@ from validation.oracles.configurations_deepspeed import deepspeed_configurations
 
 
 def configurations() -> list[Config]:
-    return [*_ddp(), *_fsdp2(), *_fsdp1(), *deepspeed_configurations(), *_vision(), *_pairs()]
+    return [*_ddp(), *_fsdp2(), *_fsdp1(), *deepspeed_configurations(), *_vision(), *_pairs(), *_mixtures()]
 
 
 def _ddp() -> list[Config]:
@@ -202,6 +202,22 @@ def _vision() -> list[Config]:
         zero_of("vlm_deep", 3, ga=2, model="qwen3_vl", zero=REGATHER, freeze=deep),
         zero_of("vlm_deep_all", 3, model="qwen3_vl", zero=SMALL_ZERO),
         *_other_vision(),
+    ]
+
+
+def _mixtures() -> list[Config]:
+    """Mixtures of experts of further families."""
+    return [
+        config
+        for model in ("glm4_moe", "granitemoe")
+        for config in (
+            config_of("fsdp2", "moe", model=model),
+            config_of("fsdp2", "moe_accelerate", model=model, fsdp={"accelerate": True}),
+            config_of("fsdp1", "moe", model=model),
+            zero_of("moe", 2, model=model, zero=SMALL_ZERO),
+            zero_of("moe", 3, model=model, zero=SMALL_ZERO),
+            zero_of("moe_regather", 3, ga=2, model=model, zero=REGATHER),
+        )
     ]
 
 

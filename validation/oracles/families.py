@@ -40,6 +40,9 @@ SMALL = {
 PLAIN = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 199}
 WINDOWS = {"num_hidden_layers": 5, "sliding_window": 32}  # four layers with one, one without
 TOKENS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}  # inside the small vocabulary
+EXPERTS = (
+    "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe", "granitemoe",
+)  # fmt: skip
 ENCODERS = ("bert", "roberta")
 ENCODER = {"intermediate_size": 256, "max_position_embeddings": 130, "attention_probs_dropout_prob": 0.0}
 LATENT = {  # four heads of 24 + 8, values of 16
@@ -175,6 +178,16 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "rope_interleave": False,
         },
     ),
+    "glm4_moe": (
+        BOTH,
+        {
+            "model_type": "glm4_moe", **SMALL, "head_dim": 32, "moe_intermediate_size": 48, "n_routed_experts": 8,
+            "num_experts_per_tok": 2, "use_qk_norm": True, "attention_bias": True, "pad_token_id": 0,
+        },
+    ),
+    "granitemoe": (
+        BOTH, {"model_type": "granitemoe", **SMALL, "num_local_experts": 4, "pad_token_id": 0, "num_experts_per_tok": 2},
+    ),
     "gpt_bigcode-heads": (
         FLASH,
         {
@@ -218,7 +231,7 @@ def build(config: dict[str, Any], attention: str) -> Any:
     fields = dict(config)
     made = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
     made._attn_implementation, made.use_cache = "sdpa" if attention == "padded" else attention, False
-    if config["model_type"] in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3"):
+    if config["model_type"] in EXPERTS:
         made._experts_implementation = "grouped_mm"
     torch.set_default_dtype(torch.bfloat16)
     auto = transformers.AutoModelForMaskedLM if config["model_type"] in ENCODERS else transformers.AutoModelForCausalLM

@@ -97,6 +97,33 @@ TINY: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "max_position_embeddings": 256,
     },
+    "glm4_moe": {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "moe_intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "vocab_size": 1000,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "use_qk_norm": True,
+        "max_position_embeddings": 256,
+        "pad_token_id": 0,
+    },
+    "granitemoe": {
+        "hidden_size": 128,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 1000,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "max_position_embeddings": 256,
+        "pad_token_id": 0,
+    },
 }
 
 # Models with an encoder and a decoder, whose labels are half as long.

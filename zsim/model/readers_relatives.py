@@ -310,12 +310,41 @@ def _deepseek_experts(fields: Fields, second: bool) -> Moe:
     return Moe(experts, top_k, width, norm, shared, groups=groups)
 
 
+def _glm4_moe(fields: Fields, family: str) -> Architecture:
+    """GLM-4.5: the router of DeepSeek-V3, attention of GLM-4. Layers that predict further tokens are not built."""
+    values = common(fields, family, attention_bias=fields.flag("attention_bias", default=False))
+    values["rotary_dim"] = read_rotary_dim(fields, values["head_dim"], "partial_rotary_factor", default=0.5)
+    values["qk_norm"] = "head" if fields.flag("use_qk_norm", default=False) else ""
+    dense = fields.size("first_k_dense_replace", default=1, least=0)
+    values["kinds"] = tuple(LayerKind(sparse=layer >= dense) for layer in range(len(values["kinds"])))
+    experts, groups = fields.size("n_routed_experts", "num_local_experts"), fields.size("n_group", default=1)
+    if experts % groups:
+        fields.fail("n_group", f"is {groups}, which does not divide the {experts} experts", "a divisor")
+    width, top_k = fields.size("moe_intermediate_size"), fields.size("num_experts_per_tok", default=8)
+    if top_k > experts:
+        fields.fail("num_experts_per_tok", f"is {top_k}, more than the {experts} experts", f"1 to {experts}")
+    shared = width * fields.size("n_shared_experts", default=1)
+    norm = fields.flag("norm_topk_prob", default=True)
+    return Architecture(**values, moe=Moe(experts, top_k, width, norm, shared, groups=groups))
+
+
+def _granitemoe(fields: Fields, family: str) -> Architecture:
+    values = common(fields, family, **_bias(fields))
+    experts, top_k = fields.size("num_local_experts", default=8), fields.size("num_experts_per_tok", default=2)
+    if top_k > experts:
+        fields.fail("num_experts_per_tok", f"is {top_k}, more than the {experts} experts", f"1 to {experts}")
+    values["kinds"] = (LayerKind(sparse=True),) * len(values["kinds"])
+    return Architecture(**values, moe=Moe(experts, top_k, fields.size("intermediate_size")))
+
+
 RELATIVES: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("granite", "hunyuan_v1_dense", "arcee"), _llama_like),
     **dict.fromkeys(("cohere", "cohere2"), _cohere),
     **dict.fromkeys(("glm", "glm4"), _glm),
     **dict.fromkeys(("bert", "roberta"), _bert),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _deepseek),
+    "glm4_moe": _glm4_moe,
+    "granitemoe": _granitemoe,
     "gpt_oss": _gpt_oss,
     "olmo": _olmo,
     "olmo3": _olmo3,
