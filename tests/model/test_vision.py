@@ -30,7 +30,7 @@ def recorded() -> dict[str, Any]:
 
 # What zsim knows to differ: tables and masks that only some layers use live until the first block's backward, as in
 # test_families. Two of 2 x 96 x 96 and of 96 x 32, in bf16.
-LATE = {"gemma3": 2 * (2 * 96 * 96 + 2 * 96 * 32)}
+LATE = {"gemma3": 2 * (2 * 96 * 96 + 2 * 96 * 32), "paligemma2": 2 * 2 * 96 * 96}
 CASES = [(name, index) for name, model in recorded().items() for index in range(len(model["runs"]))]
 
 
@@ -74,6 +74,10 @@ def test_a_step_is_the_recorded_one(name: str, index: int):
     assert 0 <= ledger.peak_backward - run["peak"]["backward"] <= late
 
 
+_SO400M = {
+    "model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16,
+    "num_hidden_layers": 27, "patch_size": 14, "vision_use_head": False,
+}  # fmt: skip
 COUNTS = {  # of published models, as transformers 5.24 has them on the meta device
     "Qwen2-VL-2B": (
         2_208_985_600,
@@ -220,6 +224,28 @@ COUNTS = {  # of published models, as transformers 5.24 has them on the meta dev
             },
         },
     ),
+    "PaliGemma-3B": (
+        2_923_466_480,
+        {
+            "model_type": "paligemma", "projection_dim": 2048,
+            "text_config": {
+                "model_type": "gemma", "hidden_size": 2048, "intermediate_size": 16384, "num_attention_heads": 8,
+                "num_hidden_layers": 18, "num_key_value_heads": 1, "vocab_size": 257216,
+            },
+            "vision_config": _SO400M,
+        },
+    ),
+    "PaliGemma-2-10B": (
+        9_662_638_832,
+        {
+            "model_type": "paligemma", "projection_dim": 3584,
+            "text_config": {
+                "model_type": "gemma2", "hidden_size": 3584, "intermediate_size": 14336, "num_attention_heads": 16,
+                "num_hidden_layers": 42, "num_key_value_heads": 8, "vocab_size": 257216,
+            },
+            "vision_config": _SO400M,
+        },
+    ),
 }  # fmt: skip
 
 
@@ -256,6 +282,17 @@ def test_a_model_without_images_is_refused():
     config = recorded()["llava"]["config"]
     with pytest.raises(NotModeled, match="without images"):
         trace(from_config(config, "llava"), Workload(1, 64))
+
+
+def test_paligemma_needs_a_mask():
+    """Image and prompt see each other; Gemma 2 under it caps its scores, which SDPA does not."""
+    for name, refused in (("paligemma", ("flash", "sdpa")), ("paligemma2", ("flash", "sdpa", "efficient"))):
+        spec = from_config(recorded()[name]["config"], name)
+        for attention in refused:
+            with pytest.raises(NotModeled, match="under a mask"):
+                trace(spec, Workload(1, 64, attention=attention, images=Images(1, 56, 56)))
+    trace(from_config(recorded()["paligemma"]["config"], "p"), Workload(1, 64, attention="efficient",
+          images=Images(1, 56, 56)))  # fmt: skip
 
 
 @pytest.mark.parametrize(

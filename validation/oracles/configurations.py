@@ -244,19 +244,21 @@ def _pairs() -> list[Config]:
 
 def _other_vision() -> list[Config]:
     """Of each family that is built like those: all of it trained, and its tower frozen."""
+    names = "llava_next", "llava_onevision", "mistral3", "internvl", "paligemma"
     towers = {
-        **{model: ["vision_tower."] for model in ("llava_next", "llava_onevision", "mistral3", "internvl")},
+        **{model: ["vision_tower."] for model in names},
         "qwen3_vl_moe": ["patch_embed", "pos_embed", "visual.blocks", "deepstack"],
     }  # fmt: skip
     found = []
-    for model, tower in towers.items():
+    for name, tower in towers.items():
+        model = {"model": name} | ({"attention": "eager"} if name == "paligemma" else {})
         found += [
-            config_of("ddp", "vlm_frozen", model=model, ddp={"bucket_cap_mb": 1}, freeze=tower),
-            config_of("fsdp2", "vlm", model=model),
-            config_of("fsdp2", "vlm_frozen", model=model, freeze=tower),
-            config_of("fsdp1", "vlm_frozen", model=model, freeze=tower),
-            zero_of("vlm_frozen", 2, model=model, zero=SMALL_ZERO, freeze=tower),
-            zero_of("vlm", 3, model=model, zero=SMALL_ZERO),
-            zero_of("vlm_regather", 3, ga=2, model=model, zero=REGATHER, freeze=tower),
+            config_of("ddp", "vlm_frozen", **model, ddp={"bucket_cap_mb": 1}, freeze=tower),
+            config_of("fsdp2", "vlm", **model),
+            config_of("fsdp2", "vlm_frozen", **model, freeze=tower),
+            config_of("fsdp1", "vlm_frozen", **model, freeze=tower),
+            zero_of("vlm_frozen", 2, **model, zero=SMALL_ZERO, freeze=tower),
+            zero_of("vlm", 3, **model, zero=SMALL_ZERO),
+            zero_of("vlm_regather", 3, ga=2, **model, zero=REGATHER, freeze=tower),
         ]
     return found

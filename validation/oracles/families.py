@@ -186,7 +186,8 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         },
     ),
     "granitemoe": (
-        BOTH, {"model_type": "granitemoe", **SMALL, "num_local_experts": 4, "pad_token_id": 0, "num_experts_per_tok": 2},
+        BOTH,
+        {"model_type": "granitemoe", **SMALL, "num_local_experts": 4, "pad_token_id": 0, "num_experts_per_tok": 2},
     ),
     "gpt_bigcode-heads": (
         FLASH,

@@ -195,6 +195,15 @@ TINY_VISION: dict[str, dict[str, Any]] = {
             "num_attention_heads": 4, "image_size": [56, 56], "patch_size": [14, 14], "attention_bias": True,
         },
     },
+    "paligemma": {
+        "image_token_index": 999,
+        "projection_dim": 256,
+        "text_config": _TEXT | {"model_type": "gemma", "head_dim": 32},
+        "vision_config": {
+            "model_type": "siglip_vision_model", "hidden_size": 160, "intermediate_size": 400, "num_hidden_layers": 4,
+            "num_attention_heads": 4, "image_size": 56, "patch_size": 28, "vision_use_head": False,
+        },
+    },
     "llava_onevision": {
         "image_token_index": 999,
         "tie_word_embeddings": False,

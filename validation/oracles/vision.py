@@ -137,6 +137,22 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[int, int]]] = {
          "hidden_dropout_prob": 0.1}, "image_seq_length": 4, "tie_word_embeddings": False},
         (56, 56),
     ),
+    "paligemma": (
+        EAGER,
+        {
+            "model_type": "paligemma", "text_config": {"model_type": "gemma", **TEXT, "head_dim": 32},
+            "vision_config": SIGLIP, "projection_dim": 64, "image_token_index": 198,
+        },
+        (56, 56),
+    ),
+    "paligemma2": (
+        EAGER,
+        {
+            "model_type": "paligemma", "text_config": {"model_type": "gemma2", **TEXT, "head_dim": 32,
+            "sliding_window": 32}, "vision_config": SIGLIP, "projection_dim": 64, "image_token_index": 198,
+        },
+        (56, 56),
+    ),
     "gemma3": (
         EAGER,
         {

@@ -288,6 +288,23 @@ def _gemma3(fields: Fields, family: str) -> Architecture:
     )
 
 
+def _paligemma(fields: Fields, family: str) -> Architecture:
+    text = _text(fields, family, ("gemma", "gemma2"), "gemma", tied=True)
+    vision = _tower(fields, "siglip_vision_model")
+    if (width := fields.size("projection_dim", default=2048)) != text.hidden:
+        fields.fail("projection_dim", f"is {width}, and the text model's width {text.hidden}", str(text.hidden))
+    return replace(
+        text,
+        vision=Vision(
+            _siglip(vision, fields),
+            patch=vision.size("patch_size", default=16),
+            text=_text_family(fields, "gemma"),
+            channels=vision.size("num_channels", default=3),
+            image_size=vision.size("image_size", default=224),
+        ),
+    )
+
+
 # Per family: names of text models, whose reader they have, the tower's own model_type, and defaults of its class.
 _QWEN: dict[str, tuple[tuple[str, ...], str, str, dict[str, Any]]] = {
     "qwen2_vl": (
@@ -366,5 +383,6 @@ VISION_READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     "mistral3": _pixtral,
     "internvl": _internvl,
     "gemma3": _gemma3,
+    "paligemma": _paligemma,
     **dict.fromkeys(_QWEN, _qwen),
 }

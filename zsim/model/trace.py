@@ -24,6 +24,7 @@ from zsim.model.undisturbed import Outcome, Watch, undisturbed
 LISTS = ("blocks", "layers", "layer")
 EMBEDDINGS = ".vision_tower.embeddings."
 OWN_EMBEDDINGS = ("clip_vision_model", "siglip_vision_model")  # towers that have such a unit
+PROJECTOR = ".multi_modal_projector."  # PaliGemma's, a unit as well
 KEPT = 32  # a megabyte each; a search has four micro-batches under three ways of checkpointing
 
 
@@ -237,7 +238,8 @@ def _with_flat_units(spec: ModelSpec, units: str) -> ModelSpec:
     then have one, and pass one on to what came before (torch 2.13 fsdp/_flat_param.py _use_unsharded_views)."""
     tower = getattr(spec.arch, "vision", None)
     vision = tower is not None
-    own = tower is not None and tower.blocks.family in OWN_EMBEDDINGS
+    own = [EMBEDDINGS] if tower is not None and tower.blocks.family in OWN_EMBEDDINGS else []
+    own += [PROJECTOR] if spec.family == "paligemma" else []
     apart = {
         parameter.name.rpartition(".")[0] for parameter in spec.parameters if parameter.trainable and units == "leaf"
     }
@@ -250,7 +252,7 @@ def _with_flat_units(spec: ModelSpec, units: str) -> ModelSpec:
         at = _layer_at(name, vision)
         if at is not None:
             return ".".join(name.split(".")[: at + 1])
-        return EMBEDDINGS if own and EMBEDDINGS in name else ""
+        return next((part for part in own if part in name), "")
 
     trained = {unit(parameter.name) for parameter in spec.parameters if parameter.trainable}
     found = tuple(replace(p, trainable=True) if unit(p.name) in trained else p for p in spec.parameters)

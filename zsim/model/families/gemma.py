@@ -122,9 +122,13 @@ class GemmaForCausalLM(llama.LlamaForCausalLM):
         return Model(self.net, "Gemma3Text" if prefix == "Gemma3" else prefix)
 
     def logits_of(self, hidden: Tensor, head: Linear) -> Tensor:
-        logits = head(hidden)
-        if self.net.arch.final_softcap:
-            logits = F.scale(logits)
-            logits = F.activation_by_result(logits)
-            logits = F.scale(logits)
-        return logits
+        return capped(self.net, head(hidden))
+
+
+def capped(net: Net, logits: Tensor) -> Tensor:
+    """Through a tanh, from Gemma 2 on."""
+    if net.arch.final_softcap:
+        logits = F.scale(logits)
+        logits = F.activation_by_result(logits)
+        logits = F.scale(logits)
+    return logits

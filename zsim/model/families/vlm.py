@@ -149,6 +149,55 @@ class Gemma3ForConditionalGeneration(VisionLanguageModel):
         self.lm_head = head(net, self.model.language_model.embed_tokens)
 
 
+# PaliGemma
+
+
+class PaliGemmaProjector(Module):
+    class_name = "PaliGemmaMultiModalProjector"
+    role = "unit"  # PaliGemma's _no_split_modules
+
+    def __init__(self, net: Net) -> None:
+        super().__init__(net)
+        self.linear = Linear(net, vision_of(net).blocks.hidden, net.arch.hidden, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+class PaliGemmaModel(Combined):
+    class_name = "PaliGemmaModel"
+    listed = False
+
+    def __init__(self, net: Net) -> None:
+        super().__init__(net)
+        self.vision_tower = clip.SiglipTower(net.tower(), vision_of(net))
+        self.multi_modal_projector = PaliGemmaProjector(net)
+        self.language_model = gemma.Model(net, {"gemma": "Gemma", "gemma2": "Gemma2"}[vision_of(net).text])
+
+    def features(self, batch: int) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+        last = self.vision_tower(self.squares(batch))
+        features = self.multi_modal_projector(last)
+        return [features], (last, features)
+
+
+class PaliGemmaForConditionalGeneration(VisionLanguageModel):
+    class_name = "PaliGemmaForConditionalGeneration"
+
+    def __init__(self, net: Net) -> None:
+        super().__init__(net)
+        accepted = ("eager",) if net.arch.softcap else ("efficient", "eager")
+        if net.attention not in accepted and net.images is not None:
+            raise NotModeled(
+                f"{net.attention} attention in PaliGemma, whose image and prompt see each other under a mask",
+                field="attention", accepted=", ".join(accepted),
+            )  # fmt: skip
+        self.model = PaliGemmaModel(net)
+        self.lm_head = head(net, self.model.language_model.embed_tokens)
+
+    def logits_of(self, hidden: Tensor, head: Linear) -> Tensor:
+        return gemma.capped(self.net, head(hidden))
+
+
 # Qwen
 
 
