@@ -255,6 +255,14 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
             "first_k_dense_replace": 1, "n_shared_experts": 1,
         },
     ),
+    "Llama-4-Scout (text)": (
+        107_769_861_120,
+        {
+            "model_type": "llama4_text", "hidden_size": 5120, "intermediate_size": 8192, "num_hidden_layers": 48,
+            "intermediate_size_mlp": 16384, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128,
+            "vocab_size": 202048, "num_local_experts": 16, "interleave_moe_layer_step": 1,
+        },
+    ),
     "granite-3.1-3b-a800m": (
         3_298_793_472,
         {

@@ -209,7 +209,7 @@ def _mixtures() -> list[Config]:
     """Mixtures of experts of further families."""
     return [
         config
-        for model in ("glm4_moe", "granitemoe")
+        for model in ("glm4_moe", "granitemoe", "llama4_text")
         for config in (
             config_of("fsdp2", "moe", model=model),
             config_of("fsdp2", "moe_accelerate", model=model, fsdp={"accelerate": True}),

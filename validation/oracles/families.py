@@ -185,6 +185,14 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "num_experts_per_tok": 2, "use_qk_norm": True, "attention_bias": True, "pad_token_id": 0,
         },
     ),
+    "llama4": (
+        BOTH,
+        {
+            "model_type": "llama4_text", **SMALL, "num_hidden_layers": 5, "head_dim": 32, "intermediate_size_mlp": 160,
+            "intermediate_size": 48, "num_local_experts": 4, "moe_layers": [1, 2, 3, 4], "pad_token_id": 0,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        },
+    ),
     "granitemoe": (
         BOTH,
         {"model_type": "granitemoe", **SMALL, "num_local_experts": 4, "pad_token_id": 0, "num_experts_per_tok": 2},

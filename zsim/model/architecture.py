@@ -15,6 +15,7 @@ class Moe:
     norm_top_k: bool = True  # the chosen weights are divided by their sum
     shared: int = 0  # width of the expert that every token goes through (Qwen2-MoE)
     autoep_size: int = 0  # ranks that share the experts, in DeepSpeed's own layer (AutoEP); 0: transformers' layer
+    scales_queries: bool = False  # attn_temperature_tuning (Llama 4)
     groups: int = 0  # of experts, of which a token's choice is limited to the best few (DeepSeek); 0: any
 
 

@@ -328,6 +328,31 @@ def _glm4_moe(fields: Fields, family: str) -> Architecture:
     return Architecture(**values, moe=Moe(experts, top_k, width, norm, shared, groups=groups))
 
 
+def _llama4(fields: Fields, family: str) -> Architecture:
+    values = common(fields, family, **_bias(fields))
+    layers = len(values["kinds"])
+    step = fields.size("interleave_moe_layer_step", default=1)
+    sparse = fields.items("moe_layers")
+    sparse = list(range(step - 1, layers, step)) if sparse is None else sparse
+    interval = fields.size("no_rope_layer_interval", default=4)
+    ropes = fields.items("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(layers)]
+    if len(ropes) != layers:
+        fields.fail("no_rope_layers", f"has {len(ropes)} entries", f"{layers} entries, one per layer")
+    experts, top_k = fields.size("num_local_experts", default=16), fields.size("num_experts_per_tok", default=1)
+    if top_k > experts:
+        fields.fail("num_experts_per_tok", f"is {top_k}, more than the {experts} experts", f"1 to {experts}")
+    width = fields.size("intermediate_size")
+    values |= {
+        "kinds": tuple(LayerKind(sparse=i in sparse, rotary=bool(rope)) for i, rope in enumerate(ropes)),
+        "intermediate": fields.size("intermediate_size_mlp", default=16384),
+        "qk_norm": "head" if fields.flag("use_qk_norm", default=True) else "",
+        "window": fields.size("attention_chunk_size", default=8192 if fields.absent("attention_chunk_size") else 0)
+        or None,
+    }
+    tuned = fields.flag("attn_temperature_tuning", default=True)
+    return Architecture(**values, moe=Moe(experts, top_k, width, shared=width, scales_queries=tuned))
+
+
 def _granitemoe(fields: Fields, family: str) -> Architecture:
     values = common(fields, family, **_bias(fields))
     experts, top_k = fields.size("num_local_experts", default=8), fields.size("num_experts_per_tok", default=2)
@@ -345,6 +370,7 @@ RELATIVES: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _deepseek),
     "glm4_moe": _glm4_moe,
     "granitemoe": _granitemoe,
+    "llama4_text": _llama4,
     "gpt_oss": _gpt_oss,
     "olmo": _olmo,
     "olmo3": _olmo3,

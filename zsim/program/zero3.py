@@ -196,7 +196,8 @@ class Zero3(Hooks[DeepSpeedPlan]):
         """What a module's own code read of another one in the first forward (parameter_offload.py, ZeROOrderedDict).
 
         peft's LoraLayer.forward asks for the dtype of lora_A's weight, a vision tower's embedding for that of its patch
-        embedding, T5's MLP for that of wo: they are not there unless they are persistent.
+        embedding, T5's MLP for that of wo, Llama 4 for the device of its embedding's: they are not there unless they are
+        persistent.
         """
         return {
             module.name: tuple(
@@ -207,11 +208,7 @@ class Zero3(Hooks[DeepSpeedPlan]):
             for module in modules_in_order(self.tree)
             if module.name in self.hooked
             for item in module.body
-            if isinstance(item, Module)
-            and (
-                item.module_class in ("Conv2d", "Conv3d")
-                or item.name in (f"{module.name}.lora_A.default", f"{module.name}.wo")
-            )
+            if isinstance(item, Module) and _reads_weight(module, item.name, item.module_class)
         }
 
     # ---- module hooks ------------------------------------------------------------------------------------------------
@@ -346,6 +343,13 @@ def _persistent(numel: Sequence[int], plan: DeepSpeedPlan) -> frozenset[int]:
             chosen.append(param)
             total += elements
     return frozenset(chosen)
+
+
+def _reads_weight(module: Module, name: str, module_class: str) -> bool:
+    part = name.removeprefix(f"{module.name}.")
+    if part == "embed_tokens":
+        return module.module_class == "Llama4TextModel"
+    return module_class in ("Conv2d", "Conv3d") or part in ("lora_A.default", "wo")
 
 
 def _linear_biases(model: ModelSpec) -> dict[int, int]:
