@@ -231,6 +231,7 @@ def _pairs() -> list[Config]:
             config_of("fsdp2", "pair_frozen", model=model, freeze=encoder),
             config_of("fsdp2", "pair_ckpt", ga=2, model=model, ckpt=True),
             config_of("fsdp1", "pair", model=model),
+            config_of("fsdp1", "pair_frozen", model=model, freeze=encoder),
             zero_of("pair", 1, model=model, zero=SMALL_ZERO),
             zero_of("pair", 2, ga=2, model=model, zero=SMALL_ZERO),
             zero_of("pair", 3, model=model, zero=SMALL_ZERO),

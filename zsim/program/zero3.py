@@ -196,7 +196,7 @@ class Zero3(Hooks[DeepSpeedPlan]):
         """What a module's own code read of another one in the first forward (parameter_offload.py, ZeROOrderedDict).
 
         peft's LoraLayer.forward asks for the dtype of lora_A's weight, a vision tower's embedding for that of its patch
-        embedding, T5's MLP for that of wo, Llama 4 for the device of its embedding's: they are not there unless they are
+        embedding, T5's MLP for that of wo, Llama 4 for the device of its embedding: they are not there unless they are
         persistent.
         """
         return {

@@ -1,0 +1,92 @@
+"""What tells equal layers apart when they run: which of their parameters are trained, and what comes before them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zsim.model.spec import ModelSpec
+
+# In names of vision-language models: lists of layers, and a unit of FSDP that is no layer (CLIPVisionEmbeddings).
+LISTS = ("blocks", "layers", "layer")
+EMBEDDINGS = ".vision_tower.embeddings."
+OWN_EMBEDDINGS = ("clip_vision_model", "siglip_vision_model")  # towers that have such a unit
+PROJECTOR = ".multi_modal_projector."  # PaliGemma's, a unit as well
+
+
+def with_flat_units(spec: ModelSpec, units: str) -> ModelSpec:
+    """Parameters are views of their unit's flat one, which requires a gradient if any of them does: frozen ones as well
+    then have one, and pass one on to what came before (torch 2.13 fsdp/_flat_param.py _use_unsharded_views)."""
+    tower = getattr(spec.arch, "vision", None)
+    vision = tower is not None
+    own = [EMBEDDINGS] if tower is not None and tower.blocks.family in OWN_EMBEDDINGS else []
+    own += [PROJECTOR] if spec.family == "paligemma" else []
+    apart = {
+        parameter.name.rpartition(".")[0] for parameter in spec.parameters if parameter.trainable and units == "leaf"
+    }
+
+    def unit(name: str) -> str:
+        if (owner := name.rpartition(".")[0]) in apart:
+            return owner
+        if units == "whole":
+            return ""
+        at = _layer_at(name, vision)
+        if at is not None:
+            return ".".join(name.split(".")[: at + 1])
+        return next((part for part in own if part in name), "")
+
+    trained = {unit(parameter.name) for parameter in spec.parameters if parameter.trainable}
+    found = tuple(replace(p, trainable=True) if unit(p.name) in trained else p for p in spec.parameters)
+    return replace(spec, parameters=found, _cache={})
+
+
+def _layer_at(name: str, vision: bool) -> int | None:
+    """Which part of a parameter's name is the number of its layer."""
+    parts = name.split(".")
+    at = next((place for place, part in enumerate(parts) if part.isdigit()), None)
+    return at if at is not None and (not vision or parts[at - 1] in LISTS) else None
+
+
+Keys = tuple[tuple[object, ...], ...]
+
+
+def trains_tower(spec: ModelSpec) -> bool:
+    from zsim.model.parts import part_of
+
+    return any(parameter.trainable and part_of(parameter.name) == "vision_tower" for parameter in spec.parameters)
+
+
+def layer_keys(spec: ModelSpec, reached: bool, reached_tower: bool) -> tuple[Keys, Keys]:
+    """Per layer which of its parameters are trainable and whether its input needs a gradient; () if all are. Of the
+    text model's layers, and of those of a vision tower.
+
+    `reached`, `reached_tower`: what comes before the first layer requires a gradient, even if nothing there is trained.
+    """
+    if spec.trainable_numel == spec.numel:
+        return (), ()
+    from zsim.model.parts import TOWERS
+
+    vision = getattr(spec.arch, "vision", None) is not None
+    pair = getattr(spec.arch, "seq2seq", None) is not None
+    lists: dict[bool, dict[int, list[bool]]] = {False: {}, True: {}}
+    before = {False: reached, True: reached_tower}
+    for parameter in spec.parameters:
+        parts, at = parameter.name.split("."), _layer_at(parameter.name, vision)
+        in_tower = (vision and parts[1] in TOWERS) or (pair and "encoder" in parts[:2])
+        if at is not None:
+            lists[in_tower].setdefault(int(parts[at]), []).append(parameter.trainable)
+        elif not lists[in_tower]:
+            before[in_tower] = before[in_tower] or parameter.trainable
+            if pair:  # the embedding is that of both stacks
+                before[True] = before[True] or parameter.trainable
+        if in_tower:  # whose output the text model's layers read
+            before[False] = before[False] or parameter.trainable
+    text, tower = (_keys(lists[in_tower], before[in_tower]) for in_tower in (False, True))
+    return text, tower
+
+
+def _keys(layers: dict[int, list[bool]], reached: bool) -> Keys:
+    keys = []
+    for number in sorted(layers):
+        keys.append((tuple(layers[number]), reached))
+        reached = reached or any(layers[number])
+    return tuple(keys)
