@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zsim.engine.allocator import CachingAllocator, replay
+from zsim.engine.allocator import CachingAllocator, Replay
 from zsim.engine.timeline import MemoryEvent
 from zsim.program.ops import ALL_GATHER, COMPUTE
 from zsim.result.memory import settled_retries
@@ -33,5 +33,5 @@ def use(step, size, lane=COMPUTE):
 )  # fmt: skip
 def test_how_often_a_settled_allocator_gives_memory_back(steps, per_step):
     events = [event for step in steps for event in step]
-    run = replay(events, CachingAllocator(100 * MIB))
-    assert settled_retries(run, events, 2, CachingAllocator(100 * MIB)) == per_step
+    replay = Replay(CachingAllocator(100 * MIB))
+    assert settled_retries(replay, replay.run(events), events, 2) == per_step

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Self
@@ -234,42 +234,53 @@ class Reserved:
     out_of_memory: MemoryEvent | None
 
 
-def replay(events: Iterable[MemoryEvent], allocator: CachingAllocator | None = None) -> Reserved:
-    """Run the ledger of one rank's GPU (its events of device "gpu", in order) through the allocator.
-
-    `allocator`: a fresh one without limit unless given.
+class Replay:
+    """The ledger of one rank's GPU, run through `allocator` part by part.
 
     The ledger joins tensors that live and die together, and knows of an op's temporaries those at its peak and those
     that are left, not in which order they came and went, so this is an estimate of fragmentation, not a replay of the
     real calls.
     """
-    events = list(events)
-    allocator = allocator or CachingAllocator()
-    blocks: dict[str, list[Block]] = {}
-    temporaries = _Temporaries(allocator)
-    peak, peak_at = 0, None
-    for position, event in enumerate(events):
-        allocator.event, key, nbytes = event, event.key, event.nbytes
-        try:
-            if event.category == DELAYED_FREES:
-                if nbytes < 0:
-                    allocator.free_delayed(key)
-            elif key == TEMPORARY:
-                temporaries.change(event)
-            elif nbytes > 0:
-                blocks[key] = [allocator.malloc(size, event.lane) for size in pieces(nbytes, event.tensors or ())]
-            elif nbytes < 0:
-                behind = events[position + 1] if position + 1 < len(events) else None
-                if behind and behind.category == DELAYED_FREES and behind.key == key and behind.nbytes > 0:
-                    allocator.free_later(key, blocks.pop(key))
-                else:
-                    for block in blocks.pop(key):
-                        allocator.free(block)
-        except OutOfMemory:
-            return Reserved(allocator.reserved, event, tuple(allocator.retried_in), event)
-        if allocator.reserved > peak:
-            peak, peak_at = allocator.reserved, event
-    return Reserved(peak, peak_at, tuple(allocator.retried_in), None)
+
+    def __init__(self, allocator: CachingAllocator) -> None:
+        self.allocator = allocator
+        self._blocks: dict[str, list[Block]] = {}
+        self._temporaries = _Temporaries(allocator)
+        self._peak = 0
+        self._peak_at: MemoryEvent | None = None
+
+    def run(self, events: Sequence[MemoryEvent]) -> Reserved:
+        """The events of device "gpu" that follow those of before, whole steps in order; what is reserved up to here."""
+        allocator, blocks, temporaries = self.allocator, self._blocks, self._temporaries
+        peak, peak_at = self._peak, self._peak_at
+        for position, event in enumerate(events):
+            allocator.event, key, nbytes = event, event.key, event.nbytes
+            try:
+                if event.category == DELAYED_FREES:
+                    if nbytes < 0:
+                        allocator.free_delayed(key)
+                elif key == TEMPORARY:
+                    temporaries.change(event)
+                elif nbytes > 0:
+                    blocks[key] = [allocator.malloc(size, event.lane) for size in pieces(nbytes, event.tensors or ())]
+                elif nbytes < 0:
+                    behind = events[position + 1] if position + 1 < len(events) else None
+                    if behind and behind.category == DELAYED_FREES and behind.key == key and behind.nbytes > 0:
+                        allocator.free_later(key, blocks.pop(key))
+                    else:
+                        for block in blocks.pop(key):
+                            allocator.free(block)
+            except OutOfMemory:
+                return Reserved(allocator.reserved, event, tuple(allocator.retried_in), event)
+            if allocator.reserved > peak:
+                peak, peak_at = allocator.reserved, event
+        self._peak, self._peak_at = peak, peak_at
+        return Reserved(peak, peak_at, tuple(allocator.retried_in), None)
+
+
+def replay(events: Iterable[MemoryEvent], allocator: CachingAllocator | None = None) -> Reserved:
+    """All of a ledger at once. `allocator`: a fresh one without limit unless given."""
+    return Replay(allocator or CachingAllocator()).run(list(events))
 
 
 def pieces(nbytes: int, tensors: tuple[int, ...]) -> list[int]:

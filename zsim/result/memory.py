@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from zsim.cluster.routes import through_host
 from zsim.cluster.spec import Cluster, Device
-from zsim.engine.allocator import CachingAllocator, Reserved, replay
+from zsim.engine.allocator import CachingAllocator, Replay, Reserved
 from zsim.engine.ledger import TEMPORARY
 from zsim.engine.timeline import MemoryEvent
 from zsim.plan.spec import Allocator
@@ -46,7 +46,7 @@ LIBRARIES_BYTES = 389 * MIB
 CUDA_HOST_BYTES = round(2.0e9 * 287 / 667)
 PROCESSES = "processes"
 
-SETTLING = 6  # steps after the steady one, until the allocator gives memory back as often as in any later one
+SETTLING = 6  # steps after the steady one, at most, until the allocator gives memory back as often as in any later one
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,8 @@ def _gpu(view: RankView, cluster: Cluster, program: Program, settings: Allocator
     outside = framework_bytes(device, program, cluster)
     allocator = CachingAllocator.on(device.usable_bytes, device.usable_bytes - outside, settings)
     allowed = allocator.allowed
-    top, run = peak(events), replay(events, allocator)
-    anew = CachingAllocator.on(device.usable_bytes, device.usable_bytes - outside, settings)
+    replay = Replay(allocator)
+    top, run = peak(events), replay.run(events)
     failed, reserved = run.out_of_memory, wanted_bytes(run, events)
     paged = peak(view.ledgers["managed"]).total
     room = device.usable_bytes - outside - reserved
@@ -134,23 +134,27 @@ def _gpu(view: RankView, cluster: Cluster, program: Program, settings: Allocator
         headroom_bytes=headroom if allowed is None else min(headroom, allowed - reserved),
         out_of_memory_at=describe(view, failed) if failed else None,
         allocator_retries=len(run.retried_in),
-        allocator_retries_per_step=settled_retries(run, events, view.steady.step, anew),
+        allocator_retries_per_step=settled_retries(replay, run, events, view.steady.step),
         paged_bytes=paged,
         evicted_bytes=max(0, paged - beside),
         allowed_bytes=allowed,
     )
 
 
-def settled_retries(run: Reserved, events: Sequence[MemoryEvent], steady: int, anew: CachingAllocator) -> int:
-    """How often the allocator gives cached memory back in a step once its blocks suit the steps: after `SETTLING` more
-    like `steady`, the last of `events`. The larger of the last two, as some take turns."""
-    if steady not in run.retried_in:
-        return 0
-    again = [event for event in events if event.step == steady]
-    more = [event._replace(step=steady + count + 1) for count in range(SETTLING) for event in again]
-    long = replay([*events, *more], anew)
-    last = steady + SETTLING if long.out_of_memory is None else long.out_of_memory.step - 1
-    return max(long.retried_in.count(step) for step in (last - 1, last))
+def settled_retries(replay: Replay, run: Reserved, events: Sequence[MemoryEvent], steady: int) -> int:
+    """How often the allocator gives cached memory back in a step once its blocks suit the steps: `replay` of `events`
+    came to `run`, and goes on with steps like `steady`, the last, until one gives back as often as the one before."""
+    often = run.retried_in.count(steady)
+    again = events[bisect_left(events, steady, key=attrgetter("step")) :]
+    for _ in range(SETTLING if often else 0):
+        before, known = often, len(run.retried_in)
+        run = replay.run(again)
+        if run.out_of_memory:
+            break
+        often = len(run.retried_in) - known
+        if often in (0, before):
+            break
+    return often
 
 
 def served(result: Result, allocator: type[A]) -> A:
