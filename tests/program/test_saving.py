@@ -84,6 +84,12 @@ def test_the_trainer_saves_of_adapters_alone_in_stage_3():
     assert peak(moment, "host") == 2 * trained
     assert peak(moment, "gpu") == 2 * 4000 * 256
     assert peak(found(plan, ADAPTERS, tree, by="engine")[WEIGHTS], "host") == 2 * ADAPTERS.numel
+    before_5 = replace(plan, version="0.16.9")  # of the time of transformers 4
+    assert peak(found(before_5, ADAPTERS, tree)[WEIGHTS], "host") == 2 * ADAPTERS.numel
+    base = ADAPTERS.numel - trained
+    for version, copied in (("0.12.6", 2 * base / RANKS), ("0.16.9", 4 * trained / RANKS)):
+        states = found(replace(plan, version=version), ADAPTERS, tree)[STATES]
+        assert peak(states, "host", 1) == near(copied)
     assert peak(found(replace(plan, stage=2), ADAPTERS, tree)[WEIGHTS], "host", 2) == 2 * ADAPTERS.numel
 
 

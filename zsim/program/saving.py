@@ -106,13 +106,15 @@ def _deepspeed(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, saving: Savi
     memory, weights = _Memory(), model_bytes(model, plan)
     drops = (GATHERED,) if plan.stage == 3 else ()  # checkpoint_event_prologue: persistent parameters
     by_trainer = saving.by == "trainer" and not before(plan, 0, 10)
+    adapters = by_trainer and model.tuning is not None
     if plan.stage == 3:
-        if plan.stage3_gather_16bit_weights_on_model_save:
-            _consolidate(memory, model, tree, plan, adapters=by_trainer and model.tuning is not None)
+        if plan.stage3_gather_16bit_weights_on_model_save:  # without the base since transformers 5 of January 2026
+            _consolidate(memory, model, tree, plan, adapters=adapters and not before(plan, 0, 18, 5))
     elif by_trainer:
         memory.host(weights)  # accelerate's clone_tensors_for_torch_save, on every rank
     yield memory.moment(WEIGHTS, AT_RANK_0 if plan.stage == 3 else CLONED, drops)
-    frozen = _frozen(model, plan) if not (by_trainer and model.tuning) else 0
+    # exclude_frozen_parameters, since transformers pull request 27825 of December 2023
+    frozen = 0 if adapters and not before(plan, 0, 13) else _frozen(model, plan)
     if not saving.only_model or not by_trainer:
         _save_checkpoint(memory, model, plan, frozen)
         yield memory.moment(STATES, OWN_SHARDS, drops)
