@@ -162,10 +162,11 @@ def outcomes(document: dict[str, Any], case: dict[str, Any]) -> Iterator[Run]:
     for name, own in case["runs"].items():
         settings = {**case.get("common", {}), **own}
         remarks = {key: settings.pop(key, "") for key in ("observed", "open", "why")}
+        peak = settings.pop("peak", "")
         predicted, detail, of_all, of_each, tight = _simulate(document, settings)
         yield Run(
-            case["id"], name, case["source"], predicted=predicted, detail=detail, tokens_per_s=of_all,
-            tokens_per_s_per_gpu=of_each, tight=tight, **remarks,
+            case["id"], name, case["source"], predicted=predicted, detail=f"{detail}; reported: {peak}" if peak else detail,
+            tokens_per_s=of_all, tokens_per_s_per_gpu=of_each, tight=tight, **remarks,
         )  # fmt: skip
 
 
@@ -191,8 +192,9 @@ def _scenario(document: dict[str, Any], folder: Path, settings: dict[str, Any]) 
     """Writes the files of a scenario."""
     settings = dict(settings)
     (folder / "config.json").write_text(json.dumps(document["models"][settings.pop("model")]))
+    model = {"config": "config.json"} | ({"freeze": settings.pop("freeze")} if "freeze" in settings else {})
     (folder / "topology.yaml").write_text(json.dumps(document["machines"][settings.pop("machine")]))
     cluster = {"topology": "topology.yaml"} | ({"nodes": settings.pop("nodes")} if "nodes" in settings else {})
     path = folder / "scenario.yaml"
-    path.write_text(json.dumps({"model": "config.json", "cluster": cluster} | settings))
+    path.write_text(json.dumps({"model": model, "cluster": cluster} | settings))
     return path
