@@ -167,6 +167,16 @@ def test_read_says_what_files_are(capsys) -> None:
     assert "missing:" in text
 
 
+def test_read_names_the_file_that_a_line_is_of(capsys, tmp_path: Path) -> None:
+    """Where it is another one than what is read."""
+    (tmp_path / "zero.json").write_text('{"zero_optimization": {"stage": 3}}')
+    (tmp_path / "train.sh").write_text("deepspeed train.py --deepspeed zero.json --per_device_train_batch_size 2\n")
+    code, text, _ = run(capsys, "read", str(tmp_path / "train.sh"))
+    assert code == 0
+    assert "zero.stage: 3   (zero.json, line 1)" in text
+    assert "micro_batch: 2   (line 1)" in text
+
+
 def test_read_goes_on_after_a_refusal(capsys) -> None:
     code, out, _ = run(capsys, "read", str(DATA / "ds_config/misspelt.json"), MODEL)
     assert code == 2

@@ -55,6 +55,15 @@ def test_comments_floats_and_text() -> None:
     assert reading.places[("zero", "stage3_max_live_parameters")] == (DATA / "commented_stage3.json", 12)
 
 
+def test_a_floor_of_the_loss_scale_below_one() -> None:
+    """DeepSpeed before 0.17 takes it, unchecked (after a configuration that is in use)."""
+    reading = read_deepspeed(DATA / "small_loss_scale.json", "0.10.0")
+    assert fields(reading)["zero.stage"] == 2
+    assert any("fp16.min_loss_scale" in text for text in reading.without_effect)
+    with pytest.raises(InputError, match="any number for a framework.version before 0.17"):
+        read_deepspeed(DATA / "small_loss_scale.json")
+
+
 def test_old_spellings() -> None:
     reading = read_deepspeed(DATA / "old_spellings.json")
     said = fields(reading)

@@ -74,6 +74,18 @@ def test_a_file_that_is_not_there_is_missing(tmp_path: Path):
     assert NOT_SHARDED not in reading.notes
 
 
+def test_a_file_is_found_from_the_folder_that_a_repositorys_commands_run_in(tmp_path: Path):
+    """scripts/v1/train.sh names scripts/zero3.json; a name without a folder is not looked for above."""
+    (tmp_path / "scripts" / "v1").mkdir(parents=True)
+    (tmp_path / "scripts" / "zero3.json").write_text('{"zero_optimization": {"stage": 3}}')
+    reading = script(tmp_path / "scripts" / "v1", f"deepspeed {TRAIN} --deepspeed ./scripts/zero3.json\n")
+    assert said(reading)["zero.stage"] == 3
+    assert reading.places[("zero", "stage")] == (tmp_path / "scripts" / "zero3.json", 1)
+    reading = script(tmp_path / "scripts" / "v1", f"deepspeed {TRAIN} --deepspeed zero3.json\n")
+    assert "zero.stage" not in said(reading)
+    assert "deepspeed_config (names zero3.json, which is not there)" in reading.missing
+
+
 def test_the_trainers_deepspeed_goes_before_accelerates(tmp_path: Path):
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}}')
     fields = said(launched(tmp_path, "--config_file acc.yaml", "--deepspeed ds.json --bf16", ZERO3))

@@ -261,3 +261,17 @@ def test_a_large_new_tensor_on_the_host_costs_its_pages(offload_param: str | Non
     plan = DeepSpeedPlan(world_size=1, stage=3, offload_optimizer="cpu", offload_param=offload_param)
     program = lower(large, trace(large, WORKLOAD), plan, WORKLOAD)
     assert work(program, "cast") == pytest.approx(bytes_each * large.numel)
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_frozen_shards_on_the_host_are_not_copied_to_the_flat_ones(pinned: bool) -> None:
+    """_create_param_groups_fp16_flat_cpu_memory goes over trainable_param_groups; the others stay as they were cut."""
+    frozen = {p.name for p in MODEL.parameters[:3]}
+    model = replace(MODEL, parameters=tuple(replace(p, trainable=p.name not in frozen) for p in MODEL.parameters))
+    plan = DeepSpeedPlan(world_size=2, stage=3, zero_init=True, offload_param="cpu", offload_param_pin_memory=pinned)
+    run = lower(model, trace(model, WORKLOAD), plan, WORKLOAD)
+    host = {i.key: i.nbytes for i in run.init if isinstance(i, Alloc) and i.device == "host"}
+    own = {p.name: pinned_bytes(p.numel) if pinned else p.numel for p in MODEL.parameters}  # half of 2 bytes each
+    assert host["frozen shards"] == sum(own[name] for name in frozen)
+    assert host["parameter shards"] == pinned_bytes(sum(p.numel for p in MODEL.parameters if p.name not in frozen))
+    assert host.get("shards as first pinned", 0) == pinned * sum(own[n] for n in own if n not in frozen)

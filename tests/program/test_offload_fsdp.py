@@ -8,6 +8,7 @@ from math import ceil
 import pytest
 
 from tests.program.offloaded import MODEL, WORKLOAD, held, moved, work
+from zsim.model.lora import Lora, Tuning, tune
 from zsim.model.trace import trace
 from zsim.plan.spec import Fsdp1Plan, Fsdp2Plan
 from zsim.program.builder import pinned_bytes
@@ -86,3 +87,16 @@ def test_fsdp2_adds_gradients_of_later_micro_steps_on_the_cpu() -> None:
 def test_fsdp2_on_one_gpu_fetches_its_shards_too() -> None:
     run = lower(MODEL, trace(MODEL, WORKLOAD), Fsdp2Plan(world_size=1, cpu_offload=True), WORKLOAD)
     assert moved(run)["h2d", "forward"] == 4 * MODEL.numel
+
+
+def test_fsdp1_writes_gradients_back_into_the_same_tensor_when_a_unit_is_gathered_twice() -> None:
+    """An adapter's unit that backward prefetched is gathered again in a checkpointed block's second forward, which
+    reshards it, and in its own backward."""
+    adapted = tune(MODEL, Tuning(Lora(2, ("q_proj", "v_proj"))))
+    workload = replace(WORKLOAD, checkpointing="full")
+    plan = Fsdp1Plan(world_size=2, cpu_offload=True, adapter_units=True)
+    run = lower(adapted, trace(adapted, workload), plan, workload)
+    last = run.steps[-1]
+    written = [i.key for i in last if isinstance(i, Alloc) and i.key.startswith("gradient written back")]
+    assert len(written) == len(set(written)) > 0
+    assert sum(isinstance(i, Launch) and i.op.label == "write back gradients" for i in last) > len(written)

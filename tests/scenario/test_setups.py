@@ -47,6 +47,14 @@ def test_deepspeed_defaults_are_its_own(write) -> None:
     assert plan_of(write("zero: {stage: 3, zero_init: false}\n")) == DeepSpeedPlan(world_size=8, stage=3)
 
 
+def test_a_quantized_model_is_not_built_under_zero_init(write) -> None:
+    """transformers leaves it out, whatever is asked for."""
+    for text in ("{stage: 3}", "{stage: 3, zero_init: true}"):
+        setup = resolve(write(f"zero: {text}\nlora: {{r: 8}}\nquantize: nf4\n"))
+        assert setup.plan.zero_init is False
+        assert any("not built under deepspeed.zero.Init" in note for note in setup.assumptions)
+
+
 def test_every_deepspeed_field_arrives(write) -> None:
     """Whatever the scenario sets stands in the plan under the same name."""
     text = """zero:

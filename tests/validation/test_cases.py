@@ -59,6 +59,7 @@ def test_every_collected_report_is_a_case_or_lacks_something() -> None:
     [
         ("blind", (67, 83), (10, 12)),
         ("blind2", (14, 18), (0, 0)),
+        ("blind3", (36, 54), (1, 2)),
         ("saving", (9, 12), (0, 0)),
     ],
 )
@@ -78,9 +79,11 @@ def test_what_was_said_of_reports_never_seen_is_kept(
 
 
 # One of each kind that is quick to simulate: fits, out of memory, host out of memory, a difference that is explained.
-@pytest.mark.parametrize("name", ["B04", "B12", "B20", "B46", "B53", "B57", "D07", "D11", "E01", "E06", "E08"])
+@pytest.mark.parametrize(
+    "name", ["B04", "B12", "B20", "B46", "B53", "B57", "D07", "D11", "E01", "E06", "E08", "F02", "F22", "F33"]
+)
 def test_reports_never_seen_before_come_out_as_they_are_said_to(name: str) -> None:
-    file = {"B": "blind.yaml", "D": "blind2.yaml", "E": "saving.yaml"}[name[0]]
+    file = {"B": "blind.yaml", "D": "blind2.yaml", "E": "saving.yaml", "F": "blind3.yaml"}[name[0]]
     document = cases.read(BLIND.with_name(file))
     case = next(case for case in document["cases"] if case["id"] == name)
     runs = {run.name: run for run in cases.outcomes(document, case)}

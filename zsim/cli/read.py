@@ -136,8 +136,9 @@ def _text(entry: dict[str, Any]) -> str:
     lines = [f"{entry['file']}: {entry['kind']}"]
     places = entry.get("places", {})
     for name, value in entry["understood"].items():
-        where = places.get(name, "").rpartition(":")[2]
-        lines.append(f"  {name}: {_value(name, value)}{f'   (line {where})' if where.isdigit() else ''}")
+        file, _, line = places.get(name, "").rpartition(":")
+        named = "" if file == entry["file"] else f"{Path(file).name}, "
+        lines.append(f"  {name}: {_value(name, value)}{f'   ({named}line {line})' if line.isdigit() else ''}")
     if entry.get("ranks"):
         lines.append(f"  written for {entry['ranks']} GPUs")
     for title in ("notes", "not_modeled", "without_effect", "missing"):

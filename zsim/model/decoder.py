@@ -50,8 +50,8 @@ class CausalLM(Module):
             return head(hidden, labels)
         logits = self.logits_of(hidden, head)
         own_loss = self.net.kernels not in ("torch", "liger")
-        if own_loss or self.net.loss in ("copied", "copied_held"):
-            logits = F.to(logits, "float32")  # up to 4.45 under the same name: the others are gone
+        if own_loss or (self.net.loss in ("copied", "copied_held") and not self.net.loss_is_a_function):
+            logits = F.to(logits, "float32")  # under the same name: the others are gone
         loss = (shortened_loss if own_loss else causal_loss)(self.net, logits, labels)
         cache = wide_cache(self.net, labels) if self.net.wide_cache else ()  # noqa: F841  handed back beside the logits
         return loss

@@ -101,12 +101,14 @@ class Keys:
             raise self.document.error(
                 path, f"{value} is a list of values to tune; one is needed", accepted=KINDS[key.kind]
             )
+        section = full.rpartition(".")[0]
         try:
-            return coerce(value, key.kind)
+            return coerce(value, float if key.kind is int and self.lenient(section) else key.kind)
         except ValueError:
-            raise self.document.error(
-                path, f"{shown(value)} is not {KINDS[key.kind]}", accepted=KINDS[key.kind]
-            ) from None
+            accepted = KINDS[key.kind]
+            if section in _PLAIN_BEFORE_0_17 and key.kind is int and isinstance(value, float):
+                accepted += "; any number for a framework.version before 0.17"
+            raise self.document.error(path, f"{shown(value)} is not {KINDS[key.kind]}", accepted) from None
 
     def removed(self, path: Path_, full: str, value: Any) -> None:
         if self.version >= ((0, 19, 7) if full in GONE_IN_0_19_7 else (0, 19, 8)):

@@ -67,11 +67,16 @@ class Document:
         return self.file, None
 
     def beside(self, name: str, kind: str | None = None) -> Path:
-        """A file that this one names: from its own folder or from where one works, else among those read with it."""
-        for path in (Path(self.file).parent / name, Path(name)):
+        """A file that this one names: from its own folder or from where one works, else among those read with it, else,
+        with its folder ("scripts/zero3.json"), from a folder above, as the commands of a repository are run there."""
+        own = Path(self.file).parent
+        for path in (own / name, Path(name)):
             if path.exists():
                 return path
-        return self.given.find(name, kind) or Path(self.file).parent / name
+        if given := self.given.find(name, kind):
+            return given
+        above = own.absolute().parents if len(Path(name).parts) > 1 else ()
+        return next((folder / name for folder in above if (folder / name).is_file()), own / name)
 
     def set(self, path: Path_, value: Any, place: Place) -> None:
         """Write a field, whose enclosing sections exist. What it replaces loses its place."""

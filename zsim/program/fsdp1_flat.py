@@ -107,11 +107,13 @@ class FlatParameters:
     def write_back(self, handle: Handle, micro: int) -> None:
         """_writeback_orig_params: after forward each parameter's .grad is a view of _cpu_grad, which the flat one knows
         nothing of. It gets a new tensor of zeros and copies into it, on the host, and gives it up in
-        prepare_gradient_for_backward."""
+        prepare_gradient_for_backward. A unit gathered twice until then (prefetched, resharded after a checkpointed
+        block's second forward) copies twice into the same one."""
         if not (self.plan.cpu_offload and self.plan.use_orig_params and self.sharded and handle.trainable):
             return
         builder, nbytes = self.builder, self.master_size * handle.shard
-        builder.alloc(f"gradient written back:{handle.name}", "gradients", nbytes, "host")
+        if not handle.written_back:
+            builder.alloc(f"gradient written back:{handle.name}", "gradients", nbytes, "host")
         work = CpuWork("write back gradients", handle.shard, 3 * nbytes)
         builder.host_wait(builder.launch(CPU, work.label, "backward", work, module=handle.name, micro=micro))
         handle.written_back = True

@@ -115,12 +115,14 @@ class Zero3(Hooks[DeepSpeedPlan]):
     def allocate(self) -> None:
         """The engine broadcasts the model; the conversion to shards does so again (zero.Init: only that)."""
         builder, plan = self.builder, self.plan
-        if not plan.zero_init:  # _configure_distributed_model: all of it goes to the GPU first
-            nbytes = sum(self.parameters.numel) * self.parameters.size
-            builder.alloc("whole model", "parameters", nbytes)
-            broadcast_model(builder, self.model.parameters, plan)
-            builder.free("whole model")
+        whole = () if plan.zero_init else self.model.parameters
+        for parameter in whole:  # _configure_distributed_model: all of it goes to the GPU first
+            nbytes = parameter.numel * self.parameters.size
+            builder.alloc(f"whole:{parameter.name}", "parameters", nbytes)
+        broadcast_model(builder, whole, plan)
         self._broadcast_shards()
+        for parameter in whole:
+            builder.free(f"whole:{parameter.name}")
         self.parameters.allocate()
         self.gradients.allocate()
         for _ in range(3):  # stage3.py: before the flat partitions, before and after the optimizer's states

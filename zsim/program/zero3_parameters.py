@@ -61,20 +61,29 @@ class Parameters:
         self._events: deque[int] = deque()  # __ongoing_fetch_events
 
     def allocate(self) -> None:
-        nbytes = sum(self.quantized.nbytes(param, shard) for param, shard in enumerate(self.shard))
         if self.nvme:
             self.nvme.allocate()
-        elif self.plan.offload_param:  # stage3.py _create_param_groups_fp16_flat_cpu_memory: always pinned
-            self.builder.alloc("parameter shards", "parameters", self.builder.pinned_bytes(nbytes), "host")
-            if self.plan.offload_param_pin_memory:
-                # partition_parameters.py _partition_param pins each shard before it moves to the flat buffer; torch
-                # keeps pinned blocks for good
-                own = sum(self.builder.pinned_bytes(shard * self.size) for shard in self.shard)
-                self.builder.alloc("shards as first pinned", "buffers", own, "host")
+        elif self.plan.offload_param:
+            self._allocate_on_host()
         else:
+            nbytes = sum(self.quantized.nbytes(param, shard) for param, shard in enumerate(self.shard))
             self.builder.alloc("parameter shards", "parameters", nbytes)
         for param in range(len(self.numel)) if self.hpz else ():
             self._alloc_secondary(param)
+
+    def _allocate_on_host(self) -> None:
+        """partition_parameters.py _partition_param makes, and may pin, a tensor of each shard. stage3.py
+        _create_param_groups_fp16_flat_cpu_memory, always pinned, takes the trained ones only; torch keeps the pinned
+        blocks that those leave for good."""
+        builder, pinned, sizes = self.builder, self.plan.offload_param_pin_memory, [n * self.size for n in self.shard]
+        own = [builder.pinned_bytes(nbytes) if pinned else nbytes for nbytes in sizes]
+        if self.trainable:
+            flat = builder.pinned_bytes(sum(sizes[param] for param in self.trainable))
+            builder.alloc("parameter shards", "parameters", flat, "host")
+            if pinned:
+                builder.alloc("shards as first pinned", "buffers", sum(own[param] for param in self.trainable), "host")
+        if frozen := set(range(len(own))).difference(self.trainable):
+            builder.alloc("frozen shards", "parameters", sum(own[param] for param in frozen), "host")
 
     # ---- gather ----------------------------------------------------------------------------------------------------
     def gather(self, params: Params, module: str, phase: str) -> None:

@@ -16,8 +16,8 @@ Release = tuple[int, ...]
 
 # A framework older than the first is taken to run with the second, the transformers of its time.
 OF_ITS_TIME: dict[str, tuple[tuple[str, Release], ...]] = {
-    "deepspeed": (("0.9.3", (4, 28)), ("0.10", (4, 30)), ("0.12.5", (4, 35)), ("0.16.4", (4, 48))),
-    "torch": (("2.0.1", (4, 28)), ("2.2", (4, 35)), ("2.7", (4, 48))),
+    "deepspeed": (("0.9.3", (4, 28)), ("0.10", (4, 30)), ("0.12.5", (4, 35)), ("0.15.3", (4, 45)), ("0.16.4", (4, 48))),
+    "torch": (("2.0.1", (4, 28)), ("2.2", (4, 35)), ("2.5", (4, 45)), ("2.7", (4, 48))),
 }
 WIDENED = (*LLAMA_LIKE, *GEMMA, *MOE)  # their logits; GPT-2 and its like left them in the dtype of the run
 LOW_SOFTMAX = ("gpt_neox", "opt")  # in the dtype of the scores until 4.48
