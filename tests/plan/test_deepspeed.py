@@ -60,7 +60,7 @@ def test_a_floor_of_the_loss_scale_below_one() -> None:
     reading = read_deepspeed(DATA / "small_loss_scale.json", "0.10.0")
     assert fields(reading)["zero.stage"] == 2
     assert any("fp16.min_loss_scale" in text for text in reading.without_effect)
-    with pytest.raises(InputError, match="any number for a framework.version before 0.17"):
+    with pytest.raises(InputError, match="any number for a framework"):
         read_deepspeed(DATA / "small_loss_scale.json")
 
 

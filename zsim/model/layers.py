@@ -49,7 +49,7 @@ class Net:
     @property
     def loss_is_a_function(self) -> bool:
         """transformers 4.46 loss/loss_utils.py ForCausalLMLoss widens the logits, which the model still holds."""
-        return self.transformers is not None and (4, 46) <= self.transformers
+        return self.transformers is not None and self.transformers >= (4, 46)
 
     def checkpoints(self, block: int) -> bool:
         return self.checkpointing != "none" and (self.checkpointed is None or block in self.checkpointed)

@@ -246,8 +246,8 @@ def _deepspeed(
     if stage == 3 and scenario.fields.quantize:  # transformers 4.40 and 5.24: not is_quantized
         given["zero_init"] = False
         notes.append(
-            "the model is not built under deepspeed.zero.Init, as transformers leaves it out of a quantized one: every GPU "
-            "holds all of it until the engine has cut it into shards"
+            "the model is not built under deepspeed.zero.Init, as transformers leaves it out of a quantized one: every "
+            "GPU holds all of it until the engine has cut it into shards"
         )
     if stage == 3 and "zero_init" not in given:
         given["zero_init"] = True

@@ -164,8 +164,9 @@ def outcomes(document: dict[str, Any], case: dict[str, Any]) -> Iterator[Run]:
         remarks = {key: settings.pop(key, "") for key in ("observed", "open", "why")}
         peak = settings.pop("peak", "")
         predicted, detail, of_all, of_each, tight = _simulate(document, settings)
+        detail += f"; reported: {peak}" if peak else ""
         yield Run(
-            case["id"], name, case["source"], predicted=predicted, detail=f"{detail}; reported: {peak}" if peak else detail,
+            case["id"], name, case["source"], predicted=predicted, detail=detail,
             tokens_per_s=of_all, tokens_per_s_per_gpu=of_each, tight=tight, **remarks,
         )  # fmt: skip
 
