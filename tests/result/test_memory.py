@@ -29,6 +29,8 @@ def use(step, size, lane=COMPUTE):
         ([use(1, 60) + use(1, 80), use(2, 60) + use(2, 80)], 0),
         # For good in step 3: of the steps before, this one gave back last.
         ([use(1, 60), use(2, 60) + use(2, 80)[:1]], 1),
+        # The steady step itself runs out of memory, before it has again what its start gives up.
+        ([use(1, 10)[:1], use(2, 10)[1:] + use(2, 80) + use(2, 110) + use(2, 10)[:1]], 1),
     ],
 )  # fmt: skip
 def test_how_often_a_settled_allocator_gives_memory_back(steps, per_step):

@@ -146,7 +146,7 @@ def settled_retries(replay: Replay, run: Reserved, events: Sequence[MemoryEvent]
     came to `run`, and goes on with steps like `steady`, the last, until one gives back as often as the one before."""
     often = run.retried_in.count(steady)
     again = events[bisect_left(events, steady, key=attrgetter("step")) :]
-    for _ in range(SETTLING if often else 0):
+    for _ in range(SETTLING if often and not run.out_of_memory else 0):
         before, known = often, len(run.retried_in)
         run = replay.run(again)
         if run.out_of_memory:
