@@ -37,3 +37,12 @@ def test_how_often_a_settled_allocator_gives_memory_back(steps, per_step):
     events = [event for step in steps for event in step]
     replay = Replay(CachingAllocator(100 * MIB))
     assert settled_retries(replay, replay.run(events), events, 2) == per_step
+
+
+def test_steps_that_give_back_as_often_as_each_other_are_not_repeated():
+    steps = [use(step, 60, ALL_GATHER) + use(step, 80) for step in (1, 2, 3)]
+    events = [event for step in steps for event in step]
+    replay = Replay(CachingAllocator(100 * MIB))
+    run = replay.run(events)
+    assert settled_retries(replay, run, events, 3) == 2
+    assert replay.allocator.retries == len(run.retried_in) == 5

@@ -145,8 +145,9 @@ def settled_retries(replay: Replay, run: Reserved, events: Sequence[MemoryEvent]
     """How often the allocator gives cached memory back in a step once its blocks suit the steps: `replay` of `events`
     came to `run`, and goes on with steps like `steady`, the last, until one gives back as often as the one before."""
     often = run.retried_in.count(steady)
+    settled = steady > 2 and often == run.retried_in.count(steady - 1)  # the first step has states to make
     again = events[bisect_left(events, steady, key=attrgetter("step")) :]
-    for _ in range(SETTLING if often and not run.out_of_memory else 0):
+    for _ in range(SETTLING if often and not settled and not run.out_of_memory else 0):
         before, known = often, len(run.retried_in)
         run = replay.run(again)
         if run.out_of_memory:
