@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tests.model.ledger import computes
 from zsim.errors import InputError, NotModeled
 from zsim.model.huggingface import from_config
-from zsim.model.kernels import Attention
+from zsim.model.kernels import Attention, Gemm
 from zsim.model.spec import Workload
 from zsim.model.trace import trace
 
@@ -263,6 +264,13 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
             "vocab_size": 202048, "num_local_experts": 16, "interleave_moe_layer_step": 1,
         },
     ),
+    "Ministral-3-8B (text)": (
+        8_489_553_920,
+        {
+            "model_type": "ministral3", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 34,
+            "num_attention_heads": 32, "vocab_size": 131072,
+        },
+    ),
     "granite-3.1-3b-a800m": (
         3_298_793_472,
         {
@@ -391,6 +399,18 @@ def test_values_of_another_width_are_padded_for_flash_attention():
         kernels = {k for compute in found for k in (*compute.forward, *compute.backward) if isinstance(k, Attention)}
         seen[attention] = {(kernel.head_dim, kernel.value_dim) for kernel in kernels}
     assert seen == {"flash": {(192, 0)}, "sdpa": {(192, 128)}}
+
+
+def test_all_experts_of_llama_4_work_on_all_tokens():
+    spec = from_config(MODELS["Llama-4-Scout (text)"][1], "llama")
+    assert spec.notes == ("llama: every expert works on every token, as in transformers' class",)
+    products = Counter(
+        (kernel.m, kernel.n, kernel.k, kernel.batch)
+        for compute in computes(trace(spec, Workload(1, 128)))
+        for kernel in compute.forward
+        if isinstance(kernel, Gemm) and kernel.batch == 16
+    )
+    assert products == {(128, 2 * 8192, 5120, 16): 48, (128, 5120, 8192, 16): 48}
 
 
 def test_a_model_of_the_hub_is_run_as_the_one_it_equals():

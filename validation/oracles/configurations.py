@@ -23,7 +23,7 @@ from validation.oracles.configurations_deepspeed import deepspeed_configurations
 
 
 def configurations() -> list[Config]:
-    return [*_ddp(), *_fsdp2(), *_fsdp1(), *deepspeed_configurations(), *_vision(), *_pairs(), *_mixtures()]
+    return [*_ddp(), *_fsdp2(), *_fsdp1(), *deepspeed_configurations(), *_vision(), *_pairs(), *_further()]
 
 
 def _ddp() -> list[Config]:
@@ -205,20 +205,20 @@ def _vision() -> list[Config]:
     ]
 
 
-def _mixtures() -> list[Config]:
-    """Mixtures of experts of further families."""
-    return [
-        config
-        for model in ("glm4_moe", "granitemoe", "llama4_text")
-        for config in (
-            config_of("fsdp2", "moe", model=model),
-            config_of("fsdp2", "moe_accelerate", model=model, fsdp={"accelerate": True}),
-            config_of("fsdp1", "moe", model=model),
-            zero_of("moe", 2, model=model, zero=SMALL_ZERO),
-            zero_of("moe", 3, model=model, zero=SMALL_ZERO),
-            zero_of("moe_regather", 3, ga=2, model=model, zero=REGATHER),
-        )
-    ]
+def _further() -> list[Config]:
+    """Further families of decoders."""
+    found = []
+    for model in ("glm4_moe", "granitemoe", "llama4_text", "ministral3"):
+        tag = "dense" if model == "ministral3" else "moe"
+        found += [
+            config_of("fsdp2", tag, model=model),
+            config_of("fsdp2", f"{tag}_accelerate", model=model, fsdp={"accelerate": True}),
+            config_of("fsdp1", tag, model=model),
+            zero_of(tag, 2, model=model, zero=SMALL_ZERO),
+            zero_of(tag, 3, model=model, zero=SMALL_ZERO),
+            zero_of(f"{tag}_regather", 3, ga=2, model=model, zero=REGATHER),
+        ]
+    return found
 
 
 def _pairs() -> list[Config]:

@@ -144,6 +144,15 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "exaone4": (FLASH, {"model_type": "exaone4", **SMALL, **WINDOWS}),
     "arcee": (BOTH, {"model_type": "arcee", **SMALL}),
     "nemotron": (BOTH, {"model_type": "nemotron", **SMALL}),
+    "ministral3": (
+        BOTH,
+        {
+            "model_type": "ministral3", **SMALL, **TOKENS, "head_dim": 32, "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+    ),
     "stablelm": (BOTH, {"model_type": "stablelm", **SMALL, "use_qkv_bias": True}),
     "stablelm-qk-norm": (
         FLASH, {"model_type": "stablelm", **SMALL, "use_parallel_residual": True, "qk_layernorm": True},

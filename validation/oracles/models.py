@@ -127,6 +127,17 @@ TINY: dict[str, dict[str, Any]] = {
         "pad_token_id": 0,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
     },
+    "ministral3": {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "vocab_size": 1000,
+        "max_position_embeddings": 256,
+        "pad_token_id": 0,
+    },
     "granitemoe": {
         "hidden_size": 128,
         "intermediate_size": 96,

@@ -124,6 +124,12 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[int, int]]] = {
          "vision_config": PIXTRAL, "tie_word_embeddings": False},
         (112, 56),
     ),
+    "ministral3": (
+        FLASH,
+        {"model_type": "mistral3", "vision_config": PIXTRAL, "tie_word_embeddings": False, "text_config":
+         {"model_type": "ministral3", **TEXT, "head_dim": 32, "pad_token_id": 0}},
+        (112, 56),
+    ),
     "internvl": (
         BOTH,
         {"model_type": "internvl", "text_config": {"model_type": "qwen2", **TEXT}, "vision_config": INTERNVL |

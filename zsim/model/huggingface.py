@@ -61,6 +61,8 @@ def _other_code(fields: Fields, family: str) -> Iterator[str]:
     said = fields.items("architectures") or []
     if said and not str(said[0]).endswith(_LANGUAGE_MODELS):
         yield f"architectures names {said[0]}: {family} with the head of a language model is simulated"
+    if family == "llama4_text":
+        yield "every expert works on every token, as in transformers' class"
     own = fields.raw("auto_map")
     code = isinstance(own, dict) and (own.get("AutoModelForCausalLM") or own.get("AutoModel"))
     if code:

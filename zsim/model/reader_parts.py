@@ -23,12 +23,21 @@ def read_dropout(fields: Fields, *names: str, default: float = 0.0) -> float:
 KEY_VALUE_HEADS = {
     "mistral": 8, "mixtral": 8, "qwen2": 32, "qwen3": 32, "qwen2_moe": 16, "qwen3_moe": 4, "smollm3": 4, "gemma": 16,
     "gemma2": 4, "gemma3_text": 4, "glm": 2, "glm4": 2, "ernie4_5": 2, "seed_oss": 8, "starcoder2": 2, "stablelm": 32,
-    "exaone4": 32, "gpt_oss": 8, "glm4_moe": 8, "llama4_text": 8,
+    "exaone4": 32, "gpt_oss": 8, "glm4_moe": 8, "llama4_text": 8, "ministral3": 8,
 }  # fmt: skip
 
 
 # head_dim of the configuration class likewise, whatever the hidden size.
-HEAD_DIM = {"llama4_text": 128, "qwen3": 128, "gpt_oss": 64, "glm": 128, "glm4": 128, "ernie4_5": 128, "seed_oss": 128}
+HEAD_DIM = {
+    "llama4_text": 128,
+    "ministral3": 128,
+    "qwen3": 128,
+    "gpt_oss": 64,
+    "glm": 128,
+    "glm4": 128,
+    "ernie4_5": 128,
+    "seed_oss": 128,
+}
 
 
 def read_heads(fields: Fields, hidden: int, *names: str, family: str = "") -> tuple[int, int]:

@@ -120,6 +120,12 @@ def _seed_oss(fields: Fields, family: str) -> Architecture:
     return Architecture(**values)
 
 
+def _ministral3(fields: Fields, family: str) -> Architecture:
+    window = fields.size("sliding_window", default=0, least=0) or None
+    values = common(fields, family, window=window)
+    return Architecture(**values | {"kinds": (LayerKind(sliding=window is not None),) * len(values["kinds"])})
+
+
 def _nemotron(fields: Fields, family: str) -> Architecture:
     values = common(fields, family, mlp_bias=fields.flag("mlp_bias", default=False), **_bias(fields))
     values["activation"] = read_activation(fields, "hidden_act", default="relu2")
@@ -378,6 +384,7 @@ RELATIVES: dict[str, Callable[[Fields, str], Architecture]] = {
     "ernie4_5": _ernie,
     "seed_oss": _seed_oss,
     "nemotron": _nemotron,
+    "ministral3": _ministral3,
     "stablelm": _stablelm,
     "starcoder2": _starcoder2,
     "gpt_neo": _gpt_neo,

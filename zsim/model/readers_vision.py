@@ -144,7 +144,8 @@ def _resolutions(fields: Fields, side: int) -> tuple[tuple[int, int], ...]:
 def _pixtral(fields: Fields, family: str) -> Architecture:
     """Pixtral 12B, which is a LLaVA, and Mistral 3."""
     merges = family == "mistral3"
-    text = _text(fields, family, LANGUAGE_MODELS, "mistral" if merges else "llama", tied=merges)
+    names = ("ministral3", *LANGUAGE_MODELS) if merges else LANGUAGE_MODELS
+    text = _text(fields, family, names, "mistral" if merges else "llama", tied=merges)
     vision = _tower(fields, "pixtral")
     blocks = _blocks(vision, "pixtral", {**_LIKE_CLIP, "activation": "gelu"}, lambda layer: LayerKind())
     _feature_layer(fields, blocks.layers, default=-1 if merges else -2, only=-1)

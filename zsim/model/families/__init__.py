@@ -40,7 +40,7 @@ OTHERS = {  # model_type -> file here, class of the root
     "llama4_text": ("llama4", "Llama4ForCausalLM"),
     **dict.fromkeys(("glm4_moe", "granitemoe"), ("moe_relatives", "MoeRelativeForCausalLM")),
     **dict.fromkeys(
-        ("olmo", "olmo3", "granite", "seed_oss", "hunyuan_v1_dense", "exaone4", "arcee", "nemotron"),
+        ("olmo", "olmo3", "granite", "seed_oss", "hunyuan_v1_dense", "exaone4", "arcee", "nemotron", "ministral3"),
         ("relatives", "RelativeForCausalLM"),
     ),
 }

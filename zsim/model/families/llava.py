@@ -9,12 +9,19 @@ from zsim.model import functional as F
 from zsim.model import pixels
 from zsim.model.architecture import Vision
 from zsim.model.decoder import head
-from zsim.model.families import clip, internvl, llama, pixtral, towers
+from zsim.model.families import clip, internvl, llama, pixtral, relatives, towers
 from zsim.model.families.vlm import Combined, VisionLanguageModel, vision_of
 from zsim.model.graph import Tensor
 from zsim.model.layers import Activation, LayerNorm, Linear, Module, Net, RMSNorm, Weight
 
 TEXT = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+
+
+def text_model(net: Net) -> llama.Model:
+    family = vision_of(net).text
+    if family == "ministral3":
+        return relatives.MinistralModel(net, "Ministral3")
+    return llama.Model(net, TEXT[family])
 
 
 class Projector(Module):
@@ -45,7 +52,7 @@ class LlavaModel(Combined):
         self.class_name = f"{self.prefix}Model"
         self.vision_tower = self.tower(net.tower(), vision_of(net))
         self.multi_modal_projector = self.projector(vision_of(net))
-        self.language_model = llama.Model(net, TEXT[vision_of(net).text])
+        self.language_model = text_model(net)
 
     def projector(self, vision: Vision) -> Module:
         return Projector(self.net, self.prefix, vision.blocks.hidden)

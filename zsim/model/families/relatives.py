@@ -1,4 +1,5 @@
-"""Decoders that change a few lines of Llama: OLMo 1 and 3, Granite, Seed-OSS, HunYuan, EXAONE 4, Arcee, Nemotron.
+"""Decoders that change a few lines of Llama: OLMo 1 and 3, Granite, Seed-OSS, HunYuan, EXAONE 4, Arcee, Nemotron,
+Ministral 3.
 
 Module and parameter names, and the order of calls, are those of transformers 5.24 (`modeling_olmo.py` ...).
 """
@@ -10,7 +11,7 @@ from zsim.model import products as P
 from zsim.model.attention import causal_mask, dense_mask, positions, rotate, rotate_part
 from zsim.model.decoder import run_block
 from zsim.model.families import llama
-from zsim.model.graph import Tensor
+from zsim.model.graph import Storage, Tensor
 from zsim.model.layers import Activation, LayerNorm, Linear, Module, Net, RMSNorm, Weight
 
 
@@ -296,7 +297,29 @@ class ArceeModel(Model):
         return ArceeBlock(self.net, prefix, index)
 
 
-MODELS: dict[str, tuple[str, type[Model]]] = {  # model_type -> the prefix of its class names, its decoder
+class MinistralAttention(llama.Attention):
+    """Scales its queries by where they are, after they are rotated."""
+
+    def rotated(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = super().rotated(q, k, cos, sin)
+        tape, tokens = self.net.tape, q.shape[2]
+        places = Tensor(Storage(tape, (1, tokens), "int64", False), (1, tokens), (tokens, 1), "int64")
+        scales = F.pointwise(F.pointwise(F.pointwise(places, dtype="float32")))
+        scales = F.pointwise(F.pointwise(F.pointwise(scales)))
+        return F.mul(q, F.to(F.reshape(scales, 1, 1, tokens, 1), q.dtype)), k
+
+
+class MinistralBlock(llama.Block):
+    def attention(self, prefix: str, index: int) -> llama.Attention:
+        return MinistralAttention(self.net, prefix, index)
+
+
+class MinistralModel(llama.Model):
+    def block(self, prefix: str, index: int) -> Module:
+        return MinistralBlock(self.net, prefix, index)
+
+
+MODELS: dict[str, tuple[str, type[llama.Model]]] = {  # model_type -> the prefix of its class names, its decoder
     "olmo": ("Olmo", OlmoModel),
     "olmo3": ("Olmo3", Olmo3Model),
     "seed_oss": ("SeedOss", SeedOssModel),
@@ -305,6 +328,7 @@ MODELS: dict[str, tuple[str, type[Model]]] = {  # model_type -> the prefix of it
     "arcee": ("Arcee", ArceeModel),
     "nemotron": ("Nemotron", NemotronModel),
     "granite": ("Granite", GraniteModel),
+    "ministral3": ("Ministral3", MinistralModel),
 }
 
 
