@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.engine.worlds import DEVICE_LANES, World, kernels, works, worlds
 from zsim.engine.simulator import Simulation
 from zsim.program.builder import Builder
-from zsim.program.ops import COMPUTE, Work
+from zsim.program.ops import ALL_GATHER, COMPUTE, Work
 from zsim.sweep.glance import cycle
 from zsim.sweep.probe import steady_lengths
 
@@ -78,3 +78,17 @@ def test_a_host_that_gains_on_the_device(waits: bool) -> None:
     many = simulated(world, micro, tail, MANY)
     more = (max(steady_lengths(many)) - max(steady_lengths(few))) / (MANY - FEW)
     assert (more == pytest.approx(2e-3)) == waits
+
+
+@pytest.mark.parametrize(("left_s", "known"), [(1.4e-3, False), (0.4e-3, True)])
+def test_what_the_step_before_left_running(left_s: float, known: bool) -> None:
+    """Micro-steps of 0.2 ms of Python, whose step then waits for what the one before started at its very end."""
+    micro = [Issued(COMPUTE, kernels(1e-6), frozenset(), 10, False)]
+    tail = [
+        Issued(ALL_GATHER, kernels(0.0), frozenset(), 0, True),
+        Issued(ALL_GATHER, kernels(left_s), frozenset(), 0, False),
+    ]
+    few, many = (simulated(World(issue=0.0), micro, tail, count) for count in (FEW, MANY))
+    assert cycle(few, FEW - 2) == (pytest.approx(2e-4) if known else None)
+    more = (max(steady_lengths(many)) - max(steady_lengths(few))) / (MANY - FEW)
+    assert (more == pytest.approx(2e-4)) == known

@@ -158,7 +158,16 @@ def _shift(rank: Rank, step: int, micro: int) -> float | None:
     for column in (rank.start, rank.end):
         if any(abs(column[b] - column[a] - shift) > SAME * shift for a, b in pairs):
             return None
+    if _still_running(rank, step, pairs):
+        return None
     return shift if _host_does_not_matter(rank, step, pairs, shift) else None
+
+
+def _still_running(rank: Rank, step: int, pairs: Sequence[tuple[int, int]]) -> bool:
+    """Whether something from before both micro-steps outlasts them: what waits for it would wait less with more of
+    them."""
+    begun = rank.end[rank.bases[max(step - 1, 0)] : pairs[0][0]]
+    return max((end for end in begun if end < INFINITY), default=0.0) > max(rank.end[after] for _, after in pairs)
 
 
 def _host_does_not_matter(rank: Rank, step: int, pairs: Sequence[tuple[int, int]], shift: float) -> bool:
