@@ -130,6 +130,7 @@ def test_a_full_gpu_is_not_said_to_have_room(result):
     assert text.startswith("FITS, tight: miniature: takes all")
     assert "4.0 of them to cache and fragments" in text
     assert "back 19 times, which is slow. Memory" in text
+    assert "of 43 runs that users reported and that fit as tightly, 24 ran out of it" in text
     often = dataclasses.replace(full, allocator_retries_per_step=4)
     text = " ".join(printed(terminal.render, dataclasses.replace(result, gpu=often)).split())
     assert "4 are in every step, whose time leaves them out" in text
