@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 import zsim
 from zsim.errors import InputError
 from zsim.model.bare import LEAST
-from zsim.scenario.fields import Range, ScenarioFields, Section
+from zsim.scenario.fields import ScenarioFields
+from zsim.scenario.kinds import Range, Section
 from zsim.scenario.load import SECTION_OF
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from zsim.errors import InputError
 from zsim.plan.document import Document, Path_, dotted, parse_yaml, read_yaml
 from zsim.plan.reading import Reading
-from zsim.scenario.fields import ScenarioFields, Section
+from zsim.scenario.fields import ScenarioFields
+from zsim.scenario.kinds import Section
 from zsim.scenario.messages import first_error, section_at
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from zsim.errors import InputError, NotModeled
 from zsim.plan.document import Document, Path_, nearest
-from zsim.scenario.fields import ScenarioFields, Section
+from zsim.scenario.fields import ScenarioFields
+from zsim.scenario.kinds import Section
 
 _SHOULD_BE = {
     "bool_type": ("true or false", "true or false"),

@@ -17,7 +17,7 @@ from zsim.plan.batch import triangle
 from zsim.plan.document import siblings
 from zsim.plan.spec import TORCH_DTYPE, Allocator, AnyPlan, DdpPlan, DeepSpeedPlan
 from zsim.program.lower import under
-from zsim.scenario.fields import FEW, MICRO_STEPS
+from zsim.scenario.kinds import FEW, MICRO_STEPS
 from zsim.scenario.pairs import target_of
 from zsim.scenario.plans import build_plan
 from zsim.scenario.releases import attention_of, loss_of, release_of_models, transformers_release

@@ -216,8 +216,8 @@ def _memory(result: Result, width: int, blocks: bool) -> Iterator[str]:
         untimed = f"{every_step} are in every step, whose time leaves them out. " if every_step else ""
         yield (
             f"To get through, the allocator gives cached memory back {gpu.allocator_retries} times, which is slow. "
-            f"{untimed}Memory is predicted to a few percent: of {REPORTED_TIGHT} runs that users reported and that fit as "
-            f"tightly, {REPORTED_TIGHT_OUT} ran out of it."
+            f"{untimed}Memory is predicted to a few percent: of {REPORTED_TIGHT} runs that users reported and that fit "
+            f"as tightly, {REPORTED_TIGHT_OUT} ran out of it."
         )
     host = result.host
     if host.peak_bytes:
