@@ -11,7 +11,7 @@ from zsim.model import products as P
 from zsim.model.attention import Rotary, rotate_part
 from zsim.model.families import deepseek, llama, moe, relatives
 from zsim.model.graph import Tensor
-from zsim.model.layers import Linear, Module, Net, RMSNorm, Weight
+from zsim.model.layers import Module, Net, RMSNorm, Weight
 
 # ---------------------------------------------------------------------------------------------------- GLM
 
@@ -118,13 +118,5 @@ MODELS: dict[str, tuple[str, type[llama.Model]]] = {  # model_type -> the prefix
 }
 
 
-class MoeRelativeForCausalLM(llama.LlamaForCausalLM):
-    def __init__(self, net: Net) -> None:
-        super().__init__(net, MODELS[net.arch.family][0])
-
-    def decoder(self, prefix: str) -> llama.Model:
-        return MODELS[self.net.arch.family][1](self.net, prefix)
-
-    def logits_of(self, hidden: Tensor, head: Linear) -> Tensor:
-        logits = head(hidden)
-        return F.scale(logits) if self.net.arch.family == "granitemoe" else logits
+class MoeRelativeForCausalLM(relatives.RelativeForCausalLM):
+    models = MODELS

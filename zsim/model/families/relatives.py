@@ -6,6 +6,8 @@ Module and parameter names, and the order of calls, are those of transformers 5.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from zsim.model import functional as F
 from zsim.model import products as P
 from zsim.model.attention import causal_mask, dense_mask, positions, rotate, rotate_part
@@ -333,12 +335,14 @@ MODELS: dict[str, tuple[str, type[llama.Model]]] = {  # model_type -> the prefix
 
 
 class RelativeForCausalLM(llama.LlamaForCausalLM):
+    models: ClassVar[dict[str, tuple[str, type[llama.Model]]]] = MODELS
+
     def __init__(self, net: Net) -> None:
-        super().__init__(net, MODELS[net.arch.family][0])
+        super().__init__(net, self.models[net.arch.family][0])
 
     def decoder(self, prefix: str) -> llama.Model:
-        return MODELS[self.net.arch.family][1](self.net, prefix)
+        return self.models[self.net.arch.family][1](self.net, prefix)
 
     def logits_of(self, hidden: Tensor, head: Linear) -> Tensor:
         logits = head(hidden)
-        return F.scale(logits) if self.net.arch.family == "granite" else logits
+        return F.scale(logits) if self.net.arch.family.startswith("granite") else logits
