@@ -78,7 +78,26 @@ _SO400M = {
     "model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16,
     "num_hidden_layers": 27, "patch_size": 14, "vision_use_head": False,
 }  # fmt: skip
+CLIP = {
+    "hidden_size": 1024, "image_size": 336, "intermediate_size": 4096, "model_type": "clip_vision_model",
+    "num_attention_heads": 16, "num_hidden_layers": 24, "patch_size": 14, "projection_dim": 768, "vocab_size": 32000,
+}  # fmt: skip
 COUNTS = {  # of published models, as transformers 5.24 has them on the meta device
+    "LLaVA-1.5-7B, its text model's sizes left out": (
+        7_063_427_072,
+        {
+            "model_type": "llava", "vision_config": CLIP,
+            "text_config": {"model_type": "llama", "max_position_embeddings": 4096, "vocab_size": 32064},
+        },
+    ),
+    "LLaVA-1.6-Mistral-7B, its text model's sizes left out": (
+        7_566_747_648,
+        {
+            "model_type": "llava_next", "vision_config": CLIP,
+            "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
+            "text_config": {"model_type": "mistral", "sliding_window": None, "vocab_size": 32064},
+        },
+    ),
     "Qwen2-VL-2B": (
         2_208_985_600,
         {

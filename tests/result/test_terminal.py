@@ -104,6 +104,29 @@ def test_a_long_setting_keeps_its_distance_from_the_memory(result):
     assert f"    +0.0%  {name}  1.0 GiB free\n" in printed(explanation.render, result, changes)
 
 
+def test_a_setting_that_lacks_no_gpu_memory_says_what_it_lacks(result):
+    changes = [
+        Change("zero.stage=2", "setting", 0.1, 1.0, 1.0, 1, 2**30, False, 1, "memory while saving"),
+        Change("zero.stage=1", "setting", 0.1, 1.0, 1.0, 1, -(2**30), False, 1, "GPU memory"),
+    ]
+    text = printed(explanation.render, result, changes)
+    assert "zero.stage=2  lacks memory while saving\n" in text
+    assert "zero.stage=1  lacks 1.0 GiB\n" in text
+
+
+def test_a_comparison_says_what_else_than_gpu_memory_is_short(result):
+    from zsim.result.compare import compare
+
+    small = dataclasses.replace(result, host=dataclasses.replace(result.host, capacity_bytes=1, peak_bytes=2))
+    said = {line.name: line.values for line in compare([result, small]).outcome}
+    assert said["fits"] == ("yes", "no")
+    assert said["short of"] == ("", "host memory or NVMe space")
+    assert [(each["tight"], each["short_of"]) for each in (result.to_dict(), small.to_dict())] == [
+        (False, None),
+        (False, "host memory or NVMe space"),
+    ]
+
+
 def test_causes_in_words():
     assert label("waiting for h2d/backward") == "waiting for copies to the GPU of backward"
     assert label("waiting for cpu_optimizer/optimizer") == "waiting for optimizer step on the CPU"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,6 +40,10 @@ class Fields:
     def absent(self, name: str) -> bool:
         """Left out, which null is not: the configuration class takes that in place of its default."""
         return name not in self._values
+
+    def over(self, defaults: Mapping[str, Any]) -> Fields:
+        """These, and of `defaults` what is left out."""
+        return Fields(self.path, self._text, {**defaults, **self._values}, self._prefix)
 
     def raw(self, *names: str) -> Any:
         return next((self._values[name] for name in names if self._values.get(name) is not None), None)

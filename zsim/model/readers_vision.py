@@ -1,7 +1,6 @@
 """What config.json of vision-language models means: the text model's reader, and the tower beside it.
 
-Fields that are left out take the defaults of the configuration classes of transformers 5.24, except sizes of the text
-model, which must be there.
+Fields that are left out take the defaults of the configuration classes of transformers 5.24.
 """
 
 from __future__ import annotations
@@ -16,6 +15,14 @@ from zsim.model.fields import Fields
 from zsim.model.reader_parts import read_activation, read_dropout, read_layers
 from zsim.model.readers import READERS
 
+# Sizes that published files leave out (LLaVA 1.5 and 1.6, Pixtral).
+_LLAMA = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
+_SIZES: dict[str, dict[str, int]] = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA | {"intermediate_size": 14336, "num_key_value_heads": 8},
+    "qwen2": _LLAMA | {"intermediate_size": 22016, "num_key_value_heads": 32},
+}
+
 
 def _text(
     fields: Fields, family: str, names: tuple[str, ...], default: str, read_as: str | None = None, tied: bool = False
@@ -28,6 +35,8 @@ def _text(
             f"{kind} as the text model of {family}", file=fields.path, line=text.line("model_type"),
             field="text_config.model_type", accepted=", ".join(names),
         )  # fmt: skip
+    if text is not fields:
+        text = text.over(_SIZES.get(kind, {}))
     arch = READERS[read_as or kind](text, read_as or kind)
     tied = fields.flag("tie_word_embeddings", default=tied) or text.flag("tie_word_embeddings", default=False)
     return replace(arch, family=family, tied=tied)

@@ -86,7 +86,7 @@ def _saves_beside_training(reading: Reading, section: dict[str, Any]) -> bool:
     mode = str(section.get("async_mode", "disabled")).lower()
     if not section.get("enable", section.get("enable_checkpoint")) or mode == "disabled":
         return False
-    accepted = ("async", "async_with_pinned_mem")
+    accepted = ("disabled", "async", "async_with_pinned_mem")
     if mode not in accepted:
         raise reading.document.error(("checkpoint", "async_mode"), f"{mode!r} is not known", ", ".join(accepted))
     if reading.fields.get(("framework", "name")) != "fsdp2":

@@ -128,7 +128,9 @@ def _outcome(results: Sequence[Result]) -> Iterator[Line]:
     def line(name: str, unit: str, values: Iterable[Any]) -> Line:
         return Line(name, tuple(values), unit)
 
-    yield line("fits", "", ("yes" if r.fits else "no" for r in results))
+    yield line("fits", "", ("no" if not r.fits else "tight" if r.tight else "yes" for r in results))
+    if any(r.short_of not in (None, "GPU memory") for r in results):
+        yield line("short of", "", (r.short_of or "" for r in results))
     yield line("memory needed", "bytes", (r.gpu.nvidia_smi_bytes for r in results))
     yield line("headroom", "bytes", (r.gpu.headroom_bytes for r in results))
     if any(r.host.peak_bytes for r in results):

@@ -54,6 +54,7 @@ class Change:
     headroom_bytes: int
     fits: bool
     tokens_per_step: int  # of all GPUs: what else it changes
+    short_of: str | None = None  # where it does not fit
 
 
 def change(result: Result, variant: Variant, *, if_it_fits: bool = False) -> Change | None:
@@ -83,6 +84,7 @@ def change(result: Result, variant: Variant, *, if_it_fits: bool = False) -> Cha
         headroom_bytes=other.gpu.headroom_bytes,
         fits=other.fits,
         tokens_per_step=other.headline.tokens_per_step,
+        short_of=other.short_of,
     )
 
 

@@ -251,6 +251,13 @@ class Result:
         return self.gpu.fits and self.host.fits
 
     @property
+    def short_of(self) -> str | None:
+        """What there is too little of."""
+        if not self.gpu.fits:
+            return "GPU memory"
+        return None if self.fits else "memory while saving" if self.trains else "host memory or NVMe space"
+
+    @property
     def host_fits(self) -> bool:
         return self.host.fits and all(checkpoint.host_fits for checkpoint in self.checkpoints)
 
@@ -307,6 +314,8 @@ class Result:
         return {
             "name": self.name,
             "fits": self.fits,
+            "tight": self.fits and self.tight,
+            "short_of": self.short_of,
             "setup": asdict(self.headline),
             "memory": {
                 "gpu": asdict(gpu) | {"nvidia_smi_bytes": gpu.nvidia_smi_bytes, "fits": gpu.fits},

@@ -107,13 +107,10 @@ def _simulate(task: Task) -> Outcome:
 
     result = timed(setup, program, own_profile(setup))
     gpu, host, step, throughput = result.gpu, result.host, result.time, result.throughput
-    short_of = None if result.fits else "memory while saving" if result.trains else "host memory or NVMe space"
-    if not gpu.fits:
-        short_of = "GPU memory"
     return outcome | {
         "fits": result.fits,
         "decided_by": "clock",
-        "short_of": short_of,
+        "short_of": result.short_of,
         "step_s": step.step_s,
         "tokens_per_s": throughput.tokens_per_s,
         "tokens_per_s_per_gpu": throughput.tokens_per_s_per_gpu,

@@ -138,5 +138,6 @@ def _changes(changes: Iterable[Change], names: int) -> Iterator[str]:
     yield "tokens/s"
     for change in sorted(changes, key=lambda change: (not change.fits, -change.gain)):
         memory = f"{abs(change.headroom_bytes) / GIB:.1f} GiB"
-        memory = f"{memory} free" if change.fits else f"lacks {memory}"
+        lacking = f"lacks {memory}" if change.headroom_bytes < 0 else f"lacks {change.short_of}"
+        memory = f"{memory} free" if change.fits else lacking
         yield f"{change.gain:>+z8.1%}  {change.name:<{names}}  {memory}"
