@@ -72,6 +72,8 @@ def test_recipes_that_say_how_they_save(kind: str, data: dict[str, Any]):
     resumed = read(kind, {**data, "resume_from_checkpoint": "out/checkpoint-500"})
     assert resumed.fields["saving", "resume"] is True
     assert not {path for path in read(kind, {**data, "resume_from_checkpoint": None}).fields if path[0] == "saving"}
+    never = read(kind, {**data, "save_strategy": "no", "resume_from_checkpoint": "out/checkpoint-500"})
+    assert (never.fields["saving", "by"], never.fields["saving", "resume"]) == ("none", True)
 
 
 def test_torchtitan_copies_its_shards_where_it_saves_beside_training():

@@ -130,6 +130,22 @@ def test_async_saves_stage_all_shards_at_once():
     assert [peak(staged[STATES], "host", rank) for rank in (0, 3)] == [near(12 * P / RANKS)] * 2
 
 
+@pytest.mark.parametrize("plan", [DeepSpeedPlan(world_size=RANKS, stage=2), DdpPlan(world_size=RANKS)])
+def test_a_run_that_only_resumes(plan: DeepSpeedPlan | DdpPlan):
+    assert found(plan, by="none")[RESUMING] == found(plan)[RESUMING]
+    assert list(found(plan, by="none")) == [RESUMING]
+
+
+def test_what_a_rank_brings_to_its_host_is_named():
+    """Nothing is gathered; under offload an optimizer's shards are on the host before."""
+    ddp = found(DdpPlan(world_size=RANKS))
+    assert "a tensor" in ddp[STATES].cause
+    assert "file" in ddp[WEIGHTS].cause
+    assert "and all of the optimizer's states" in ddp[RESUMING].cause
+    offloaded = found(DeepSpeedPlan(world_size=RANKS, stage=2, offload_optimizer="cpu"))
+    assert offloaded[STATES].cause == "rank 0 brings all weights to its host"
+
+
 def test_ddp_saves_from_rank_0_and_resumes_everywhere():
     found_ = found(DdpPlan(world_size=RANKS))
     assert [peak(found_[WEIGHTS], "host", rank) for rank in (0, 1)] == [4 * P, 0]

@@ -122,3 +122,13 @@ def outside(gpu: str, *, nvlink: object = None, gpus: int = 8, p2p: str = "all")
     cluster = cluster_from({"gpu": gpu, "gpus": gpus, "p2p": p2p, "cpu": cpu, **wires})
     world = Program(gpus, {"world": (tuple(range(gpus)),)}, (), ())
     return framework_bytes(catalog.device(gpu), world, cluster)
+
+
+@pytest.mark.parametrize(("load", "offered"), [("every_rank", True), ("gpu", False)])
+def test_a_stage_that_would_be_refused_is_not_offered(load, offered):
+    import zsim
+    from zsim.result.sensitivity import settings
+
+    scenario = made.TOPOLOGIES.parent / "scenarios" / "qwen7b_8xh100.yaml"
+    result = zsim.simulate(scenario, ["zero.stage=2", f"load={load}"])
+    assert ("zero.stage=3" in {variant.name for variant in settings(result)}) == offered

@@ -42,7 +42,7 @@ class Saving:
     """How a run writes its checkpoints, and whether it begins by reading one.
 
     `by`: trainer (Hugging Face's Trainer, or accelerate) | engine (DeepSpeed's save_checkpoint and save_16bit_model) |
-    async (torch.distributed.checkpoint's async_save).
+    async (torch.distributed.checkpoint's async_save) | none.
     """
 
     by: str = "trainer"

@@ -9,6 +9,7 @@ Held against real runs: validation/oracles/saving.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import ceil
 from typing import NamedTuple
@@ -42,6 +43,9 @@ STATES_AT_RANK_0 = "rank 0 gathers all of the optimizer's states on its host"
 STAGED = "every rank copies all of its shards to its host, from which they are written"
 OWN_SHARDS, READ_SHARDS = "every rank copies its shards to its host", "every rank reads its shards"
 READ_BY_ALL, READ_AT_RANK_0 = "every rank reads all weights", "rank 0 reads all of the optimizer's states"
+ALL_READ_BY_ALL = "every rank reads all weights, and all of the optimizer's states"
+BROUGHT, BROUGHT_FILE = "rank 0 brings all weights to its host", "rank 0 brings a file of weights at a time to its host"
+BROUGHT_STATE = "rank 0 brings a tensor of the optimizer's states at a time to its host"
 ON_EVERY_GPU = "every GPU gathers all weights, with offload_to_cpu of the full state dict off"
 SHARD_OF_FILE = 50 * 10**9  # bytes, save_pretrained's max_shard_size
 
@@ -60,6 +64,10 @@ def moments(model: ModelSpec, tree: Module, plan: AnyPlan) -> Iterator[Moment]:
     """In the order in which a run comes to them. None where nothing says how it saves."""
     saving = plan.saving
     if saving is None or (isinstance(plan, DeepSpeedPlan) and plan.autoep_size):
+        return
+    if saving.by == "none":
+        found = moments(model, tree, replace(plan, saving=replace(saving, by="trainer")))
+        yield from (moment for moment in found if moment.name == RESUMING)
         return
     if isinstance(plan, DeepSpeedPlan):
         yield from _deepspeed(model, tree, plan, saving)
@@ -117,10 +125,12 @@ def _deepspeed(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, saving: Savi
     frozen = 0 if adapters and not before(plan, 0, 13) else _frozen(model, plan)
     if not saving.only_model or not by_trainer:
         _save_checkpoint(memory, model, plan, frozen)
-        yield memory.moment(STATES, OWN_SHARDS, drops)
+        on_host = plan.stage < 3 and plan.offload_optimizer is not None  # the shards are
+        yield memory.moment(STATES, BROUGHT if on_host else OWN_SHARDS, drops)
     if saving.resume:
         _load_checkpoint(memory, model, plan, weights, frozen)
-        yield memory.moment(RESUMING, READ_SHARDS if plan.stage == 3 else READ_BY_ALL, drops)
+        read = READ_SHARDS if plan.stage == 3 else READ_BY_ALL if plan.stage else ALL_READ_BY_ALL
+        yield memory.moment(RESUMING, read, drops)
 
 
 def _consolidate(memory: _Memory, model: ModelSpec, tree: Module, plan: DeepSpeedPlan, *, adapters: bool) -> None:
@@ -361,14 +371,14 @@ def _ddp(model: ModelSpec, plan: DdpPlan, saving: Saving) -> Iterator[Moment]:
     memory, weights = _Memory(), model_bytes(model, plan)
     trained = [_bytes(model, param, dtype_bytes(plan.dtype)) for param in trainable(model)]
     memory.rank_0(min(weights if model.tuning is None else sum(trained), SHARD_OF_FILE))
-    yield memory.moment(WEIGHTS, AT_RANK_0)
+    yield memory.moment(WEIGHTS, BROUGHT_FILE)
     if not saving.only_model:
         memory.rank_0(max(trained))
-        yield memory.moment(STATES, STATES_AT_RANK_0)
+        yield memory.moment(STATES, BROUGHT_STATE)
     if saving.resume:
         memory.free(memory.host(weights))
         memory.host(rule_of(plan.optimizer).states * sum(trained))
-        yield memory.moment(RESUMING, READ_BY_ALL)
+        yield memory.moment(RESUMING, ALL_READ_BY_ALL)
 
 
 def _in_reading(tensors: Sequence[int], shards: int) -> int:

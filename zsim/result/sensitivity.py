@@ -173,7 +173,7 @@ def _deepspeed_changes(setup: Setup, plan: DeepSpeedPlan, change: Callable[..., 
         return
     yield change("" if overlaps(plan) else "communication", overlap_comm=not overlaps(plan))
     for stage in (plan.stage - 1, plan.stage + 1):
-        if 1 <= stage <= 3 and not plan.offload_param:
+        if 1 <= stage <= 3 and not plan.offload_param and not (stage == 3 and plan.load == "gpu"):
             yield change("communication", stage=stage)
     if plan.stage == 3:
         if setup.cluster.nodes > 1:

@@ -274,10 +274,10 @@ class SavingField(Section):
     """How checkpoints are written, in which memory may run out too."""
 
     shorthand = "by"
-    by: Literal["trainer", "engine", "async"] = Field(
+    by: Literal["trainer", "engine", "async", "none"] = Field(
         "trainer",
         description="the Trainer or accelerate; engine: DeepSpeed's save_checkpoint and save_16bit_model; async: "
-        "torch.distributed.checkpoint.async_save of FSDP2's shards, as torchtitan's async_mode",
+        "torch.distributed.checkpoint.async_save of FSDP2's shards, as torchtitan's async_mode; none: it only resumes",
     )
     only_model: bool = Field(False, description="save_only_model: without the optimizer's states")
     resume: bool = Field(False, description="resume_from_checkpoint: the run begins by reading one")

@@ -18,10 +18,10 @@ from zsim.plan.spec import (
     Fsdp1Plan,
     Fsdp2Plan,
     Optimizer,
-    Saving,
 )
 from zsim.plan.version import parse_version
 from zsim.scenario.releases import transformers_release
+from zsim.scenario.saving import saving_of, unsaved
 from zsim.scenario.sequences import FIELD, check_version
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def build_plan(
         "allocator": allocator,
         "load": fields.load or ("meta" if fields.implementation == "torchtitan" else "every_rank"),
         "load_dtype": _load_dtype(scenario),
-        "saving": _saving(scenario),
+        "saving": saving_of(scenario),
     }
     name, version = fields.framework.name, fields.framework.version
     plan_class = _PLANS[name]
@@ -64,11 +64,11 @@ def build_plan(
             not_modeled.append(f"{name} {version}: its defaults{_own(name, version)}, but the operations of {recorded}")
     if name == "deepspeed":
         plan, notes = _deepspeed(scenario, model, common, gpus_per_node or ranks)
-        return plan, [*notes, *launched], [*not_modeled, *_unsaved(plan)]
+        return plan, [*notes, *launched], [*not_modeled, *unsaved(plan)]
     if name == "ddp":
         return _ddp(scenario, common), launched, not_modeled
     sharded, notes = _fsdp(scenario, model, common)
-    return sharded, [*notes, *launched], not_modeled
+    return sharded, [*notes, *launched], [*not_modeled, *unsaved(sharded)]
 
 
 def _own(name: str, version: str) -> str:
@@ -118,31 +118,6 @@ def _load_dtype(scenario: Scenario) -> str | None:
     if fields.load == "gpu" and fields.framework.name == "deepspeed" and fields.zero and fields.zero.stage == 3:
         raise scenario.error(("load",), "stage 3 shards what rank 0 reads as it is built", "every_rank, rank0, meta")
     return fields.load_dtype
-
-
-def _saving(scenario: Scenario) -> Saving | None:
-    """As the scenario says, or as the Trainer does where it is said how weights are gathered."""
-    fields = scenario.fields
-    if fields.saving:
-        only = {"engine": "deepspeed", "async": "fsdp2"}.get(fields.saving.by, fields.framework.name)
-        if fields.framework.name != only:
-            why = f"{fields.saving.by} goes with framework: {only}"
-            raise scenario.error(("saving", "by"), why, f"trainer, or framework: {only}")
-        return Saving(**fields.saving.model_dump())
-    zero, fsdp = fields.zero, fields.fsdp
-    if zero and zero.stage == 3 and zero.stage3_gather_16bit_weights_on_model_save is not None:
-        return Saving()
-    return Saving() if fsdp and (fsdp.state_dict_type or fsdp.state_dict_offload_to_cpu is not None) else None
-
-
-def _unsaved(plan: DeepSpeedPlan) -> list[str]:
-    """What of a run's checkpoints is not looked at."""
-    if plan.saving is None:
-        return []
-    found = ["saving: experts that ranks share (AutoEP)"] if plan.autoep_size else []
-    if "nvme" in (plan.offload_optimizer, plan.offload_param):
-        found.append("saving: copies of what is on NVMe")
-    return found
 
 
 def _optimizer(scenario: Scenario) -> Optimizer:
