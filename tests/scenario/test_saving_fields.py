@@ -29,6 +29,13 @@ def test_what_does_not_go_together(overrides: list[str], field: str) -> None:
     assert error.value.accepted
 
 
+def test_shards_of_groups_are_not_looked_at() -> None:
+    mics = ["framework={name: deepspeed, version: 0.18.9}", "zero.mics_shard_size=4", "saving={resume: true}"]
+    result = zsim.simulate(SCENARIO, mics)
+    assert not result.checkpoints
+    assert any("MiCS" in text and "saving" in text for text in result.not_modeled)
+
+
 def test_resuming_from_an_asynchronous_save_is_not_modeled() -> None:
     said = [zsim.simulate(SCENARIO, [*FSDP2, f"saving={{by: async, resume: {flag}}}"]) for flag in ("false", "true")]
     assert ["resuming from an asynchronous save" in result.not_modeled for result in said] == [False, True]

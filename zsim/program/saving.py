@@ -63,7 +63,7 @@ class Moment(NamedTuple):
 def moments(model: ModelSpec, tree: Module, plan: AnyPlan) -> Iterator[Moment]:
     """In the order in which a run comes to them. None where nothing says how it saves."""
     saving = plan.saving
-    if saving is None or (isinstance(plan, DeepSpeedPlan) and plan.autoep_size):
+    if saving is None or (isinstance(plan, DeepSpeedPlan) and (plan.autoep_size or plan.mics_shard_size > 0)):
         return
     if saving.by == "none":
         found = moments(model, tree, replace(plan, saving=replace(saving, by="trainer")))

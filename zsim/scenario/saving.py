@@ -37,6 +37,8 @@ def unsaved(plan: AnyPlan) -> list[str]:
     if not isinstance(plan, DeepSpeedPlan):
         return ["resuming from an asynchronous save"] if plan.saving.by == "async" and plan.saving.resume else []
     found = ["saving: experts that ranks share (AutoEP)"] if plan.autoep_size else []
+    if plan.mics_shard_size > 0:
+        found.append("saving: shards that groups of ranks have of their own (MiCS)")
     if "nvme" in (plan.offload_optimizer, plan.offload_param):
         found.append("saving: copies of what is on NVMe")
     return found
