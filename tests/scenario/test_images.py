@@ -115,3 +115,10 @@ def _modules(module):
     for item in module.body:
         if hasattr(item, "body"):
             yield from _modules(item)
+
+
+def test_an_image_that_nothing_states_is_named_where_it_is_too_large():
+    with pytest.raises(InputError) as error:
+        setup("images=null", "seq_len=256")
+    assert "an image of" in error.value.message
+    assert "768 x 768 pixels are taken where nothing says" in error.value.message

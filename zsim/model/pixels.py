@@ -84,9 +84,11 @@ def image_tokens(vision: Vision, images: Images) -> int:
 def check_images(vision: Vision, images: Images, seq_len: int) -> None:
     """Raises InputError where the images do not fit into the sequence."""
     each = image_tokens(vision, images)
-    if each * images.per_sequence > seq_len:
+    count = images.per_sequence
+    if each * count > seq_len:
+        which = f"{count} images of {each:,} tokens are" if count > 1 else f"an image of {each:,} tokens is"
         raise InputError(
-            f"{images.per_sequence} images of {each:,} tokens are more than the {seq_len:,} tokens of the sequence",
+            f"{which} more than the {seq_len:,} tokens of the sequence",
             field="images",
             accepted="fewer or smaller images, or a longer seq_len: it is the total",
         )

@@ -42,7 +42,8 @@ def images_of(scenario: Scenario, model: ModelSpec) -> tuple[Images | None, list
     try:
         check_images(vision, images, seq_len)
     except InputError as error:
-        raise scenario.error(("images",), error.message, error.accepted) from None
+        taken = "" if field and (size or fixed) else f"; {height} x {width} pixels are taken where nothing says"
+        raise scenario.error(("images",), f"{error.message}{taken}", error.accepted) from None
     if vision.resolutions:  # images of any size, cut into squares
         rows, columns = images.height, images.width
     else:
