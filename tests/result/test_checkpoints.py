@@ -109,3 +109,29 @@ def test_resuming_is_looked_at_where_it_is_asked_for(tmp_path: Path):
     assert moments["resuming"].host_by_category["checkpoint"] == pytest.approx(12 * result.params, rel=1e-3)
     without = simulated(tmp_path, text.replace("{resume: true}", "trainer"))
     assert "resuming" not in {each.moment for each in without.checkpoints}
+
+
+def test_shards_that_do_not_fit_beside_training_are_saved_in_turn(tmp_path: Path):
+    result = simulated(tmp_path, "framework: fsdp2\nload: meta\nsaving: async\n", dram_gib=9)
+    assert result.trains
+    assert not result.fits
+    assert [change.name for change in remedies(result, 1)] == ["saving.by=trainer"]
+
+
+def test_the_optimizers_states_alone_may_be_what_does_not_fit(tmp_path: Path):
+    """Full ones with rank 0, twice as many bytes as the weights."""
+    text = "framework: fsdp2\nfsdp: {state_dict_type: FULL_STATE_DICT}\nload: meta\nsaving: trainer\n"
+    result = simulated(tmp_path, text, dram_gib=7.5)
+    assert result.trains
+    assert not result.fits
+    assert "saving.only_model=true" in [change.name for change in remedies(result, 3)]
+
+
+@pytest.mark.parametrize("load", ["meta", "gpu"])
+def test_a_host_without_room_for_the_states_leaves_them_on_the_gpu(tmp_path: Path, load: str):
+    text = f"framework: deepspeed\nzero: {{stage: 2, offload_optimizer: cpu}}\nload: {load}\n"
+    result = simulated(tmp_path, text, dram_gib=10)
+    assert not result.host.fits
+    names = [change.name for change in remedies(result, 9)]
+    assert "zero.offload_optimizer=none" in names
+    assert load != "gpu" or not any("zero.stage=3" in name for name in names)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
+from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 from zsim.result.sensitivity import Change, Variant, change, named, sharing
 from zsim.result.spec import Result
 
@@ -21,9 +21,9 @@ def remedies(result: Result, number: int) -> list[Change]:
     if not gpu.fits and gpu.peak_allocated_bytes + gpu.framework_bytes <= gpu.capacity_bytes:
         candidates = (_expandable_segments, *candidates)  # what is allocated would fit: fragments are in the way
     if not result.host.fits:
-        candidates = (_load_on_rank_0, *candidates)
+        candidates = (_load_on_rank_0, *candidates, _states_on_the_gpu)
     if result.trains:
-        candidates = (_save_on_host, _save_shards)
+        candidates = (_save_on_host, _save_shards, _save_in_turn, _save_weights_alone)
     steps = [step for step in candidates if step(result.setup) is not None]
     for size in (1, 2):
         found = []
@@ -74,9 +74,26 @@ def _save_shards(setup: Setup) -> tuple[str, Setup] | None:
         return _plan(setup, stage3_gather_16bit_weights_on_model_save=False)
     if isinstance(plan, (Fsdp1Plan, Fsdp2Plan)) and plan.state_dict_type == "FULL_STATE_DICT":
         return _plan(setup, state_dict_type="SHARDED_STATE_DICT")
-    if isinstance(plan, DeepSpeedPlan) and 0 < plan.stage < 3:
+    if isinstance(plan, DeepSpeedPlan) and 0 < plan.stage < 3 and plan.load != "gpu":
         return _plan(setup, stage=3)
     return None
+
+
+def _save_in_turn(setup: Setup) -> tuple[str, Setup] | None:
+    """Not beside the steps, for which all shards are copied first."""
+    saving = setup.plan.saving
+    if saving is None or saving.by != "async":
+        return None
+    plan = dataclasses.replace(setup.plan, saving=dataclasses.replace(saving, by="trainer"))
+    return "saving.by=trainer", dataclasses.replace(setup, plan=plan)
+
+
+def _save_weights_alone(setup: Setup) -> tuple[str, Setup] | None:
+    saving = setup.plan.saving
+    if saving is None or saving.by != "trainer" or saving.only_model:
+        return None
+    plan = dataclasses.replace(setup.plan, saving=dataclasses.replace(saving, only_model=True))
+    return "saving.only_model=true", dataclasses.replace(setup, plan=plan)
 
 
 def _save_on_host(setup: Setup) -> tuple[str, Setup] | None:
@@ -113,7 +130,7 @@ def _fuse_loss(setup: Setup) -> tuple[str, Setup] | None:
 
 def _shard_more(setup: Setup) -> tuple[str, Setup] | None:
     plan = setup.plan
-    if isinstance(plan, DeepSpeedPlan) and plan.stage < 3:
+    if isinstance(plan, DeepSpeedPlan) and plan.stage < (2 if plan.load == "gpu" else 3):
         return _plan(setup, stage=plan.stage + 1)
     if isinstance(plan, Fsdp2Plan) and plan.reshard_after_forward is not True:
         return _plan(setup, reshard_after_forward=True)
@@ -141,6 +158,18 @@ def _offload_optimizer(setup: Setup) -> tuple[str, Setup] | None:
         plan, offload_optimizer="cpu", optimizer=dataclasses.replace(plan.optimizer, impl="cpu")
     )
     return named(plan, offload_optimizer="cpu"), dataclasses.replace(setup, plan=offloaded)
+
+
+def _states_on_the_gpu(setup: Setup) -> tuple[str, Setup] | None:
+    plan = setup.plan
+    if isinstance(plan, (Fsdp1Plan, Fsdp2Plan)):
+        return _plan(setup, cpu_offload=False) if plan.cpu_offload else None
+    if not isinstance(plan, DeepSpeedPlan) or plan.offload_optimizer is None or plan.offload_param is not None:
+        return None
+    kept = dataclasses.replace(
+        plan, offload_optimizer=None, optimizer=dataclasses.replace(plan.optimizer, impl=Optimizer().impl)
+    )
+    return named(plan, offload_optimizer=None), dataclasses.replace(setup, plan=kept)
 
 
 def _halve_sequence(setup: Setup) -> tuple[str, Setup] | None:
