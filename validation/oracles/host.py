@@ -11,7 +11,6 @@ allocator (2.13 ATen/core/CachingHostAllocator.h); a CPU by itself would pin not
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import sys
 from collections.abc import Iterable, Iterator
@@ -222,19 +221,16 @@ def record(config: Config) -> list[dict[str, Any]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    from validation.oracles.record import write
+    from validation.oracles.record import record_each
 
-    parser = argparse.ArgumentParser(prog="python -m validation.oracles.host", description=__doc__)
-    parser.add_argument("names", nargs="*", help="parts of names (default: all)")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "host")
-    options = parser.parse_args(arguments)
-    options.out.mkdir(parents=True, exist_ok=True)
-    for config in configurations():
-        if any(name in config["name"] for name in options.names or [""]):
-            lines = record(config)
-            write(lines, options.out / f"{config['name']}.jsonl.gz")
-            print(f"{config['name']}: {max(line.get('rss_peak', 0) for line in lines):,} bytes resident", flush=True)
-    return 0
+    return record_each(
+        "host",
+        __doc__,
+        configurations(),
+        record,
+        lambda lines: f"{max(line.get('rss_peak', 0) for line in lines):,} bytes resident",
+        arguments,
+    )
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,11 @@ import torch
 import torch.distributed as dist
 
 from validation.oracles import engines
+from validation.oracles.engines import Config
 from validation.oracles.recorder import Recorder
 
 SECONDS = 300  # for one configuration
+Lines = list[dict[str, Any]]
 
 
 # What every rank would import. zero.Init replaces tensor constructors, which torch._dynamo compares with the originals
@@ -141,6 +144,29 @@ def write(lines: list[dict[str, Any]], path: Path) -> None:
     """gzip without a time stamp: recording the same again gives the same bytes."""
     text = "".join(json.dumps(line) + "\n" for line in lines)
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def record_each(
+    module: str,
+    description: str | None,
+    configurations: Iterable[Config],
+    record: Callable[[Config], Lines],
+    said: Callable[[Lines], str],
+    arguments: list[str] | None,
+) -> int:
+    """The command of a recorder: those of its `configurations` that are asked for, each a file of what `record` finds,
+    in the folder named like `module`. `said`: what is printed of a recording."""
+    parser = argparse.ArgumentParser(prog=f"python -m validation.oracles.{module}", description=description)
+    parser.add_argument("names", nargs="*", help="parts of names (default: all)")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / module)
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for config in configurations:
+        if any(name in config["name"] for name in options.names or [""]):
+            lines = record(config)
+            write(lines, options.out / f"{config['name']}.jsonl.gz")
+            print(f"{config['name']}: {said(lines)}", flush=True)
+    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -13,13 +13,11 @@ host's with all that is made from them.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -348,19 +346,11 @@ def record(config: Config) -> list[dict[str, Any]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    from validation.oracles.record import write
+    from validation.oracles.record import record_each
 
-    parser = argparse.ArgumentParser(prog="python -m validation.oracles.saving", description=__doc__)
-    parser.add_argument("names", nargs="*", help="parts of names (default: all)")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "saving")
-    options = parser.parse_args(arguments)
-    options.out.mkdir(parents=True, exist_ok=True)
-    for config in configurations():
-        if any(name in config["name"] for name in options.names or [""]):
-            lines = record(config)
-            write(lines, options.out / f"{config['name']}.jsonl.gz")
-            print(f"{config['name']}: {len(lines) - 1} moments", flush=True)
-    return 0
+    return record_each(
+        "saving", __doc__, configurations(), record, lambda lines: f"{len(lines) - 1} moments", arguments
+    )
 
 
 if __name__ == "__main__":
