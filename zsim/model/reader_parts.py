@@ -40,6 +40,14 @@ HEAD_DIM = {
 }
 
 
+def read_top_k(fields: Fields, experts: int, *also: str, default: int | None = None) -> int:
+    """Experts that a token goes to, of `experts`. Must be there where there is no `default`."""
+    top_k = fields.size("num_experts_per_tok", *also, default=default)
+    if top_k > experts:
+        fields.fail("num_experts_per_tok", f"is {top_k}, more than the {experts} experts", f"1 to {experts}")
+    return top_k
+
+
 def read_heads(fields: Fields, hidden: int, *names: str, family: str = "") -> tuple[int, int]:
     """Number of heads and their width, which divides `hidden` unless head_dim says otherwise."""
     heads = fields.size(*names)

@@ -20,6 +20,7 @@ from zsim.model.reader_parts import (
     read_layers,
     read_rotary_dim,
     read_sliding,
+    read_top_k,
 )
 from zsim.model.readers_relatives import RELATIVES
 
@@ -75,22 +76,23 @@ def _llama(fields: Fields, family: str) -> Architecture:
 def _experts(fields: Fields, family: str, common: dict[str, Any]) -> Architecture:
     layers, shared = len(common["kinds"]), 0
     if family == "mixtral":
-        experts, top_k = fields.size("num_local_experts", default=8), fields.size("num_experts_per_tok", default=2)
+        experts = fields.size("num_local_experts", default=8)
+        top_k = read_top_k(fields, experts, default=2)
         width, sparse, norm = common["intermediate"], [True] * layers, True
     elif family == "olmoe":
-        experts, top_k = fields.size("num_experts", default=64), fields.size("num_experts_per_tok", default=8)
+        experts = fields.size("num_experts", default=64)
+        top_k = read_top_k(fields, experts, default=8)
         width, sparse = common["intermediate"], [True] * layers
         norm = fields.flag("norm_topk_prob", default=False)
     elif family in ("qwen2_moe", "qwen3_moe"):
-        experts, top_k = fields.size("num_experts", "num_local_experts"), fields.size("num_experts_per_tok")
+        experts = fields.size("num_experts", "num_local_experts")
+        top_k = read_top_k(fields, experts)
         width, norm = fields.size("moe_intermediate_size"), fields.flag("norm_topk_prob", default=False)
         shared = fields.size("shared_expert_intermediate_size") if family == "qwen2_moe" else 0
         step, dense = fields.size("decoder_sparse_step", default=1), fields.items("mlp_only_layers") or []
         sparse = [i not in dense and (i + 1) % step == 0 for i in range(layers)]
     else:
         return Architecture(**common)
-    if top_k > experts:
-        fields.fail("num_experts_per_tok", f"is {top_k}, more than the {experts} experts", f"1 to {experts}")
     kinds = tuple(LayerKind(kind.sliding, is_sparse) for kind, is_sparse in zip(common["kinds"], sparse, strict=True))
     return Architecture(**{**common, "kinds": kinds, "moe": Moe(experts, top_k, width, norm, shared)})
 

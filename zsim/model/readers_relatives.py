@@ -16,6 +16,7 @@ from zsim.model.reader_parts import (
     read_layers,
     read_rotary_dim,
     read_sliding,
+    read_top_k,
 )
 
 
@@ -213,9 +214,7 @@ def _gpt_oss(fields: Fields, family: str) -> Architecture:
     window = fields.size("sliding_window", default=128)
     sliding = read_sliding(fields, layers, lambda layer: layer % 2 == 0)
     experts = fields.size("num_local_experts", default=128)
-    top_k = fields.size("num_experts_per_tok", "experts_per_token", default=4)
-    if top_k > experts:
-        fields.fail("num_experts_per_tok", f"is {top_k}, more than the {experts} experts", f"1 to {experts}")
+    top_k = read_top_k(fields, experts, "experts_per_token", default=4)
     values = common(
         fields,
         family,
@@ -308,9 +307,7 @@ def _deepseek_experts(fields: Fields, second: bool) -> Moe:
             fields.fail("n_group", f"is {groups}, which does not divide the {experts} experts", "a divisor")
         if fields.size("topk_group", default=None if second else 4) > groups:
             fields.fail("topk_group", f"is more than the {groups} groups", f"1 to {groups}")
-    top_k = fields.size("num_experts_per_tok", default=None if second else 8)
-    if top_k > experts:
-        fields.fail("num_experts_per_tok", f"is {top_k}, more than the {experts} experts", f"1 to {experts}")
+    top_k = read_top_k(fields, experts, default=None if second else 8)
     shared = width * fields.size("n_shared_experts", default=2 if second else 1)
     norm = not second and fields.flag("norm_topk_prob", default=True)
     return Moe(experts, top_k, width, norm, shared, groups=groups)
@@ -326,9 +323,7 @@ def _glm4_moe(fields: Fields, family: str) -> Architecture:
     experts, groups = fields.size("n_routed_experts", "num_local_experts"), fields.size("n_group", default=1)
     if experts % groups:
         fields.fail("n_group", f"is {groups}, which does not divide the {experts} experts", "a divisor")
-    width, top_k = fields.size("moe_intermediate_size"), fields.size("num_experts_per_tok", default=8)
-    if top_k > experts:
-        fields.fail("num_experts_per_tok", f"is {top_k}, more than the {experts} experts", f"1 to {experts}")
+    width, top_k = fields.size("moe_intermediate_size"), read_top_k(fields, experts, default=8)
     shared = width * fields.size("n_shared_experts", default=1)
     norm = fields.flag("norm_topk_prob", default=True)
     return Architecture(**values, moe=Moe(experts, top_k, width, norm, shared, groups=groups))
@@ -344,9 +339,8 @@ def _llama4(fields: Fields, family: str) -> Architecture:
     ropes = fields.items("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(layers)]
     if len(ropes) != layers:
         fields.fail("no_rope_layers", f"has {len(ropes)} entries", f"{layers} entries, one per layer")
-    experts, top_k = fields.size("num_local_experts", default=16), fields.size("num_experts_per_tok", default=1)
-    if top_k > experts:
-        fields.fail("num_experts_per_tok", f"is {top_k}, more than the {experts} experts", f"1 to {experts}")
+    experts = fields.size("num_local_experts", default=16)
+    top_k = read_top_k(fields, experts, default=1)
     width = fields.size("intermediate_size")
     values |= {
         "kinds": tuple(LayerKind(sparse=i in sparse, rotary=bool(rope)) for i, rope in enumerate(ropes)),
@@ -361,9 +355,8 @@ def _llama4(fields: Fields, family: str) -> Architecture:
 
 def _granitemoe(fields: Fields, family: str) -> Architecture:
     values = common(fields, family, **_bias(fields))
-    experts, top_k = fields.size("num_local_experts", default=8), fields.size("num_experts_per_tok", default=2)
-    if top_k > experts:
-        fields.fail("num_experts_per_tok", f"is {top_k}, more than the {experts} experts", f"1 to {experts}")
+    experts = fields.size("num_local_experts", default=8)
+    top_k = read_top_k(fields, experts, default=2)
     values["kinds"] = (LayerKind(sparse=True),) * len(values["kinds"])
     return Architecture(**values, moe=Moe(experts, top_k, fields.size("intermediate_size")))
 

@@ -6,9 +6,10 @@ from zsim.model import functional as F
 from zsim.model.architecture import Vision
 from zsim.model.attention import split_heads
 from zsim.model.decoder import run_block
+from zsim.model.families.phi import PhiMLP
 from zsim.model.families.towers import Convolution, attend
 from zsim.model.graph import Tensor
-from zsim.model.layers import Activation, Blocks, Dropout, LayerNorm, Linear, Module, Net, RMSNorm, Weight, require_grad
+from zsim.model.layers import Blocks, Dropout, LayerNorm, Linear, Module, Net, RMSNorm, Weight, require_grad
 
 
 class Identity(Module):
@@ -86,21 +87,8 @@ class Attention(Module):
         return self.projection_dropout(out), weights
 
 
-class MLP(Module):
-    kind = "activation"
+class MLP(PhiMLP):
     class_name = "InternVLVisionMLP"
-
-    def __init__(self, net: Net) -> None:
-        super().__init__(net)
-        arch = net.arch
-        self.activation_fn = Activation(net, arch.activation)
-        self.fc1 = Linear(net, arch.hidden, arch.intermediate, bias=True)
-        self.fc2 = Linear(net, arch.intermediate, arch.hidden, bias=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.fc1(x)
-        x = self.activation_fn(x)
-        return self.fc2(x)
 
 
 class Layer(Module):
