@@ -120,10 +120,12 @@ def saving(recipe: Recipe, names: tuple[str, ...] = ("save_strategy", "save_step
     resumes = recipe.get("resume_from_checkpoint")
     never = str(recipe.get("save_strategy", "")).lower() in ("no", "false")
     resumes = bool(resumes) and str(resumes).lower() not in ("false", "no", "none")
-    if (said and not never) or (resumes and never):
-        recipe.set("saving.by", "none" if never else "trainer", said or "save_strategy")
-    if said and without and not never:
-        recipe.set("saving.only_model", True, "save_only_model")
+    if never and resumes:
+        recipe.set("saving.by", "none", "save_strategy")
+    if said and not never:
+        recipe.set("saving.by", "trainer", said)
+        if without:
+            recipe.set("saving.only_model", True, "save_only_model")
     if resumes:
         recipe.set("saving.resume", True, "resume_from_checkpoint")
 

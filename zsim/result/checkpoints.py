@@ -12,7 +12,7 @@ from zsim.engine.timeline import MemoryEvent
 from zsim.program.ops import DELAYED_FREES, RANK_0, Alloc
 from zsim.program.saving import RESUMING, Moment, moments
 from zsim.result.critical_path import RankView
-from zsim.result.memory import PROCESSES, wanted_bytes
+from zsim.result.memory import PROCESSES, events_until, wanted_bytes
 from zsim.result.spec import HOST_TIGHT, CheckpointMemory, GpuMemory, HostMemory
 
 if TYPE_CHECKING:
@@ -47,14 +47,14 @@ def _gpu(moment: Moment, view: RankView, setup: Setup, training: GpuMemory) -> t
     """What the process holds at the moment's peak, at least, in the allocator that training has left (0: no more than
     before); whether there is that much; and whether the allocator had to give cached memory back for it."""
     before = _before(moment, view, "gpu")
-    during = list(_events(moment, view, "gpu"))
-    levels = accumulate([0 if event.category == DELAYED_FREES else event.nbytes for event in (*before, *during)])
-    if not training.fits or max(list(levels)[len(before) :], default=0) <= training.peak_allocated_bytes:
+    events = [*before, *_events(moment, view, "gpu", before)]
+    levels = list(accumulate(0 if event.category == DELAYED_FREES else event.nbytes for event in events))
+    if not training.fits or max(levels[len(before) :], default=0) <= training.peak_allocated_bytes:
         return 0, True, False
     room = training.capacity_bytes - training.framework_bytes
     allocator = CachingAllocator.on(training.capacity_bytes, room, setup.plan.allocator)
-    run = replay([*before, *during], allocator)
-    reserved, fits = wanted_bytes(run, [*before, *during]), run.out_of_memory is None
+    run = replay(events, allocator)
+    reserved, fits = wanted_bytes(run, events), run.out_of_memory is None
     if not fits:
         reserved = max(reserved, room + 1)  # what is free lies in pieces
     retried = any(step > view.steady.step for step in run.retried_in)
@@ -70,12 +70,13 @@ def _host(moment: Moment, view: RankView, setup: Setup, gpu: GpuMemory) -> dict[
     def change(event: MemoryEvent) -> None:
         held[event.category] += event.nbytes * (1 if event.category == RANK_0 else ranks)
 
-    for event in _before(moment, view, "host"):
+    before = _before(moment, view, "host")
+    for event in before:
         change(event)
     if moment.name != RESUMING:
         held["optimizer_states"] += gpu.evicted_bytes * ranks
     most = held.copy()
-    for event in _events(moment, view, "host"):
+    for event in _events(moment, view, "host", before):
         change(event)
         if held.total() > most.total():
             most = held.copy()
@@ -83,13 +84,12 @@ def _host(moment: Moment, view: RankView, setup: Setup, gpu: GpuMemory) -> dict[
 
 
 def _before(moment: Moment, view: RankView, device: str) -> list[MemoryEvent]:
-    last = 0 if moment.name == RESUMING else view.steady.step
-    return [event for event in view.ledgers[device] if event.step <= last]
+    return events_until(view, device, 0 if moment.name == RESUMING else view.steady.step)
 
 
-def _events(moment: Moment, view: RankView, device: str) -> Iterator[MemoryEvent]:
-    """What the moment does to the ledger of a device."""
-    live = {event.key: event for event in _before(moment, view, device)}
+def _events(moment: Moment, view: RankView, device: str, before: Sequence[MemoryEvent]) -> Iterator[MemoryEvent]:
+    """What the moment does to the ledger of a device, in which `before` stands."""
+    live = {event.key: event for event in before}
     own = [event for event in live.values() if event.category in moment.drops and event.nbytes > 0]
     made: dict[str, Alloc] = {}
     changes: list[tuple[str, int, str, tuple[int, ...]]] = [(e.category, -e.nbytes, e.key, ()) for e in own]

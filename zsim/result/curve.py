@@ -11,6 +11,7 @@ from zsim.engine.allocator import CachingAllocator, replay
 from zsim.engine.timeline import TEMPORARY, MemoryEvent, OpRecord
 from zsim.program.ops import COMPUTE, DELAYED_FREES
 from zsim.result.critical_path import RankView
+from zsim.result.memory import events_until
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ def points(view: RankView, categories: Iterable[str], allocator: Watched) -> Ite
     ids = [record.op.id for record in kernels]
     held = dict.fromkeys(categories, 0)
     begun = False
-    replay((event for event in view.ledgers["gpu"] if event.step <= span.step), allocator)
+    replay(events_until(view, "gpu", span.step), allocator)
     delayed = Delayed(allocator.waits)
     for event in view.ledgers["gpu"]:
         if event.step == span.step and not begun:

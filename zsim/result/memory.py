@@ -110,8 +110,7 @@ def _gpu(view: RankView, cluster: Cluster, program: Program, settings: Allocator
     A limit of the allocator's own leaves what it may not have to managed memory.
     """
     # A step after the steady one repeats it.
-    events = view.ledgers["gpu"]
-    events = events[: bisect_right(events, view.steady.step, key=attrgetter("step"))]
+    events = events_until(view, "gpu", view.steady.step)
     device = cluster.devices[view.rank]
     outside = framework_bytes(device, program, cluster)
     allocator = CachingAllocator.on(device.usable_bytes, device.usable_bytes - outside, settings)
@@ -139,6 +138,12 @@ def _gpu(view: RankView, cluster: Cluster, program: Program, settings: Allocator
         evicted_bytes=max(0, paged - beside),
         allowed_bytes=allowed,
     )
+
+
+def events_until(view: RankView, device: str, step: int) -> list[MemoryEvent]:
+    """Of the ledger of a device, up to the end of `step`."""
+    events = view.ledgers[device]
+    return events[: bisect_right(events, step, key=attrgetter("step"))]
 
 
 def settled_retries(replay: Replay, run: Reserved, events: Sequence[MemoryEvent], steady: int) -> int:
