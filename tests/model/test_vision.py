@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.model.ledger import Ledger, flops
+from tests.model.vision_counts import COUNTS
 from zsim.errors import InputError, NotModeled
 from zsim.model import pixels
 from zsim.model.families import VISION
@@ -36,9 +37,11 @@ CASES = [(name, index) for name, model in recorded().items() for index in range(
 
 def frozen(spec: ModelSpec, what: str) -> ModelSpec:
     def trains(name: str) -> bool:
-        if any(part in name for part in ("merger", "projector")):
+        if any(part in name for part in ("merger", "projector", "connector")):
             return True
-        return not what or (what == "tower" and not any(part in name for part in ("visual.", "vision_tower.")))
+        return not what or (
+            what == "tower" and not any(part in name for part in ("visual.", "vision_tower.", "vision_model."))
+        )
 
     return replace(spec, parameters=tuple(replace(p, trainable=trains(p.name)) for p in spec.parameters), _cache={})
 
@@ -74,200 +77,6 @@ def test_a_step_is_the_recorded_one(name: str, index: int):
     assert 0 <= ledger.peak_backward - run["peak"]["backward"] <= late
 
 
-_SO400M = {
-    "model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16,
-    "num_hidden_layers": 27, "patch_size": 14, "vision_use_head": False,
-}  # fmt: skip
-CLIP = {
-    "hidden_size": 1024, "image_size": 336, "intermediate_size": 4096, "model_type": "clip_vision_model",
-    "num_attention_heads": 16, "num_hidden_layers": 24, "patch_size": 14, "projection_dim": 768, "vocab_size": 32000,
-}  # fmt: skip
-COUNTS = {  # of published models, as transformers 5.24 has them on the meta device
-    "LLaVA-1.5-7B, its text model's sizes left out": (
-        7_063_427_072,
-        {
-            "model_type": "llava", "vision_config": CLIP,
-            "text_config": {"model_type": "llama", "max_position_embeddings": 4096, "vocab_size": 32064},
-        },
-    ),
-    "LLaVA-1.6-Mistral-7B, its text model's sizes left out": (
-        7_566_747_648,
-        {
-            "model_type": "llava_next", "vision_config": CLIP,
-            "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
-            "text_config": {"model_type": "mistral", "sliding_window": None, "vocab_size": 32064},
-        },
-    ),
-    "Qwen2-VL-2B": (
-        2_208_985_600,
-        {
-            "model_type": "qwen2_vl", "hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12,
-            "num_hidden_layers": 28, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
-            "vision_config": {"depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16, "hidden_size": 1536},
-        },
-    ),
-    "Qwen3-VL-8B": (
-        8_767_123_696,
-        {
-            "model_type": "qwen3_vl",
-            "text_config": {
-                "model_type": "qwen3_vl_text", "head_dim": 128, "hidden_size": 4096, "intermediate_size": 12288,
-                "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8, "vocab_size": 151936,
-            },
-            "vision_config": {"model_type": "qwen3_vl", "out_hidden_size": 4096},
-        },
-    ),
-    "LLaVA-1.5-7B": (
-        7_063_427_072,
-        {
-            "model_type": "llava",
-            "text_config": {
-                "model_type": "llama", "vocab_size": 32064, "hidden_size": 4096, "intermediate_size": 11008,
-                "num_hidden_layers": 32, "num_attention_heads": 32,
-            },
-        },
-    ),
-    "Gemma-3-4B": (
-        4_300_079_472,
-        {
-            "model_type": "gemma3",
-            "text_config": {
-                "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
-                "sliding_window": 1024,
-            },
-            "vision_config": {
-                "model_type": "siglip_vision_model", "hidden_size": 1152, "image_size": 896, "intermediate_size": 4304,
-                "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14, "vision_use_head": False,
-            },
-        },
-    ),
-    "LLaVA-v1.6-Mistral-7B": (
-        7_566_747_648,
-        {
-            "model_type": "llava_next",
-            "text_config": {
-                "model_type": "mistral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-                "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32064, "sliding_window": None,
-            },
-            "vision_config": {
-                "model_type": "clip_vision_model", "hidden_size": 1024, "intermediate_size": 4096,
-                "num_hidden_layers": 24, "num_attention_heads": 16, "image_size": 336, "patch_size": 14,
-            },
-        },
-    ),
-    "LLaVA-OneVision-7B": (
-        8_029_890_080,
-        {
-            "model_type": "llava_onevision",
-            "text_config": {
-                "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
-                "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152000,
-            },
-            "vision_config": {
-                "model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304,
-                "num_hidden_layers": 26, "num_attention_heads": 16, "image_size": 384, "patch_size": 14,
-                "vision_use_head": False,
-            },
-        },
-    ),
-    "Pixtral-12B": (
-        12_682_739_712,
-        {
-            "model_type": "llava",
-            "text_config": {
-                "model_type": "mistral", "hidden_size": 5120, "intermediate_size": 14336, "num_hidden_layers": 40,
-                "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 131072,
-                "sliding_window": None,
-            },
-            "vision_config": {
-                "model_type": "pixtral", "head_dim": 64, "hidden_act": "silu", "image_size": 1024,
-            },
-            "vision_feature_layer": -1, "vision_feature_select_strategy": "full",
-        },
-    ),
-    "Mistral-Small-3.1-24B": (
-        24_011_361_280,
-        {
-            "model_type": "mistral3",
-            "text_config": {
-                "model_type": "mistral", "hidden_size": 5120, "intermediate_size": 32768, "num_hidden_layers": 40,
-                "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 131072,
-                "sliding_window": None,
-            },
-            "vision_config": {
-                "model_type": "pixtral", "hidden_act": "silu", "image_size": 1540, "patch_size": 14,
-            },
-            "multimodal_projector_bias": False, "tie_word_embeddings": False,
-        },
-    ),
-    "InternVL3-8B": (
-        7_944_373_760,
-        {
-            "model_type": "internvl",
-            "text_config": {
-                "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
-                "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 151674,
-            },
-            "vision_config": {
-                "model_type": "internvl_vision", "attention_bias": True,
-            },
-            "tie_word_embeddings": False,
-        },
-    ),
-    "InternVL3-38B": (
-        38_388_164_992,
-        {
-            "model_type": "internvl",
-            "text_config": {
-                "model_type": "qwen2", "hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64,
-                "num_attention_heads": 40, "num_key_value_heads": 8, "vocab_size": 151674,
-            },
-            "vision_config": {
-                "model_type": "internvl_vision", "hidden_size": 3200, "intermediate_size": 12800,
-                "num_hidden_layers": 45, "num_attention_heads": 25, "norm_type": "rms_norm", "use_qk_norm": True,
-            },
-            "tie_word_embeddings": False,
-        },
-    ),
-    "Qwen3-VL-30B-A3B": (
-        31_070_754_032,
-        {
-            "model_type": "qwen3_vl_moe",
-            "text_config": {
-                "model_type": "qwen3_vl_moe_text", "head_dim": 128, "hidden_size": 2048, "intermediate_size": 6144,
-                "moe_intermediate_size": 768, "num_attention_heads": 32, "num_hidden_layers": 48,
-                "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "vocab_size": 151936,
-            },
-            "vision_config": {
-                "model_type": "qwen3_vl_moe", "out_hidden_size": 2048,
-            },
-        },
-    ),
-    "PaliGemma-3B": (
-        2_923_466_480,
-        {
-            "model_type": "paligemma", "projection_dim": 2048,
-            "text_config": {
-                "model_type": "gemma", "hidden_size": 2048, "intermediate_size": 16384, "num_attention_heads": 8,
-                "num_hidden_layers": 18, "num_key_value_heads": 1, "vocab_size": 257216,
-            },
-            "vision_config": _SO400M,
-        },
-    ),
-    "PaliGemma-2-10B": (
-        9_662_638_832,
-        {
-            "model_type": "paligemma", "projection_dim": 3584,
-            "text_config": {
-                "model_type": "gemma2", "hidden_size": 3584, "intermediate_size": 14336, "num_attention_heads": 16,
-                "num_hidden_layers": 42, "num_key_value_heads": 8, "vocab_size": 257216,
-            },
-            "vision_config": _SO400M,
-        },
-    ),
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("name", COUNTS)
 def test_parameters_of_published_models(name: str):
     count, config = COUNTS[name]
@@ -297,6 +106,15 @@ def test_tokens_and_windows_of_an_image(size: tuple[int, int], tokens: int, wind
     assert sum(length * count for length, count in windows.items()) == 4 * tokens
 
 
+@pytest.mark.parametrize(
+    ("size", "squares"), [((384, 384), 1), ((384, 385), 3), ((1152, 1536), 13), ((1536, 1536), 17)]
+)
+def test_an_image_of_smolvlm_is_cut_into_squares(size: tuple[int, int], squares: int):
+    """As Idefics3ImageProcessor.split_images does, with the small copy; 81 tokens each."""
+    vision = from_config(COUNTS["SmolVLM-Instruct"][1], "smolvlm").arch.vision
+    assert pixels.image_tokens(vision, Images(1, *size)) == 81 * squares
+
+
 def test_a_model_without_images_is_refused():
     config = recorded()["llava"]["config"]
     with pytest.raises(NotModeled, match="without images"):
@@ -324,7 +142,21 @@ def test_paligemma_needs_a_mask():
         ({"vision_config": {"num_attention_heads": 7}}, "vision_config.num_attention_heads"),
     ],
 )
-def test_what_a_config_cannot_say(changes: dict[str, Any], field: str):
+def test_what_a_config_of_llava_cannot_say(changes: dict[str, Any], field: str):
     with pytest.raises(InputError) as refused:
         from_config(recorded()["llava"]["config"] | changes, "llava")
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"scale_factor": 3}, "scale_factor"),  # 4 x 4 patches
+        ({"vision_config": {"model_type": "siglip_vision_model"}}, "vision_config.model_type"),
+        ({"text_config": {"model_type": "gemma"}}, "text_config.model_type"),
+    ],
+)
+def test_what_a_config_of_idefics_cannot_say(changes: dict[str, Any], field: str):
+    with pytest.raises(InputError) as refused:
+        from_config(recorded()["idefics3"]["config"] | changes, "idefics3")
     assert refused.value.field == field

@@ -248,6 +248,7 @@ def _other_vision() -> list[Config]:
     names = "llava_next", "llava_onevision", "mistral3", "internvl", "paligemma"
     towers = {
         **{model: ["vision_tower."] for model in names},
+        **{model: ["vision_model."] for model in ("idefics3", "smolvlm")},
         "qwen3_vl_moe": ["patch_embed", "pos_embed", "visual.blocks", "deepstack"],
     }  # fmt: skip
     found = []
@@ -262,4 +263,17 @@ def _other_vision() -> list[Config]:
             zero_of("vlm", 3, **model, zero=SMALL_ZERO),
             zero_of("vlm_regather", 3, ga=2, **model, zero=REGATHER, freeze=tower),
         ]
-    return found
+    return [*found, *_units_in_layers()]
+
+
+def _units_in_layers() -> list[Config]:
+    """Of Idefics 3's tower FSDP wraps each attention, and leaves the rest of the layers to the root."""
+    tower, layers = ["vision_model."], ["vision_model.encoder"]
+    return [
+        config_of("fsdp1", "vlm_frozen_ckpt", model="idefics3", freeze=tower, ckpt=True),
+        config_of("fsdp2", "vlm_frozen_ckpt", model="idefics3", freeze=tower, ckpt=True),
+        config_of("fsdp1", "vlm_layers", model="idefics3", freeze=layers),
+        config_of("fsdp1", "vlm", model="idefics3"),
+        zero_of("vlm_frozen_ckpt", 3, ga=2, model="idefics3", zero=REGATHER, freeze=tower, ckpt=True),
+        zero_of("vlm_init", 3, model="idefics3", zero=SMALL_ZERO, freeze=tower, zero_init=True),
+    ]

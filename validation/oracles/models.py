@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from validation.oracles.tiny import TINY_PAIRS, TINY_VISION
+
 TINY: dict[str, dict[str, Any]] = {
     "llama": {
         "hidden_size": 256,
@@ -152,116 +154,9 @@ TINY: dict[str, dict[str, Any]] = {
     },
 }
 
-# Models with an encoder and a decoder, whose labels are half as long.
-TINY_PAIRS: dict[str, dict[str, Any]] = {
-    "t5": {
-        "d_model": 256, "d_kv": 32, "d_ff": 688, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 8,
-        "vocab_size": 1000, "dropout_rate": 0.0, "feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0,
-    },
-    "whisper": {
-        "d_model": 256, "encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 4, "vocab_size": 1000,
-        "decoder_attention_heads": 4, "encoder_ffn_dim": 688, "decoder_ffn_dim": 688, "num_mel_bins": 20,
-        "max_source_positions": 32, "max_target_positions": 48, "decoder_start_token_id": 1, "pad_token_id": 0,
-        "bos_token_id": 1, "eos_token_id": 2,
-    },
-}  # fmt: skip
-
-_TEXT = {
-    "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 3, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "vocab_size": 1000, "max_position_embeddings": 256,
-}  # fmt: skip
-TINY_VISION: dict[str, dict[str, Any]] = {
-    "qwen2_5_vl": {
-        "image_token_id": 999,
-        "tie_word_embeddings": False,
-        "text_config": _TEXT
-        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]}},
-        "vision_config": {
-            "depth": 4, "hidden_size": 160, "intermediate_size": 340, "num_heads": 4, "out_hidden_size": 256,
-            "fullatt_block_indexes": [1, 3],
-        },
-    },
-    "qwen3_vl": {
-        "image_token_id": 999,
-        "tie_word_embeddings": False,
-        "text_config": _TEXT
-        | {"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [6, 5, 5]}},
-        "vision_config": {
-            "depth": 4, "hidden_size": 160, "intermediate_size": 340, "num_heads": 4, "out_hidden_size": 256,
-            "num_position_embeddings": 64, "deepstack_visual_indexes": [1, 2],
-        },
-    },
-    "qwen3_vl_moe": {
-        "image_token_id": 999,
-        "tie_word_embeddings": False,
-        "text_config": _TEXT
-        | {"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [6, 5, 5]},
-           "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "mlp_only_layers": [1]},
-        "vision_config": {
-            "depth": 4, "hidden_size": 160, "intermediate_size": 340, "num_heads": 4, "out_hidden_size": 256,
-            "num_position_embeddings": 64, "deepstack_visual_indexes": [1, 2],
-        },
-    },
-    "mistral3": {
-        "image_token_index": 999,
-        "tie_word_embeddings": False,
-        "text_config": _TEXT | {"model_type": "mistral", "head_dim": 32, "sliding_window": None},
-        "vision_config": {
-            "model_type": "pixtral", "hidden_size": 160, "intermediate_size": 400, "num_hidden_layers": 4,
-            "num_attention_heads": 4, "image_size": 56, "patch_size": 14, "hidden_act": "silu",
-        },
-    },
-    "internvl": {
-        "image_token_id": 999,
-        "image_seq_length": 4,
-        "tie_word_embeddings": False,
-        "text_config": _TEXT | {"model_type": "qwen2"},
-        "vision_config": {
-            "model_type": "internvl_vision", "hidden_size": 160, "intermediate_size": 400, "num_hidden_layers": 4,
-            "num_attention_heads": 4, "image_size": [56, 56], "patch_size": [14, 14], "attention_bias": True,
-        },
-    },
-    "paligemma": {
-        "image_token_index": 999,
-        "projection_dim": 256,
-        "text_config": _TEXT | {"model_type": "gemma", "head_dim": 32},
-        "vision_config": {
-            "model_type": "siglip_vision_model", "hidden_size": 160, "intermediate_size": 400, "num_hidden_layers": 4,
-            "num_attention_heads": 4, "image_size": 56, "patch_size": 28, "vision_use_head": False,
-        },
-    },
-    "llava_onevision": {
-        "image_token_index": 999,
-        "tie_word_embeddings": False,
-        "image_grid_pinpoints": [[56, 56], [28, 56]],
-        "text_config": _TEXT | {"model_type": "qwen2"},
-        "vision_config": {
-            "model_type": "siglip_vision_model", "hidden_size": 160, "intermediate_size": 400, "num_hidden_layers": 4,
-            "num_attention_heads": 4, "image_size": 28, "patch_size": 14, "vision_use_head": False,
-        },
-    },
-    "llava_next": {
-        "image_token_index": 999,
-        "tie_word_embeddings": False,
-        "image_grid_pinpoints": [[56, 56], [28, 56]],
-        "text_config": _TEXT | {"model_type": "mistral", "sliding_window": None},
-        "vision_config": {
-            "model_type": "clip_vision_model", "hidden_size": 160, "intermediate_size": 400, "num_hidden_layers": 4,
-            "num_attention_heads": 4, "image_size": 28, "patch_size": 14,
-        },
-    },
-    "llava": {
-        "image_token_index": 999,
-        "tie_word_embeddings": False,
-        "text_config": _TEXT | {"model_type": "llama"},
-        "vision_config": {
-            "model_type": "clip_vision_model", "hidden_size": 160, "intermediate_size": 400, "num_hidden_layers": 4,
-            "num_attention_heads": 4, "image_size": 56, "patch_size": 28,
-        },
-    },
-}  # fmt: skip
 IMAGE = {"per_sequence": 1, "height": 56, "width": 56}  # four tokens of all
 IMAGE_TOKENS = {"llava_next": 24, "llava_onevision": 24}  # but 4 of a small copy and 4 x 4 with the end of each row
+IDEFICS = ("idefics3", "smolvlm")
 
 
 def build(
@@ -301,6 +196,9 @@ def inputs(kind: str, tokens: torch.Tensor, dtype: torch.dtype = torch.float32) 
     ids = tokens.clamp(max=token - 1)
     ids[:, : IMAGE_TOKENS.get(kind, 4)] = token
     given = {"input_ids": ids, "labels": tokens.clamp(max=token - 1)}
+    if kind in IDEFICS:  # whose squares of zeros are left out
+        pixels, mask = torch.ones(len(ids), 1, 3, 56, 56), torch.ones(len(ids), 1, 56, 56, dtype=torch.long)
+        return given | {"pixel_values": pixels, "pixel_attention_mask": mask}
     if kind in IMAGE_TOKENS:
         return given | {"pixel_values": torch.zeros(len(ids), 5, 3, 28, 28), "image_sizes": [[56, 56]] * len(ids)}
     if kind == "mistral3":
@@ -322,13 +220,20 @@ def target(tokens: int) -> int:
 
 def units(model: torch.nn.Module) -> list[torch.nn.Module]:
     """What FSDP wraps: blocks, of a vision-language model all of `_no_split_modules`."""
-    if hasattr(getattr(model, "model", None), "language_model"):
+    if sees(model):
         return [module for module in model.modules() if type(module).__name__ in model._no_split_modules]
     return blocks(model)
 
 
 def text_model(model: torch.nn.Module) -> torch.nn.Module:
-    return getattr(model.model, "language_model", model.model)
+    owner = getattr(model, "model", model)
+    text = getattr(owner, "language_model", getattr(owner, "text_model", owner))
+    return getattr(text, "model", text)
+
+
+def sees(model: torch.nn.Module) -> bool:
+    """Whether it is a vision-language model."""
+    return text_model(model) is not getattr(model, "model", model)
 
 
 def stacks(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -340,7 +245,7 @@ def stacks(model: torch.nn.Module) -> list[torch.nn.Module]:
 def blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     if found := stacks(model):
         return [block for stack in found for block in (stack.block if hasattr(stack, "block") else stack.layers)]
-    if hasattr(getattr(model, "model", None), "language_model"):
+    if sees(model):
         return list(text_model(model).layers)
     return list(model.model.layers) if hasattr(model, "model") else list(model.transformer.h)
 
@@ -351,8 +256,12 @@ def marked(model: torch.nn.Module) -> list[str]:
     named = (
         "model.language_model.embed_tokens",
         "model.language_model.norm",
+        "model.text_model.embed_tokens",
+        "model.text_model.norm",
         "model.visual",
         "model.vision_tower",
+        "model.vision_model",
+        "model.connector",
         "model.multi_modal_projector",
         "model.embed_tokens",
         "model.norm",

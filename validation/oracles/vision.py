@@ -19,159 +19,17 @@ os.environ["TRANSFORMERS_DISABLE_TORCH_CHECK"] = "1"
 import numpy as np
 import torch
 import transformers
-from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import LlavaNextProcessor, LlavaOnevisionProcessor, initialization, vision_utils
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from transformers import LlavaNextProcessor, LlavaOnevisionProcessor, initialization, masking_utils, vision_utils
 
 from validation.oracles.families import Follow, begin, observe, write
 from validation.oracles.memory import flash_attention
+from validation.oracles.vision_models import CONFIGS
 
-TEXT = {
-    "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 199,
-}  # fmt: skip
-ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}}
-ROPE3 = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [6, 5, 5]}}
-CLIP = {
-    "model_type": "clip_vision_model", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 4,
-    "num_attention_heads": 3, "image_size": 56, "patch_size": 14,
-}  # fmt: skip
-PIXTRAL = {
-    "model_type": "pixtral", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 4,
-    "num_attention_heads": 3, "image_size": 112, "patch_size": 14, "hidden_act": "silu",
-}  # fmt: skip
-INTERNVL = {
-    "model_type": "internvl_vision", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 4,
-    "num_attention_heads": 3, "image_size": [56, 56], "patch_size": [14, 14],
-}  # fmt: skip
-DEEP = {
-    "depth": 7, "hidden_size": 48, "intermediate_size": 100, "num_heads": 3, "out_hidden_size": 64,
-    "num_position_embeddings": 64, "deepstack_visual_indexes": [1, 3, 5],
-}  # fmt: skip
-SIGLIP = CLIP | {"model_type": "siglip_vision_model", "vision_use_head": False, "hidden_act": "gelu_pytorch_tanh"}
-FLASH, BOTH, EAGER = ("sdpa",), ("sdpa", "eager"), ("eager",)
-
-# name -> (attention implementations, config.json, image height and width)
-CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[int, int]]] = {
-    "qwen2_5_vl": (
-        BOTH,
-        {
-            "model_type": "qwen2_5_vl", "text_config": {"model_type": "qwen2_5_vl_text", **TEXT, **ROPE},
-            "vision_config": {
-                "model_type": "qwen2_5_vl_vision", "depth": 4, "hidden_size": 48, "intermediate_size": 100,
-                "num_heads": 3, "out_hidden_size": 64, "fullatt_block_indexes": [1, 3],
-            },
-        },
-        (168, 196),
-    ),
-    "qwen2_vl": (
-        BOTH,
-        {
-            "model_type": "qwen2_vl", "text_config": {"model_type": "qwen2_vl_text", **TEXT, **ROPE},
-            "vision_config": {
-                "model_type": "qwen2_vl_vision", "depth": 4, "embed_dim": 48, "num_heads": 3, "hidden_size": 64,
-            },
-        },
-        (168, 196),
-    ),
-    "qwen3_vl": (
-        BOTH,
-        {
-            "model_type": "qwen3_vl",
-            "text_config": {"model_type": "qwen3_vl_text", **TEXT, "num_hidden_layers": 5, "head_dim": 32, **ROPE3},
-            "vision_config": {"model_type": "qwen3_vl_vision", **DEEP},
-        },
-        (160, 192),
-    ),
-    "qwen3_vl_moe": (
-        BOTH,
-        {
-            "model_type": "qwen3_vl_moe",
-            "text_config": {
-                "model_type": "qwen3_vl_moe_text", **TEXT, "num_hidden_layers": 5, "head_dim": 32, **ROPE3,
-                "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "mlp_only_layers": [4],
-            },
-            "vision_config": {"model_type": "qwen3_vl_moe_vision", **DEEP},
-        },
-        (160, 192),
-    ),
-    "llava": (
-        BOTH,
-        {"model_type": "llava", "text_config": {"model_type": "llama", **TEXT}, "vision_config": CLIP,
-         "image_seq_length": 16},
-        (56, 56),
-    ),
-    "llava_next": (
-        BOTH,
-        {"model_type": "llava_next", "text_config": {"model_type": "mistral", **TEXT}, "vision_config": CLIP,
-         "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]]},
-        (60, 100),
-    ),
-    "llava_onevision": (
-        BOTH,
-        {"model_type": "llava_onevision", "text_config": {"model_type": "qwen2", **TEXT}, "vision_config": SIGLIP,
-         "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]], "vision_aspect_ratio": "anyres_max_2"},
-        (110, 100),
-    ),
-    "llava-pixtral": (
-        BOTH,
-        {"model_type": "llava", "text_config": {"model_type": "mistral", **TEXT, "head_dim": 32},
-         "vision_config": PIXTRAL, "vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
-        (56, 112),
-    ),
-    "mistral3": (
-        BOTH,
-        {"model_type": "mistral3", "text_config": {"model_type": "mistral", **TEXT, "head_dim": 32},
-         "vision_config": PIXTRAL, "tie_word_embeddings": False},
-        (112, 56),
-    ),
-    "ministral3": (
-        FLASH,
-        {"model_type": "mistral3", "vision_config": PIXTRAL, "tie_word_embeddings": False, "text_config":
-         {"model_type": "ministral3", **TEXT, "head_dim": 32, "pad_token_id": 0}},
-        (112, 56),
-    ),
-    "internvl": (
-        BOTH,
-        {"model_type": "internvl", "text_config": {"model_type": "qwen2", **TEXT}, "vision_config": INTERNVL |
-         {"attention_bias": True}, "image_seq_length": 4},
-        (56, 56),
-    ),
-    "internvl-rms": (
-        FLASH,
-        {"model_type": "internvl", "text_config": {"model_type": "qwen3", **TEXT, "head_dim": 32}, "vision_config":
-         INTERNVL | {"norm_type": "rms_norm", "use_qk_norm": True, "use_mean_pooling": False,
-         "hidden_dropout_prob": 0.1}, "image_seq_length": 4, "tie_word_embeddings": False},
-        (56, 56),
-    ),
-    "paligemma": (
-        EAGER,
-        {
-            "model_type": "paligemma", "text_config": {"model_type": "gemma", **TEXT, "head_dim": 32},
-            "vision_config": SIGLIP, "projection_dim": 64, "image_token_index": 198,
-        },
-        (56, 56),
-    ),
-    "paligemma2": (
-        EAGER,
-        {
-            "model_type": "paligemma", "text_config": {"model_type": "gemma2", **TEXT, "head_dim": 32,
-            "sliding_window": 32}, "vision_config": SIGLIP, "projection_dim": 64, "image_token_index": 198,
-        },
-        (56, 56),
-    ),
-    "gemma3": (
-        EAGER,
-        {
-            "model_type": "gemma3", "text_config": {"model_type": "gemma3_text", **TEXT, "head_dim": 32,
-            "sliding_window": 32, "sliding_window_pattern": 2}, "vision_config": SIGLIP, "mm_tokens_per_image": 4,
-            "image_token_index": 198,
-        },
-        (56, 56),
-    ),
-}  # fmt: skip
 RUNS = ((1, 64, 1, "none"), (2, 96, 2, "none"), (2, 96, 2, "full"))  # micro-batch, sequence, images, checkpointing
-FROZEN = {"": (), "tower": ("visual.", "vision_tower."), "all but projector": ("",)}
-PROJECTOR = ("merger", "projector")
+FROZEN = {"": (), "tower": ("visual.", "vision_tower.", "vision_model."), "all but projector": ("",)}
+PROJECTOR = ("merger", "projector", "connector")
+IDEFICS = ("idefics3", "smolvlm")
 GRIDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")  # whose inputs are packed patches and their grid
 
 
@@ -208,6 +66,11 @@ def inputs(config: dict[str, Any], batch: int, images: int, size: tuple[int, int
                 "batch_num_images": [images] * batch,
             }
         return {"pixel_values": torch.zeros(count, squares, 3, side, side), "image_sizes": np.array([size] * count)}
+    if kind in IDEFICS:
+        side = config["vision_config"]["image_size"]
+        shape = batch, images * idefics_squares(config, size), side, side
+        mask = torch.ones(shape, dtype=torch.long)
+        return {"pixel_values": torch.zeros(*shape[:2], 3, side, side), "pixel_attention_mask": mask}
     if config["vision_config"]["model_type"] == "pixtral":
         return {"pixel_values": torch.zeros(count, 3, *size), "image_sizes": np.array([size] * count).view(Sizes)}
     if kind not in GRIDS:
@@ -235,6 +98,12 @@ def inputs(config: dict[str, Any], batch: int, images: int, size: tuple[int, int
         )
         found |= {"image_window_index": order, "image_cu_window_seqlens": ends.numpy()}
     return found
+
+
+def idefics_squares(config: dict[str, Any], size: tuple[int, int]) -> int:
+    """As Idefics3ImageProcessor.split_images cuts an image."""
+    rows, columns = (-(-length // config["vision_config"]["image_size"]) for length in size)
+    return rows * columns + 1 if rows * columns > 1 else 1
 
 
 def squares_of(config: dict[str, Any], size: tuple[int, int]) -> int:
@@ -275,12 +144,17 @@ class Known(Follow):
         if func._opname == "masked_select":
             return super().__torch_dispatch__(new, types, (args[0], [self.selected]))
         if func._opname == "index" and args[1][0].dtype is torch.bool:
+            if args[1][0].dim() == 1:  # of squares that are no padding
+                return super().__torch_dispatch__(new, types, (args[0], args[0].shape))
             width = args[0].shape[-1]
             return super().__torch_dispatch__(new, types, (args[0], [self.selected // width, width]))
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def tokens_of(config: dict[str, Any], images: int, size: tuple[int, int]) -> int:
+    if config["model_type"] in IDEFICS:
+        side = config["vision_config"]["image_size"] // 14 // config["scale_factor"]
+        return idefics_squares(config, size) * side**2
     if "mm_tokens_per_image" in config:
         return config["mm_tokens_per_image"]
     if "image_grid_pinpoints" in config:
@@ -322,6 +196,7 @@ def record(
         given |= {"input_ids": ids, "labels": labels, "use_cache": False}
         if config["model_type"] in GRIDS:  # as a collator computes them; the model itself would ask for values
             given["position_ids"] = torch.zeros(3, batch, seq, dtype=torch.long)
+        FakeTensor.tolist = lambda counts: [images * idefics_squares(config, size)] * len(counts)  # type: ignore
         found = observe(model, given, lambda ignored: Known(ignored, selected))
     about = {
         "attention": attention, "batch": batch, "seq": seq, "images": images, "checkpointing": checkpointing,
@@ -334,6 +209,7 @@ def main(arguments: list[str]) -> None:
     options = begin(arguments, __doc__, CONFIGS)
     initialization.trunc_normal_ = lambda tensor, *_, **__: tensor  # asks for values
     torch.as_tensor = as_tensor
+    masking_utils._ignore_bidirectional_mask_sdpa = lambda *_: True  # no square has padding
     torch.nn.functional.scaled_dot_product_attention = attend
     models = {}
     for name in options.names or CONFIGS:

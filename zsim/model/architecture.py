@@ -59,6 +59,7 @@ class Vision:
     image_size: int = 0  # side of every image; 0: any size
     resolutions: tuple[tuple[int, int], ...] = ()  # height and width, of which an image takes one (LLaVA-NeXT): it is
     # cut into squares of `image_size`, and a small copy of it comes before them
+    splits: bool = False  # an image of another size is cut into squares, with a small copy behind them (Idefics 3)
     read_layers: tuple[int, ...] = ()  # whose output is added to the text model's first layers (Qwen3-VL)
     most_squares: int = 0  # features of more of them are interpolated to as many (LLaVA-OneVision)
     positions: int = 0  # rows of a learned position embedding that is interpolated

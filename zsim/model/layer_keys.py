@@ -20,6 +20,7 @@ def with_flat_units(spec: ModelSpec, units: str) -> ModelSpec:
     vision = tower is not None
     own = [EMBEDDINGS] if tower is not None and tower.blocks.family in OWN_EMBEDDINGS else []
     own += [PROJECTOR] if spec.family == "paligemma" else []
+    parts = tower is not None and tower.splits  # of the tower's layers the attention alone is a unit
     apart = {
         parameter.name.rpartition(".")[0] for parameter in spec.parameters if parameter.trainable and units == "leaf"
     }
@@ -30,6 +31,9 @@ def with_flat_units(spec: ModelSpec, units: str) -> ModelSpec:
         if units == "whole":
             return ""
         at = _layer_at(name, vision)
+        if parts and ".vision_model." in name:
+            before, attention, _ = name.partition(".self_attn.")
+            return before if attention else ""
         if at is not None:
             return ".".join(name.split(".")[: at + 1])
         return next((part for part in own if part in name), "")

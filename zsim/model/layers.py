@@ -168,10 +168,12 @@ class Module:
 class Blocks(Module):
     """A ModuleList of blocks that holds one template per distinct layer instead of every layer.
 
-    `kinds[i]` tells layers apart; `make(i)` builds layer i.
+    `kinds[i]` tells layers apart; `make(i)` builds layer i. `role`: "" where FSDP wraps a part of each instead.
     """
 
-    def __init__(self, net: Net, kinds: tuple[Hashable, ...], make: Callable[[int], Module]) -> None:
+    def __init__(
+        self, net: Net, kinds: tuple[Hashable, ...], make: Callable[[int], Module], role: str = "block"
+    ) -> None:
         super().__init__(net)
         keys = net.layer_keys or (None,) * len(kinds)
         checkpointed = map(net.checkpoints, range(len(kinds)))
@@ -180,7 +182,7 @@ class Blocks(Module):
         for index, kind in enumerate(self.kinds):
             if kind not in self.templates:
                 block = make(index)
-                block.role, block.listed_in, block.checkpointed = "block", self, net.checkpoints(index)
+                block.role, block.listed_in, block.checkpointed = role, self, net.checkpoints(index)
                 self.templates[kind] = (index, block)
 
     def __iter__(self) -> Iterator[Module]:

@@ -45,6 +45,9 @@ def squares_in_all(vision: Vision, images: Images) -> int:
     """With the small copy of the image, which is all that there is of several in one sequence of LLaVA-OneVision."""
     if vision.most_squares and images.per_sequence > 1:
         return 1
+    if vision.splits:  # image_processing_idefics3.py split_images
+        rows, columns = (-(-length // vision.image_size) for length in (images.height, images.width))
+        return rows * columns + 1 if rows * columns > 1 else 1
     rows, columns = squares(vision, images)
     return rows * columns + 1
 
@@ -78,6 +81,8 @@ def image_tokens(vision: Vision, images: Images) -> int:
             return small + 1
         large_rows, large_columns = shrunk(vision, *unpadded(vision, images))
         return small + large_rows * (large_columns + 1)
+    if vision.splits:
+        return squares_in_all(vision, images) * rows * columns // vision.merge**2
     return rows * columns // (vision.merge * vision.pool) ** 2 + vision.keeps_class_token
 
 

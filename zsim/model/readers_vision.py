@@ -13,88 +13,25 @@ from zsim.errors import NotModeled
 from zsim.model.architecture import Architecture, LayerKind, Vision
 from zsim.model.fields import Fields
 from zsim.model.reader_parts import read_activation, read_dropout, read_layers
-from zsim.model.readers import READERS
-
-# Sizes that published files leave out (LLaVA 1.5 and 1.6, Pixtral).
-_LLAMA = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
-_SIZES: dict[str, dict[str, int]] = {
-    "llama": _LLAMA,
-    "mistral": _LLAMA | {"intermediate_size": 14336, "num_key_value_heads": 8},
-    "qwen2": _LLAMA | {"intermediate_size": 22016, "num_key_value_heads": 32},
-}
-
-
-def _text(
-    fields: Fields, family: str, names: tuple[str, ...], default: str, read_as: str | None = None, tied: bool = False
-) -> Architecture:
-    """The text model. Older files have its fields beside `vision_config`."""
-    text = fields.section("text_config") if "text_config" in fields else fields
-    kind = text.text("model_type", default=default) if text is not fields else default
-    if kind not in names:
-        raise NotModeled(
-            f"{kind} as the text model of {family}", file=fields.path, line=text.line("model_type"),
-            field="text_config.model_type", accepted=", ".join(names),
-        )  # fmt: skip
-    if text is not fields:
-        text = text.over(_SIZES.get(kind, {}))
-    arch = READERS[read_as or kind](text, read_as or kind)
-    tied = fields.flag("tie_word_embeddings", default=tied) or text.flag("tie_word_embeddings", default=False)
-    return replace(arch, family=family, tied=tied)
-
-
-def _blocks(vision: Fields, family: str, names: dict[str, Any], kinds: Callable[[int], LayerKind]) -> Architecture:
-    """The layers of a tower; `names` maps fields of an Architecture to (name, default)."""
-    hidden = vision.size(*names["hidden"][0], default=names["hidden"][1])
-    heads = vision.size(*names["heads"][0], default=names["heads"][1])
-    if hidden % heads:
-        name = next((n for n in names["heads"][0] if n in vision), names["heads"][0][0])
-        vision.fail(name, f"is {heads}, which does not divide the width {hidden}", f"a divisor of {hidden}")
-    layers = vision.size(*names["layers"][0], default=names["layers"][1], most=10_000)
-    return Architecture(
-        family=family,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=hidden // heads,
-        intermediate=vision.size(*names["intermediate"][0], default=names["intermediate"][1]),
-        vocab=1,
-        kinds=tuple(kinds(layer) for layer in range(layers)),
-        tied=False,
-        activation=read_activation(vision, "hidden_act", default=names["activation"]),
-        attention_dropout=read_dropout(vision, "attention_dropout"),
-        mlp_bias=True,
-    )
-
-
-def _tower(fields: Fields, accepted: str, *also: str) -> Fields:
-    vision = fields.section("vision_config")
-    kind = vision.text("model_type", default=accepted)
-    if kind not in (accepted, *also):
-        raise NotModeled(
-            f"a vision tower {kind}", file=fields.path, line=vision.line("model_type"),
-            field="vision_config.model_type", accepted=accepted,
-        )  # fmt: skip
-    return vision
-
-
-LANGUAGE_MODELS = ("llama", "mistral", "qwen2", "qwen3")  # that a LLaVA may have
+from zsim.model.reader_vision_parts import LANGUAGE_MODELS, read_blocks, read_side, read_text, read_tower, text_family
+from zsim.model.readers_vision_further import FURTHER
 
 
 def _llava(fields: Fields, family: str) -> Architecture:
     """LLaVA and LLaVA-NeXT; Pixtral 12B is the first with another tower."""
     if fields.section("vision_config").text("model_type", default="") == "pixtral" and family == "llava":
         return _pixtral(fields, family)
-    text = _text(fields, family, LANGUAGE_MODELS, "llama")
-    vision = _tower(fields, "clip_vision_model")
+    text = read_text(fields, family, LANGUAGE_MODELS, "llama")
+    vision = read_tower(fields, "clip_vision_model")
     layers = read_layers(vision, "num_hidden_layers") if "num_hidden_layers" in vision else 24
     read = _feature_layer(fields, layers, default=-2) % (layers + 1)
     side = vision.size("image_size", default=336)
     return replace(
         text,
         vision=Vision(
-            _blocks(vision, "clip_vision_model", _LIKE_CLIP, lambda layer: LayerKind(unread=layer >= read)),
+            read_blocks(vision, "clip_vision_model", _LIKE_CLIP, lambda layer: LayerKind(unread=layer >= read)),
             patch=vision.size("patch_size", default=14),
-            text=_text_family(fields, "llama"),
+            text=text_family(fields, "llama"),
             channels=vision.size("num_channels", default=3),
             image_size=side,
             resolutions=_resolutions(fields, side) if family == "llava_next" else (),
@@ -109,10 +46,6 @@ _LIKE_CLIP = {
     "hidden": (("hidden_size",), 1024), "heads": (("num_attention_heads",), 16),
     "layers": (("num_hidden_layers",), 24), "intermediate": (("intermediate_size",), 4096), "activation": "quick_gelu",
 }  # fmt: skip
-
-
-def _text_family(fields: Fields, default: str) -> str:
-    return fields.section("text_config").text("model_type", default=default)
 
 
 def _feature_layer(fields: Fields, layers: int, default: int, only: int | None = None) -> int:
@@ -154,9 +87,9 @@ def _pixtral(fields: Fields, family: str) -> Architecture:
     """Pixtral 12B, which is a LLaVA, and Mistral 3."""
     merges = family == "mistral3"
     names = ("ministral3", *LANGUAGE_MODELS) if merges else LANGUAGE_MODELS
-    text = _text(fields, family, names, "mistral" if merges else "llama", tied=merges)
-    vision = _tower(fields, "pixtral")
-    blocks = _blocks(vision, "pixtral", {**_LIKE_CLIP, "activation": "gelu"}, lambda layer: LayerKind())
+    text = read_text(fields, family, names, "mistral" if merges else "llama", tied=merges)
+    vision = read_tower(fields, "pixtral")
+    blocks = read_blocks(vision, "pixtral", {**_LIKE_CLIP, "activation": "gelu"}, lambda layer: LayerKind())
     _feature_layer(fields, blocks.layers, default=-1 if merges else -2, only=-1)
     if not merges and not _keeps_class_token(fields):
         raise NotModeled(
@@ -168,7 +101,7 @@ def _pixtral(fields: Fields, family: str) -> Architecture:
         vision=Vision(
             replace(blocks, mlp_bias=False),
             patch=vision.size("patch_size", default=14 if merges and "vision_config" not in fields else 16),
-            text=_text_family(fields, "mistral" if merges else "llama"),
+            text=text_family(fields, "mistral" if merges else "llama"),
             channels=vision.size("num_channels", default=3),
             merge=fields.size("spatial_merge_size", default=2) if merges else 1,
             projector_activation=read_activation(fields, "projector_hidden_act", default="gelu"),
@@ -178,9 +111,9 @@ def _pixtral(fields: Fields, family: str) -> Architecture:
 
 
 def _internvl(fields: Fields, family: str) -> Architecture:
-    text = _text(fields, family, LANGUAGE_MODELS, "qwen2", tied=True)
-    vision = _tower(fields, "internvl_vision")
-    blocks = _blocks(vision, "internvl_vision", {**_LIKE_CLIP, "activation": "gelu"}, lambda layer: LayerKind())
+    text = read_text(fields, family, LANGUAGE_MODELS, "qwen2", tied=True)
+    vision = read_tower(fields, "internvl_vision")
+    blocks = read_blocks(vision, "internvl_vision", {**_LIKE_CLIP, "activation": "gelu"}, lambda layer: LayerKind())
     _feature_layer(fields, blocks.layers, default=-1, only=-1)
     for name, default in (("use_mask_token", False), ("use_absolute_position_embeddings", True)):
         if vision.flag(name, default=default) != default:
@@ -195,7 +128,7 @@ def _internvl(fields: Fields, family: str) -> Architecture:
     norm = vision.text("norm_type", default="layer_norm")
     if norm not in ("layer_norm", "rms_norm"):
         vision.fail("norm_type", f"is {norm!r}", "layer_norm, rms_norm")
-    side, patch = _side(vision, "image_size", 448), _side(vision, "patch_size", 14)
+    side, patch = read_side(vision, "image_size", 448), read_side(vision, "patch_size", 14)
     merge = round(1 / fields.number("downsample_ratio", default=0.5, low=0.01, high=1))
     if side // patch % merge:
         fields.fail("downsample_ratio", f"does not divide the {side // patch} rows of patches", "1 / a divisor")
@@ -210,7 +143,7 @@ def _internvl(fields: Fields, family: str) -> Architecture:
                 final_norm=not vision.flag("use_mean_pooling", default=True),
             ),
             patch=patch,
-            text=_text_family(fields, "qwen2"),
+            text=text_family(fields, "qwen2"),
             channels=vision.size("num_channels", default=3),
             image_size=side,
             merge=merge,
@@ -220,23 +153,13 @@ def _internvl(fields: Fields, family: str) -> Architecture:
     )
 
 
-def _side(vision: Fields, name: str, default: int) -> int:
-    """Of a square, whose sides may both be said."""
-    if not isinstance(vision.raw(name), list):
-        return vision.size(name, default=default)
-    sides = vision.items(name, 2) or []
-    if sides[0] != sides[1] or not isinstance(sides[0], int) or sides[0] < 1:
-        vision.fail(name, f"is {sides}", "a square")
-    return sides[0]
-
-
 def _siglip(vision: Fields, fields: Fields) -> Architecture:
     if vision.flag("vision_use_head", default="vision_config" in fields):
         raise NotModeled(
             "the head of SigLIP that pools", file=fields.path, line=vision.line("vision_use_head"),
             field="vision_config.vision_use_head", accepted="false, as vision-language models have it",
         )  # fmt: skip
-    return _blocks(
+    return read_blocks(
         vision,
         "siglip_vision_model",
         {
@@ -249,8 +172,8 @@ def _siglip(vision: Fields, fields: Fields) -> Architecture:
 
 
 def _onevision(fields: Fields, family: str) -> Architecture:
-    text = _text(fields, family, LANGUAGE_MODELS, "qwen2")
-    vision = _tower(fields, "siglip_vision_model")
+    text = read_text(fields, family, LANGUAGE_MODELS, "qwen2")
+    vision = read_tower(fields, "siglip_vision_model")
     blocks = _siglip(vision, fields)
     _feature_layer(fields, blocks.layers, default=-1, only=-1)
     if fields.text("vision_feature_select_strategy", default="full") != "full":
@@ -265,7 +188,7 @@ def _onevision(fields: Fields, family: str) -> Architecture:
         vision=Vision(
             blocks,
             patch=vision.size("patch_size", default=16),
-            text=_text_family(fields, "qwen2"),
+            text=text_family(fields, "qwen2"),
             channels=vision.size("num_channels", default=3),
             image_size=side,
             resolutions=_resolutions(fields, side),
@@ -277,8 +200,8 @@ def _onevision(fields: Fields, family: str) -> Architecture:
 
 
 def _gemma3(fields: Fields, family: str) -> Architecture:
-    text = _text(fields, family, ("gemma3_text",), "gemma3_text")
-    vision = _tower(fields, "siglip_vision_model")
+    text = read_text(fields, family, ("gemma3_text",), "gemma3_text")
+    vision = read_tower(fields, "siglip_vision_model")
     blocks = _siglip(vision, fields)
     patch, side = vision.size("patch_size", default=16), vision.size("image_size", default=224)
     tokens = int(fields.size("mm_tokens_per_image", default=256) ** 0.5)
@@ -299,8 +222,8 @@ def _gemma3(fields: Fields, family: str) -> Architecture:
 
 
 def _paligemma(fields: Fields, family: str) -> Architecture:
-    text = _text(fields, family, ("gemma", "gemma2"), "gemma", tied=True)
-    vision = _tower(fields, "siglip_vision_model")
+    text = read_text(fields, family, ("gemma", "gemma2"), "gemma", tied=True)
+    vision = read_tower(fields, "siglip_vision_model")
     if (width := fields.size("projection_dim", default=2048)) != text.hidden:
         fields.fail("projection_dim", f"is {width}, and the text model's width {text.hidden}", str(text.hidden))
     return replace(
@@ -308,7 +231,7 @@ def _paligemma(fields: Fields, family: str) -> Architecture:
         vision=Vision(
             _siglip(vision, fields),
             patch=vision.size("patch_size", default=16),
-            text=_text_family(fields, "gemma"),
+            text=text_family(fields, "gemma"),
             channels=vision.size("num_channels", default=3),
             image_size=vision.size("image_size", default=224),
         ),
@@ -338,11 +261,11 @@ _QWEN: dict[str, tuple[tuple[str, ...], str, str, dict[str, Any]]] = {
 
 def _qwen(fields: Fields, family: str) -> Architecture:
     texts, reader, tower, default = _QWEN[family]
-    text = _text(fields, family, texts, texts[0], read_as=reader)
+    text = read_text(fields, family, texts, texts[0], read_as=reader)
     if text.moe:  # its router divides always, and another number of key heads is its class's
         text = replace(text, moe=replace(text.moe, norm_top_k=True))
         fields.section("text_config").size("num_key_value_heads")
-    vision = _tower(fields, tower, family)
+    vision = read_tower(fields, tower, family)
     deep = family.startswith("qwen3")
     old = family == "qwen2_vl"  # whose `hidden_size` is the text model's
     width = vision.size("embed_dim" if old else "hidden_size", default=default["hidden"])
@@ -355,7 +278,7 @@ def _qwen(fields: Fields, family: str) -> Architecture:
         return LayerKind(sliding=family == "qwen2_5_vl" and layer not in whole, stretch=stretch)
 
     ratio = int(vision.number("mlp_ratio", default=4, low=1, high=64))
-    blocks = _blocks(
+    blocks = read_blocks(
         vision,
         tower,
         {
@@ -392,6 +315,7 @@ VISION_READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     "llava_onevision": _onevision,
     "mistral3": _pixtral,
     "internvl": _internvl,
+    **FURTHER,
     "gemma3": _gemma3,
     "paligemma": _paligemma,
     **dict.fromkeys(_QWEN, _qwen),

@@ -351,7 +351,9 @@ def _reads_weight(module: Module, name: str, module_class: str) -> bool:
     part = name.removeprefix(f"{module.name}.")
     if part == "embed_tokens":
         return module.module_class == "Llama4TextModel"
-    return module_class in ("Conv2d", "Conv3d") or part in ("lora_A.default", "wo")
+    if module_class in ("Conv2d", "Conv3d"):
+        return not module.module_class.startswith(("Idefics3", "SmolVLM"))
+    return part in ("lora_A.default", "wo")
 
 
 def _linear_biases(model: ModelSpec) -> dict[int, int]:

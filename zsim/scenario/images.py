@@ -30,7 +30,8 @@ def images_of(scenario: Scenario, model: ModelSpec) -> tuple[Images | None, list
         return None, []
     from zsim.model.pixels import check_images, grid, image_tokens
 
-    fixed = (vision.image_size,) * 2 if vision.image_size and not vision.resolutions else None
+    cut = vision.resolutions or vision.splits  # into squares: images of any size
+    fixed = (vision.image_size,) * 2 if vision.image_size and not cut else None
     size = field.size if field else None
     if size and fixed and size != fixed:
         side = vision.image_size
@@ -44,7 +45,7 @@ def images_of(scenario: Scenario, model: ModelSpec) -> tuple[Images | None, list
     except InputError as error:
         taken = "" if field and (size or fixed) else f"; {height} x {width} pixels are taken where nothing says"
         raise scenario.error(("images",), f"{error.message}{taken}", error.accepted) from None
-    if vision.resolutions:  # images of any size, cut into squares
+    if cut:
         rows, columns = images.height, images.width
     else:
         rows, columns = (side * vision.patch for side in grid(vision, images))

@@ -147,3 +147,11 @@ class InternVLTower(Module):
         x = self.embeddings(pixel_values)
         x = self.encoder(x)
         return self.layernorm(x), x
+
+
+def shuffled(x: Tensor, merge: int) -> Tensor:
+    """[n, r, c, h] -> [n, r / m, c / m, m * m * h], by way of columns first."""
+    n, rows, columns, width = x.shape
+    x = F.contiguous(F.permute(F.reshape(x, n, rows, columns // merge, width * merge), 0, 2, 1, 3))
+    x = F.reshape(x, n, columns // merge, rows // merge, width * merge**2)
+    return F.contiguous(F.permute(x, 0, 2, 1, 3))

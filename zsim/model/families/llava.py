@@ -219,17 +219,10 @@ class InternVLModel(LlavaModel):
         last, captured = self.vision_tower(pixel_values)
         seen = F.narrow(last, 1, last.shape[1] - 1)
         side = vision.image_size // vision.patch
-        shuffled = self._shuffled(F.reshape(seen, seen.shape[0], side, side, -1), vision.merge)
+        shuffled = internvl.shuffled(F.reshape(seen, seen.shape[0], side, side, -1), vision.merge)
         shuffled = F.reshape(shuffled, shuffled.shape[0], -1, shuffled.shape[-1])
         features = self.multi_modal_projector(shuffled)
         return [features], (last, captured, features)
-
-    def _shuffled(self, x: Tensor, merge: int) -> Tensor:
-        """[n, r, c, h] -> [n, r / m, c / m, m * m * h], by way of columns first."""
-        n, rows, columns, width = x.shape
-        x = F.contiguous(F.permute(F.reshape(x, n, rows, columns // merge, width * merge), 0, 2, 1, 3))
-        x = F.reshape(x, n, columns // merge, rows // merge, width * merge**2)
-        return F.contiguous(F.permute(x, 0, 2, 1, 3))
 
 
 MODELS: dict[tuple[str, str], type[LlavaModel]] = {  # family and its tower

@@ -1,0 +1,163 @@
+"""The vision-language models of vision.py: small ones of each family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TEXT = {
+    "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 199,
+}  # fmt: skip
+ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}}
+ROPE3 = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [6, 5, 5]}}
+CLIP = {
+    "model_type": "clip_vision_model", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 4,
+    "num_attention_heads": 3, "image_size": 56, "patch_size": 14,
+}  # fmt: skip
+PIXTRAL = {
+    "model_type": "pixtral", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 4,
+    "num_attention_heads": 3, "image_size": 112, "patch_size": 14, "hidden_act": "silu",
+}  # fmt: skip
+INTERNVL = {
+    "model_type": "internvl_vision", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 4,
+    "num_attention_heads": 3, "image_size": [56, 56], "patch_size": [14, 14],
+}  # fmt: skip
+DEEP = {
+    "depth": 7, "hidden_size": 48, "intermediate_size": 100, "num_heads": 3, "out_hidden_size": 64,
+    "num_position_embeddings": 64, "deepstack_visual_indexes": [1, 3, 5],
+}  # fmt: skip
+SIGLIP = CLIP | {"model_type": "siglip_vision_model", "vision_use_head": False, "hidden_act": "gelu_pytorch_tanh"}
+IDEFICS = {key: value for key, value in SIGLIP.items() if key != "vision_use_head"}
+FLASH, BOTH, EAGER = ("sdpa",), ("sdpa", "eager"), ("eager",)
+
+# name -> (attention implementations, config.json, image height and width)
+CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[int, int]]] = {
+    "qwen2_5_vl": (
+        BOTH,
+        {
+            "model_type": "qwen2_5_vl", "text_config": {"model_type": "qwen2_5_vl_text", **TEXT, **ROPE},
+            "vision_config": {
+                "model_type": "qwen2_5_vl_vision", "depth": 4, "hidden_size": 48, "intermediate_size": 100,
+                "num_heads": 3, "out_hidden_size": 64, "fullatt_block_indexes": [1, 3],
+            },
+        },
+        (168, 196),
+    ),
+    "qwen2_vl": (
+        BOTH,
+        {
+            "model_type": "qwen2_vl", "text_config": {"model_type": "qwen2_vl_text", **TEXT, **ROPE},
+            "vision_config": {
+                "model_type": "qwen2_vl_vision", "depth": 4, "embed_dim": 48, "num_heads": 3, "hidden_size": 64,
+            },
+        },
+        (168, 196),
+    ),
+    "qwen3_vl": (
+        BOTH,
+        {
+            "model_type": "qwen3_vl",
+            "text_config": {"model_type": "qwen3_vl_text", **TEXT, "num_hidden_layers": 5, "head_dim": 32, **ROPE3},
+            "vision_config": {"model_type": "qwen3_vl_vision", **DEEP},
+        },
+        (160, 192),
+    ),
+    "qwen3_vl_moe": (
+        BOTH,
+        {
+            "model_type": "qwen3_vl_moe",
+            "text_config": {
+                "model_type": "qwen3_vl_moe_text", **TEXT, "num_hidden_layers": 5, "head_dim": 32, **ROPE3,
+                "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "mlp_only_layers": [4],
+            },
+            "vision_config": {"model_type": "qwen3_vl_moe_vision", **DEEP},
+        },
+        (160, 192),
+    ),
+    "llava": (
+        BOTH,
+        {"model_type": "llava", "text_config": {"model_type": "llama", **TEXT}, "vision_config": CLIP,
+         "image_seq_length": 16},
+        (56, 56),
+    ),
+    "llava_next": (
+        BOTH,
+        {"model_type": "llava_next", "text_config": {"model_type": "mistral", **TEXT}, "vision_config": CLIP,
+         "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]]},
+        (60, 100),
+    ),
+    "llava_onevision": (
+        BOTH,
+        {"model_type": "llava_onevision", "text_config": {"model_type": "qwen2", **TEXT}, "vision_config": SIGLIP,
+         "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]], "vision_aspect_ratio": "anyres_max_2"},
+        (110, 100),
+    ),
+    "llava-pixtral": (
+        BOTH,
+        {"model_type": "llava", "text_config": {"model_type": "mistral", **TEXT, "head_dim": 32},
+         "vision_config": PIXTRAL, "vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+        (56, 112),
+    ),
+    "mistral3": (
+        BOTH,
+        {"model_type": "mistral3", "text_config": {"model_type": "mistral", **TEXT, "head_dim": 32},
+         "vision_config": PIXTRAL, "tie_word_embeddings": False},
+        (112, 56),
+    ),
+    "ministral3": (
+        FLASH,
+        {"model_type": "mistral3", "vision_config": PIXTRAL, "tie_word_embeddings": False, "text_config":
+         {"model_type": "ministral3", **TEXT, "head_dim": 32, "pad_token_id": 0}},
+        (112, 56),
+    ),
+    "internvl": (
+        BOTH,
+        {"model_type": "internvl", "text_config": {"model_type": "qwen2", **TEXT}, "vision_config": INTERNVL |
+         {"attention_bias": True}, "image_seq_length": 4},
+        (56, 56),
+    ),
+    "internvl-rms": (
+        FLASH,
+        {"model_type": "internvl", "text_config": {"model_type": "qwen3", **TEXT, "head_dim": 32}, "vision_config":
+         INTERNVL | {"norm_type": "rms_norm", "use_qk_norm": True, "use_mean_pooling": False,
+         "hidden_dropout_prob": 0.1}, "image_seq_length": 4, "tie_word_embeddings": False},
+        (56, 56),
+    ),
+    "idefics3": (
+        BOTH,
+        {"model_type": "idefics3", "text_config": {"model_type": "llama", **TEXT}, "vision_config": IDEFICS |
+         {"model_type": "idefics3_vision"}, "scale_factor": 2},
+        (56, 112),
+    ),
+    "smolvlm": (
+        BOTH,
+        {"model_type": "smolvlm", "text_config": {"model_type": "llama", **TEXT}, "vision_config": IDEFICS |
+         {"model_type": "smolvlm_vision"}, "scale_factor": 4, "tie_word_embeddings": True},
+        (56, 56),
+    ),
+    "paligemma": (
+        EAGER,
+        {
+            "model_type": "paligemma", "text_config": {"model_type": "gemma", **TEXT, "head_dim": 32},
+            "vision_config": SIGLIP, "projection_dim": 64, "image_token_index": 198,
+        },
+        (56, 56),
+    ),
+    "paligemma2": (
+        EAGER,
+        {
+            "model_type": "paligemma", "text_config": {"model_type": "gemma2", **TEXT, "head_dim": 32,
+            "sliding_window": 32}, "vision_config": SIGLIP, "projection_dim": 64, "image_token_index": 198,
+        },
+        (56, 56),
+    ),
+    "gemma3": (
+        EAGER,
+        {
+            "model_type": "gemma3", "text_config": {"model_type": "gemma3_text", **TEXT, "head_dim": 32,
+            "sliding_window": 32, "sliding_window_pattern": 2}, "vision_config": SIGLIP, "mm_tokens_per_image": 4,
+            "image_token_index": 198,
+        },
+        (56, 56),
+    ),
+}  # fmt: skip

@@ -1,0 +1,91 @@
+"""What readers of vision-language models share: the text model, the layers of a tower, their checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from zsim.errors import NotModeled
+from zsim.model.architecture import Architecture, LayerKind
+from zsim.model.fields import Fields
+from zsim.model.reader_parts import read_activation, read_dropout
+from zsim.model.readers import READERS
+
+# Sizes that published files leave out (LLaVA 1.5 and 1.6, Pixtral).
+_LLAMA = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
+_SIZES: dict[str, dict[str, int]] = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA | {"intermediate_size": 14336, "num_key_value_heads": 8},
+    "qwen2": _LLAMA | {"intermediate_size": 22016, "num_key_value_heads": 32},
+}
+
+
+def read_text(
+    fields: Fields, family: str, names: tuple[str, ...], default: str, read_as: str | None = None, tied: bool = False
+) -> Architecture:
+    """The text model. Older files have its fields beside `vision_config`."""
+    text = fields.section("text_config") if "text_config" in fields else fields
+    kind = text.text("model_type", default=default) if text is not fields else default
+    if kind not in names:
+        raise NotModeled(
+            f"{kind} as the text model of {family}", file=fields.path, line=text.line("model_type"),
+            field="text_config.model_type", accepted=", ".join(names),
+        )  # fmt: skip
+    if text is not fields:
+        text = text.over(_SIZES.get(kind, {}))
+    arch = READERS[read_as or kind](text, read_as or kind)
+    tied = fields.flag("tie_word_embeddings", default=tied) or text.flag("tie_word_embeddings", default=False)
+    return replace(arch, family=family, tied=tied)
+
+
+def read_blocks(vision: Fields, family: str, names: dict[str, Any], kinds: Callable[[int], LayerKind]) -> Architecture:
+    """The layers of a tower; `names` maps fields of an Architecture to (name, default)."""
+    hidden = vision.size(*names["hidden"][0], default=names["hidden"][1])
+    heads = vision.size(*names["heads"][0], default=names["heads"][1])
+    if hidden % heads:
+        name = next((n for n in names["heads"][0] if n in vision), names["heads"][0][0])
+        vision.fail(name, f"is {heads}, which does not divide the width {hidden}", f"a divisor of {hidden}")
+    layers = vision.size(*names["layers"][0], default=names["layers"][1], most=10_000)
+    return Architecture(
+        family=family,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        intermediate=vision.size(*names["intermediate"][0], default=names["intermediate"][1]),
+        vocab=1,
+        kinds=tuple(kinds(layer) for layer in range(layers)),
+        tied=False,
+        activation=read_activation(vision, "hidden_act", default=names["activation"]),
+        attention_dropout=read_dropout(vision, "attention_dropout"),
+        mlp_bias=True,
+    )
+
+
+def read_tower(fields: Fields, accepted: str, *also: str) -> Fields:
+    vision = fields.section("vision_config")
+    kind = vision.text("model_type", default=accepted)
+    if kind not in (accepted, *also):
+        raise NotModeled(
+            f"a vision tower {kind}", file=fields.path, line=vision.line("model_type"),
+            field="vision_config.model_type", accepted=accepted,
+        )  # fmt: skip
+    return vision
+
+
+def text_family(fields: Fields, default: str) -> str:
+    return fields.section("text_config").text("model_type", default=default)
+
+
+def read_side(vision: Fields, name: str, default: int) -> int:
+    """Of a square, whose sides may both be said."""
+    if not isinstance(vision.raw(name), list):
+        return vision.size(name, default=default)
+    sides = vision.items(name, 2) or []
+    if sides[0] != sides[1] or not isinstance(sides[0], int) or sides[0] < 1:
+        vision.fail(name, f"is {sides}", "a square")
+    return sides[0]
+
+
+LANGUAGE_MODELS = ("llama", "mistral", "qwen2", "qwen3")  # that a LLaVA may have
