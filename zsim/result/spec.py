@@ -310,7 +310,9 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types. Time is simulated as if the run fitted; `time.valid` says whether it does."""
-        gpu, host, bottleneck = self.gpu, self.host, self.bottleneck
+        from zsim.result.reported import record
+
+        gpu, host, bottleneck, known = self.gpu, self.host, self.bottleneck, record(self)
         return {
             "name": self.name,
             "fits": self.fits,
@@ -327,7 +329,7 @@ class Result:
             "throughput": asdict(self.throughput),
             "bottleneck": asdict(bottleneck),
             "model": {"params": self.params, "trainable_params": self.trainable_params},
-            "accuracy": asdict(self.accuracy),
+            "accuracy": asdict(self.accuracy) | {"gpu_memory": known and asdict(known)},
             "assumptions": list(self.assumptions),
             "not_modeled": list(self.not_modeled),
             "meta": asdict(self.meta),

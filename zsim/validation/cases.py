@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from zsim.errors import InputError
+from zsim.result.reported import RECORDS, record
 
 FITS, GPU, HOST = "fits", "out of memory", "host out of memory"
 
@@ -31,6 +32,7 @@ class Run:
     tokens_per_s: float
     tokens_per_s_per_gpu: float
     tight: bool = False
+    says: str = ""  # of GPU memory, as zsim.result.reported counts it; "" where another memory decides
     open: str = ""
     why: str = ""
 
@@ -74,11 +76,12 @@ class Report:
     def agreement(self) -> Iterator[str]:
         counted, same = self.counted, [run for run in self.counted if run.agrees]
         yield f"Outcomes: {len(same)} of {len(counted)} with full settings agree ({len(same) / len(counted):.0%})."
-        if tight := [run for run in counted if run.tight]:
-            out = sum(run.observed != FITS for run in tight)
-            yield f'Of those that zsim calls "fits, tight" {out} of {len(tight)} ran out of memory.'
         if self.orders:
             yield f"Order: {sum(order.agrees for order in self.orders)} of {len(self.orders)} agree."
+        yield "\n| of GPU memory zsim says | runs | ran out |\n|---|--:|--:|"
+        for kind in RECORDS:
+            runs = [run for run in counted if run.says == kind.says and run.observed != HOST]
+            yield f"| {kind.says} | {len(runs)} | {sum(run.observed == GPU for run in runs)} |"
         yield ""
 
     def markdown(self) -> Iterator[str]:
@@ -163,30 +166,32 @@ def outcomes(document: dict[str, Any], case: dict[str, Any]) -> Iterator[Run]:
         settings = {**case.get("common", {}), **own}
         remarks = {key: settings.pop(key, "") for key in ("observed", "open", "why")}
         peak = settings.pop("peak", "")
-        predicted, detail, of_all, of_each, tight = _simulate(document, settings)
+        predicted, detail, of_all, of_each, tight, says = _simulate(document, settings)
         detail += f"; reported: {peak}" if peak else ""
         yield Run(
             case["id"], name, case["source"], predicted=predicted, detail=detail,
-            tokens_per_s=of_all, tokens_per_s_per_gpu=of_each, tight=tight, **remarks,
+            tokens_per_s=of_all, tokens_per_s_per_gpu=of_each, tight=tight, says=says,
+            **remarks,
         )  # fmt: skip
 
 
-def _simulate(document: dict[str, Any], settings: dict[str, Any]) -> tuple[str, str, float, float, bool]:
-    """(outcome, what it rests on, tokens/s, tokens/s of one GPU, whether it fits tightly)"""
+def _simulate(document: dict[str, Any], settings: dict[str, Any]) -> tuple[str, str, float, float, bool, str]:
+    """(outcome, what it rests on, tokens/s, tokens/s of one GPU, whether it fits tightly, `Run.says`)"""
     from zsim.api import simulate
 
     with TemporaryDirectory() as folder:
         try:
             result = simulate(_scenario(document, Path(folder), settings))
         except InputError as error:
-            return "refused", error.message, 0, 0, False
+            return "refused", error.message, 0, 0, False, ""
     gpu, host, gib = result.gpu, result.host, 2**30
     used = f"GPU {gpu.nvidia_smi_bytes / gib:.1f} of {gpu.capacity_bytes / gib:.1f} GiB"
     if host.peak_bytes:
         used += f", host {host.peak_bytes / gib:.0f} of {host.capacity_bytes / gib:.0f}"
     predicted = FITS if result.fits else HOST if not result.host_fits else GPU
-    rates = result.throughput
-    return predicted, used, rates.tokens_per_s, rates.tokens_per_s_per_gpu, result.fits and result.tight
+    rates, known = result.throughput, record(result)
+    says = known.says if known and result.host_fits and not result.checkpoints else ""
+    return predicted, used, rates.tokens_per_s, rates.tokens_per_s_per_gpu, result.fits and result.tight, says
 
 
 def _scenario(document: dict[str, Any], folder: Path, settings: dict[str, Any]) -> Path:

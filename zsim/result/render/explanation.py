@@ -13,7 +13,7 @@ from zsim.result.compare import causes, label
 from zsim.result.critical_path import Segment
 from zsim.result.holders import holders
 from zsim.result.render.style import CATEGORY_LABELS, cause_label
-from zsim.result.render.terminal import WIDEST, duration, verdict, wrap
+from zsim.result.render.terminal import WIDEST, duration, verdict, verdict_style, wrap
 from zsim.result.sensitivity import Change
 from zsim.result.spec import Result
 
@@ -40,7 +40,7 @@ def render(result: Result, changes: Sequence[Change], console: Console) -> None:
             for part in wrap(line, width - 2):
                 say("  " + part)
 
-    say(verdict(result), "bold green" if result.fits else "bold red")
+    say(verdict(result), verdict_style(result))
     said = to_dict(result, changes)
     section("Every second of the step", (_share(line) for line in said["attribution"]))
     section("Critical path of the step, by what it runs through", (_share(line) for line in said["critical_path"]))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from zsim.plan.spec import Allocator
 from zsim.result.render.style import CATEGORY_LABELS, cause_label
+from zsim.result.reported import record
 from zsim.result.spec import CheckpointMemory, Headline, Result
 from zsim.result.textbook import ADAM, optimizer_bytes
 
@@ -21,14 +22,11 @@ if TYPE_CHECKING:
 GB, GIB = 1e9, 2**30
 WIDEST = 100
 STATES = ("parameters", "gradients", "optimizer_states", "master_weights")
-# "fits, tight" of all sets of reports in validation/REPORT.md, whose settings are full: most report what failed
-REPORTED_TIGHT, REPORTED_TIGHT_OUT = 43, 24
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def render(result: Result, console: Console) -> None:
     """Prints the whole report to a rich console."""
-    style = "bold green" if result.fits else "bold red"
     width = min(console.width, WIDEST)
     blocks = "utf" in console.encoding.lower()
 
@@ -36,7 +34,7 @@ def render(result: Result, console: Console) -> None:
         for line in wrap(text, width - indent):
             console.print(" " * indent + line, style=style, highlight=False, markup=False, soft_wrap=True)
 
-    say(verdict(result), style)
+    say(verdict(result), verdict_style(result))
     say(headline(result.headline))
     for title, lines in (
         ("Memory per GPU", _memory(result, width - 2, blocks)),
@@ -98,6 +96,12 @@ def _beside(result: Result, change: Change) -> str:
     return f" ({change.headroom_bytes / GIB:.1f} GiB free{batch})"
 
 
+def verdict_style(result: Result) -> str:
+    if not result.fits:
+        return "bold red"
+    return "bold yellow" if result.tight else "bold green"
+
+
 def verdict(result: Result) -> str:
     """One line: does it fit, with what headroom, how fast."""
     gpu, host = result.gpu, result.host
@@ -106,7 +110,9 @@ def verdict(result: Result) -> str:
         if gpu.allocator_retries:
             cached = (gpu.peak_reserved_bytes - gpu.peak_allocated_bytes) / GIB
             taken = f"takes all {_most(result)} per GPU, {cached:.1f} of them to cache and fragments"
-            return f"FITS, tight: {result.name}: {taken}; {speed}"
+            known = record(result)
+            odds = f" ({known.runs - known.ran_out} of {known.runs} such reported runs did)" if known else ""
+            return f"FITS, tight{odds}: {result.name}: {taken}; {speed}"
         free = f"{gpu.headroom_bytes / GIB:.1f} of {_most(result)} free per GPU"
         if moment := next((each for each in result.checkpoints if each.gpu_tight or each.host_tight), None):
             return f"FITS, tight: {result.name}: {_checkpoint(result, moment)}; {speed}"
@@ -213,11 +219,10 @@ def _memory(result: Result, width: int, blocks: bool) -> Iterator[str]:
         yield f"Runs out at {gpu.out_of_memory_at}."
     if gpu.allocator_retries and gpu.fits:
         every_step = gpu.allocator_retries_per_step
-        untimed = f"{every_step} are in every step, whose time leaves them out. " if every_step else ""
+        untimed = f" {every_step} are in every step, whose time leaves them out." if every_step else ""
         yield (
-            f"To get through, the allocator gives cached memory back {gpu.allocator_retries} times, which is slow. "
-            f"{untimed}Memory is predicted to a few percent: of {REPORTED_TIGHT} runs that users reported and that fit "
-            f"as tightly, {REPORTED_TIGHT_OUT} ran out of it."
+            f"To get through, the allocator gives cached memory back {gpu.allocator_retries} times, which is slow."
+            f"{untimed}"
         )
     host = result.host
     if host.peak_bytes:
@@ -309,6 +314,8 @@ def _accuracy(result: Result) -> Iterator[str]:
         yield f"unknown: {accuracy.evidence}"
     else:
         yield f"step time {accuracy.step_time_error:.0%} on average ({accuracy.evidence})"
+    if known := record(result):
+        yield f'GPU memory: of {known.runs} reported runs that zsim calls "{known.says}", {known.ran_out} ran out of it'
 
 
 def bar(share: float, room: int, blocks: bool, mark: float | None = None) -> str:

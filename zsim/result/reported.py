@@ -1,0 +1,43 @@
+"""How far to trust the verdict on GPU memory: what became of the runs of which zsim says the same, as users reported
+them. Counted over the reports of validation/cases whose settings are full; validation/REPORT.md has the same sums by
+set. Half of those reports are there because something ran out, so that the shares are not those of all runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zsim.result.spec import Result
+
+FULL = 0.8  # of the capacity, allocated and outside the allocator: above it most of the tight runs ran out
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Of `runs` that users reported and of which zsim `says` so, `ran_out` ran out of GPU memory.
+
+    "tight": the allocator had to give cached memory back. "allocated": with what lies outside the allocator.
+    """
+
+    says: str
+    runs: int
+    ran_out: int
+
+
+FITS = Record("fits", 90, 3)
+TIGHT = Record(f"fits, tight, less than {FULL:.0%} allocated", 18, 6)
+BARELY = Record(f"fits, tight, {FULL:.0%} or more allocated", 20, 16)
+OUT = Record("does not fit", 53, 51)
+RECORDS = (FITS, TIGHT, BARELY, OUT)
+
+
+def record(result: Result) -> Record | None:
+    """The runs that are like this one; None off a CUDA or ROCm device, of which nobody reported."""
+    gpu = result.gpu
+    if result.setup.cluster.devices[gpu.peak_rank].vendor.lower() not in ("nvidia", "amd"):
+        return None
+    if not gpu.fits:
+        return OUT
+    if not gpu.allocator_retries:
+        return FITS
+    return BARELY if gpu.peak_allocated_bytes + gpu.framework_bytes >= FULL * gpu.capacity_bytes else TIGHT
