@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.plan.recipes import read, read_file, said
 from zsim.errors import InputError, NotModeled
 from zsim.plan import detect
-from zsim.plan.document import Document, parse_yaml
-from zsim.plan.reading import Reading
+from zsim.plan.document import parse_yaml
 from zsim.plan.spec import LEAF_CLASSES
-from zsim.plan.torchtitan import parse_toml
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -21,26 +20,6 @@ ACCELERATE_FSDP = {
     "mixed_precision": "bf16",
     "fsdp_config": {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},
 }
-
-
-def read_file(path: Path, ranks: int | None = None) -> tuple[str, Reading]:
-    document = detect.parse(path)
-    kind = detect.identify(document)
-    return kind, detect.read(document, kind, ranks)
-
-
-def read(kind: str, data: dict[str, Any], ranks: int | None = None) -> Reading:
-    return detect.read(parse_document(data), kind, ranks)
-
-
-def parse_document(data: dict[str, Any]) -> Document:
-    import yaml
-
-    return parse_yaml(yaml.safe_dump(data), "recipe.yaml")
-
-
-def said(reading: Reading) -> dict[str, Any]:
-    return {".".join(map(str, path)): value for path, value in reading.fields.items()}
 
 
 FILES = {
@@ -265,45 +244,6 @@ def test_refused(kind: str, data: dict[str, Any], error: type, says: str) -> Non
     assert refused.value.field
 
 
-TITAN = [
-    ("[parallelism]\ntensor_parallel_degree = 2\n", NotModeled, "tensor parallelism"),
-    ("[activation_checkpoint]\nselective_ac_option = 'all'\n", InputError, "'all' is not known"),
-    ("[training]\nlocal_batch_size = 0\n", InputError, "0 is not greater than 0"),
-    ("[model]\nconverters = ['float8']\n", NotModeled, "float8"),
-    ("[optimizer]\nimplementation = 'quick'\n", InputError, "'quick' is not known"),
-    ("[training\n", InputError, "not TOML"),
-]
-
-
-@pytest.mark.parametrize(("text", "error", "says"), TITAN, ids=[case[2] for case in TITAN])
-def test_torchtitan_refused(tmp_path: Path, text: str, error: type, says: str) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text(text)
-    with pytest.raises(error, match=says) as refused:
-        detect.read(parse_toml(path), "torchtitan")
-    assert refused.value.file == path
-    assert refused.value.line == (1 if "TOML" in says else 2)
-
-
-def test_torchtitan_checkpoints_every_second_block_unless_told(tmp_path: Path) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text("[activation_checkpoint]\nmode = 'selective'\n")
-    assert said(detect.read(parse_toml(path), "torchtitan"))["checkpointing.every"] == 2
-    path.write_text("[activation_checkpoint]\nselective_ac_option = 'op'\n")
-    assert said(detect.read(parse_toml(path), "torchtitan"))["checkpointing"] == "selective"
-
-
-def test_torchtitan_ddp(tmp_path: Path) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text(
-        "[training]\nglobal_batch_size = 64\n[activation_checkpoint]\nmode = 'none'\n"
-        "[parallelism]\ndata_parallel_replicate_degree = 4\ndata_parallel_shard_degree = 1\n"
-    )
-    fields = said(detect.read(parse_toml(path), "torchtitan"))
-    assert (fields["framework.name"], fields["train_batch_size"], fields["checkpointing"]) == ("ddp", 64, "none")
-    assert (fields["micro_batch"], fields["seq_len"]) == (8, 2048)  # torchtitan's defaults
-
-
 def test_defaults_that_differ_between_tools() -> None:
     """accelerate starts FSDP1 without wrapping; the Trainer starts FSDP2 and wraps."""
     accelerate = said(read("accelerate", {"distributed_type": "FSDP"}))
@@ -359,127 +299,6 @@ def test_a_file_of_no_known_kind(tmp_path: Path) -> None:
     path.write_text("1,2\n")
     with pytest.raises(InputError, match=r"\.csv: not a file of a kind that is read"):
         detect.parse(path)
-
-
-LORA = [
-    ("llama_factory", {"lora_rank": 16, "lora_target": "q_proj,v_proj", "quantization_bit": 4},
-     {"lora.r": 16, "lora.alpha": 32, "lora.dropout": 0.0, "lora.targets": ["q_proj", "v_proj"],
-      "quantize.type": "nf4"}),
-    ("llama_factory", {}, {"lora.r": 8, "lora.alpha": 16, "lora.dropout": 0.0, "lora.targets": "all-linear"}),
-    ("axolotl", {"adapter": "qlora", "lora_r": 32, "lora_alpha": 16, "lora_dropout": 0.05, "lora_target_linear": True},
-     {"lora.r": 32, "lora.alpha": 16, "lora.dropout": 0.05, "lora.targets": "all-linear", "quantize.type": "nf4"}),
-    ("axolotl", {"adapter": "lora", "lora_r": 8, "lora_target_modules": ["q_proj"], "peft_use_rslora": True},
-     {"lora.r": 8, "lora.alpha": 16, "lora.dropout": 0.0, "lora.targets": ["q_proj"]}),
-    ("trainer", {"use_peft": True, "lora_target_modules": "all-linear", "load_in_4bit": True},
-     {"lora.r": 16, "lora.alpha": 32, "lora.dropout": 0.05, "lora.targets": "all-linear", "quantize.type": "nf4"}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("kind", "data", "expected"), LORA, ids=[f"{kind} {n}" for n, (kind, *_) in enumerate(LORA)])
-def test_adapters(kind: str, data: dict[str, Any], expected: dict[str, Any]) -> None:
-    """peft's settings under each tool's names and defaults."""
-    fields = read(kind, {"base_model" if kind == "axolotl" else "model_name_or_path": "x"} | data).fields
-    found = {".".join(path): value for path, value in fields.items() if path[0] in ("lora", "quantize")}
-    assert found == expected
-
-
-def test_targets_that_depend_on_the_model_are_missing() -> None:
-    assert any("lora.targets" in line for line in read("axolotl", {"base_model": "x", "adapter": "lora"}).missing)
-
-
-@pytest.mark.parametrize(
-    ("kind", "data"),
-    [
-        ("axolotl", {"base_model": "m", "gradient_checkpointing": "unsloth"}),
-        ("axolotl", {"base_model": "m", "gradient_checkpointing": True, "activation_offloading": "legacy"}),
-        ("llama_factory", {"model_name_or_path": "m", "stage": "sft", "use_unsloth_gc": True}),
-    ],
-)
-def test_unsloths_checkpointing_offloads_the_inputs_of_blocks(kind: str, data: dict[str, Any]) -> None:
-    fields = said(read(kind, data))
-    assert fields["checkpointing.offload"] is True
-    assert "checkpointing" not in fields
-
-
-@pytest.mark.parametrize(
-    ("kind", "data"),
-    [
-        ("axolotl", {"base_model": "m", "gradient_checkpointing": "offload"}),
-        ("axolotl", {"base_model": "m", "gradient_checkpointing": True, "activation_offloading": True}),
-        ("trainer", {"gradient_checkpointing": True, "activation_offloading": True}),
-    ],
-)
-def test_offload_of_saved_tensors_is_on_a_stream_of_its_own(kind: str, data: dict[str, Any]) -> None:
-    fields = said(read(kind, data))
-    assert fields["checkpointing.offload"] == "stream"
-    assert "checkpointing" not in fields
-
-
-@pytest.mark.parametrize(
-    ("kind", "data"),
-    [
-        ("axolotl", {"base_model": "m", "adapter": "lora", "load_in_8bit": True, "lora_target_linear": True}),
-        ("llama_factory", {"quantization_bit": 8}),
-        ("trainer", {"use_peft": True, "lora_target_modules": "all-linear", "load_in_8bit": True}),
-    ],
-)
-def test_a_base_in_8_bits(kind: str, data: dict[str, Any]) -> None:
-    assert said(read(kind, data))["quantize.type"] == "int8"
-
-
-@pytest.mark.parametrize("name", ["qat", "sequence_parallel_degree", "rl"])
-def test_true_is_not_the_harmless_one(name: str) -> None:
-    with pytest.raises(NotModeled):
-        read("axolotl", {"base_model": "m", "micro_batch_size": 1, name: True})
-    for harmless in (False, "", 1, None):
-        read("axolotl", {"base_model": "m", "micro_batch_size": 1, name: harmless})
-
-
-@pytest.mark.parametrize(
-    ("data", "why"),
-    [
-        ({"activation_offloading": True}, "every saved tensor"),
-        ({"gradient_checkpointing": True, "activation_offloading": "disk"}, "disk"),
-        ({"gradient_checkpointing": "offload_disk"}, "disk"),
-    ],
-)
-def test_offload_that_is_refused(data: dict[str, Any], why: str) -> None:
-    with pytest.raises(NotModeled, match=why):
-        read("axolotl", {"base_model": "m", **data})
-
-
-@pytest.mark.parametrize(
-    ("checkpointing", "offloading", "field", "line", "accepted"),
-    [
-        ("true", "disk", "activation_offloading", 3, "true, false, legacy"),
-        ("true", "some", "activation_offloading", 3, "true, false, legacy"),
-        ("offload_disk", "false", "gradient_checkpointing", 2, "true, false, offload, unsloth"),
-    ],
-)
-def test_offload_that_is_refused_is_named_at_its_own_key(
-    checkpointing: str, offloading: str, field: str, line: int, accepted: str
-) -> None:
-    text = f"base_model: m\ngradient_checkpointing: {checkpointing}\nactivation_offloading: {offloading}\n"
-    with pytest.raises(InputError) as caught:
-        detect.read(parse_yaml(text, "recipe.yaml"), "axolotl")
-    assert (caught.value.field, caught.value.line, caught.value.accepted) == (field, line, accepted)
-
-
-@pytest.mark.parametrize(
-    ("section", "compiled", "loss"),
-    [
-        ("enable = true", True, "compiled"),
-        ('enable = true\ncomponents = ["model"]', True, None),
-        ('enable = true\ncomponents = ["loss"]', None, "compiled"),
-        ("enable = false", None, None),
-    ],
-)
-def test_torchtitan_compiles_what_components_name(tmp_path: Path, section: str, compiled, loss) -> None:
-    """torchtitan's config: Compile.components, ["model", "loss"] by default."""
-    path = tmp_path / "job.toml"
-    path.write_text(f'[model]\nname = "llama3"\nflavor = "8B"\n[compile]\n{section}\n')
-    fields = said(detect.read(parse_toml(path), "torchtitan"))
-    assert (fields.get("compile"), fields.get("loss")) == (compiled, loss)
 
 
 def test_parts_of_a_vision_language_model_in_llama_factory(tmp_path: Path):

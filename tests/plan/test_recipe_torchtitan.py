@@ -1,0 +1,67 @@
+"""torchtitan's TOML: what is refused, and its own defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.plan.recipes import said
+from zsim.errors import InputError, NotModeled
+from zsim.plan import detect
+from zsim.plan.torchtitan import parse_toml
+
+TITAN = [
+    ("[parallelism]\ntensor_parallel_degree = 2\n", NotModeled, "tensor parallelism"),
+    ("[activation_checkpoint]\nselective_ac_option = 'all'\n", InputError, "'all' is not known"),
+    ("[training]\nlocal_batch_size = 0\n", InputError, "0 is not greater than 0"),
+    ("[model]\nconverters = ['float8']\n", NotModeled, "float8"),
+    ("[optimizer]\nimplementation = 'quick'\n", InputError, "'quick' is not known"),
+    ("[training\n", InputError, "not TOML"),
+]
+
+
+@pytest.mark.parametrize(("text", "error", "says"), TITAN, ids=[case[2] for case in TITAN])
+def test_torchtitan_refused(tmp_path: Path, text: str, error: type, says: str) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    with pytest.raises(error, match=says) as refused:
+        detect.read(parse_toml(path), "torchtitan")
+    assert refused.value.file == path
+    assert refused.value.line == (1 if "TOML" in says else 2)
+
+
+def test_torchtitan_checkpoints_every_second_block_unless_told(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text("[activation_checkpoint]\nmode = 'selective'\n")
+    assert said(detect.read(parse_toml(path), "torchtitan"))["checkpointing.every"] == 2
+    path.write_text("[activation_checkpoint]\nselective_ac_option = 'op'\n")
+    assert said(detect.read(parse_toml(path), "torchtitan"))["checkpointing"] == "selective"
+
+
+def test_torchtitan_ddp(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(
+        "[training]\nglobal_batch_size = 64\n[activation_checkpoint]\nmode = 'none'\n"
+        "[parallelism]\ndata_parallel_replicate_degree = 4\ndata_parallel_shard_degree = 1\n"
+    )
+    fields = said(detect.read(parse_toml(path), "torchtitan"))
+    assert (fields["framework.name"], fields["train_batch_size"], fields["checkpointing"]) == ("ddp", 64, "none")
+    assert (fields["micro_batch"], fields["seq_len"]) == (8, 2048)  # torchtitan's defaults
+
+
+@pytest.mark.parametrize(
+    ("section", "compiled", "loss"),
+    [
+        ("enable = true", True, "compiled"),
+        ('enable = true\ncomponents = ["model"]', True, None),
+        ('enable = true\ncomponents = ["loss"]', None, "compiled"),
+        ("enable = false", None, None),
+    ],
+)
+def test_torchtitan_compiles_what_components_name(tmp_path: Path, section: str, compiled, loss) -> None:
+    """torchtitan's config: Compile.components, ["model", "loss"] by default."""
+    path = tmp_path / "job.toml"
+    path.write_text(f'[model]\nname = "llama3"\nflavor = "8B"\n[compile]\n{section}\n')
+    fields = said(detect.read(parse_toml(path), "torchtitan"))
+    assert (fields.get("compile"), fields.get("loss")) == (compiled, loss)
