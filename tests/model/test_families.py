@@ -1,4 +1,5 @@
-"""Every family against the real model of transformers 5.24, run under fake tensors (validation/oracles/families.py)."""
+"""Every family against the real model of transformers 5.24, run under fake tensors (validation/oracles/families.py,
+hybrids.py)."""
 
 from __future__ import annotations
 
@@ -16,12 +17,17 @@ from zsim.model.readers import READERS
 from zsim.model.spec import Workload
 from zsim.model.trace import trace
 
-FILE = Path(__file__).parents[2] / "validation" / "oracles" / "families" / "families.json.gz"
+FOLDER = Path(__file__).parents[2] / "validation" / "oracles" / "families"
 
 
 @cache
 def recorded() -> dict[str, Any]:
-    return json.loads(gzip.decompress(FILE.read_bytes()))["models"]
+    files = (FOLDER / name for name in ("families.json.gz", "hybrids.json.gz"))
+    return {
+        name: found
+        for file in files
+        for name, found in json.loads(gzip.decompress(file.read_bytes()))["models"].items()
+    }
 
 
 CASES = [(name, index) for name, model in recorded().items() for index in range(len(model["runs"]))]

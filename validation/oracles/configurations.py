@@ -20,6 +20,7 @@ from validation.oracles.configuration_parts import (
     zero_of,
 )
 from validation.oracles.configurations_deepspeed import deepspeed_configurations
+from validation.oracles.tiny_hybrid import TINY_HYBRIDS
 
 
 def configurations() -> list[Config]:
@@ -208,8 +209,8 @@ def _vision() -> list[Config]:
 def _further() -> list[Config]:
     """Further families of decoders."""
     found = []
-    for model in ("glm4_moe", "granitemoe", "llama4_text", "ministral3"):
-        tag = "dense" if model == "ministral3" else "moe"
+    for model in ("glm4_moe", "granitemoe", "llama4_text", "ministral3", *TINY_HYBRIDS):
+        tag = "hybrid" if model in TINY_HYBRIDS else "dense" if model == "ministral3" else "moe"
         found += [
             config_of("fsdp2", tag, model=model),
             config_of("fsdp2", f"{tag}_accelerate", model=model, fsdp={"accelerate": True}),

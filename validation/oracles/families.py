@@ -17,7 +17,7 @@ import json
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ WINDOWS = {"num_hidden_layers": 5, "sliding_window": 32}  # four layers with one
 TOKENS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}  # inside the small vocabulary
 EXPERTS = (
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe", "granitemoe",
+    "lfm2_moe",
 )  # fmt: skip
 ENCODERS = ("bert", "roberta")
 ENCODER = {"intermediate_size": 256, "max_position_embeddings": 130, "attention_probs_dropout_prob": 0.0}
@@ -214,6 +215,7 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
+KERNELS = {"convolution": 1, "convolution_backward": 2}  # the argument that has them
 RUNS = ((1, 64, "none"), (2, 64, "none"), (2, 64, "full"))  # micro-batch, sequence, checkpointing
 
 
@@ -237,7 +239,9 @@ class Follow(TorchDispatchMode):
                     self.live[key] = storage.nbytes()
                     weakref.finalize(storage, self.live.pop, key, None)
         self.peak[self.phase] = max(self.peak[self.phase], sum(self.live.values()))
-        if func._overloadpacket in flop_registry:
+        if func._opname in KERNELS and args[KERNELS[func._opname]].shape[1] == 1:
+            pass  # a convolution with a kernel for each channel
+        elif func._overloadpacket in flop_registry:
             self.flops[self.phase] += int(flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=out))
         elif func._opname == "_grouped_mm":  # not in the registry: all rows once
             self.flops[self.phase] += 2 * args[0].shape[0] * args[0].shape[1] * args[1].shape[-1]
@@ -336,11 +340,15 @@ def write(out: Path, models: dict[str, Any], **others: str) -> None:
     out.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
-def main(arguments: list[str]) -> None:
-    options = begin(arguments, __doc__, CONFIGS)
+def main(
+    arguments: list[str],
+    about: str | None = __doc__,
+    configurations: Mapping[str, tuple[tuple[str, ...], dict[str, Any]]] = CONFIGS,
+) -> None:
+    options = begin(arguments, about, configurations)
     models = {}
-    for name in options.names or CONFIGS:
-        attentions, config = CONFIGS[name]
+    for name in options.names or configurations:
+        attentions, config = configurations[name]
         runs = [record(config, attention, *run) for attention in attentions for run in RUNS]
         shared = {key: runs[0][key] for key in ("parameters", "calls", "ready")}
         for run in runs:  # the same however it is run

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from validation.oracles.tiny import TINY_PAIRS, TINY_VISION
+from validation.oracles.tiny_hybrid import TINY_HYBRIDS
 
 TINY: dict[str, dict[str, Any]] = {
     "llama": {
@@ -166,7 +167,7 @@ def build(
     import transformers
 
     torch.manual_seed(0)
-    settings = (TINY | TINY_VISION | TINY_PAIRS).get(kind, {}) | changes
+    settings = (TINY | TINY_VISION | TINY_PAIRS | TINY_HYBRIDS).get(kind, {}) | changes
     config = transformers.AutoConfig.for_model(kind, **settings)
     parts = (config, config.text_config, config.vision_config) if kind in TINY_VISION else (config,)
     for part in parts:
@@ -236,6 +237,11 @@ def sees(model: torch.nn.Module) -> bool:
     return text_model(model) is not getattr(model, "model", model)
 
 
+def final_norm(decoder: torch.nn.Module) -> torch.nn.Module:
+    """The last of its children that is one, as accelerate looks for it (utils/fsdp_utils.py _find_final_norm)."""
+    return [child for child in decoder.children() if "Norm" in type(child).__name__][-1]
+
+
 def stacks(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Encoder and decoder of a model that has both."""
     owner = model.model if hasattr(model, "model") else model
@@ -265,6 +271,7 @@ def marked(model: torch.nn.Module) -> list[str]:
         "model.multi_modal_projector",
         "model.embed_tokens",
         "model.norm",
+        "model.embedding_norm",
         "lm_head",
         "transformer.wte",
         "transformer.wpe",

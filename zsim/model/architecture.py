@@ -17,6 +17,7 @@ class Moe:
     autoep_size: int = 0  # ranks that share the experts, in DeepSpeed's own layer (AutoEP); 0: transformers' layer
     scales_queries: bool = False  # attn_temperature_tuning (Llama 4)
     groups: int = 0  # of experts, of which a token's choice is limited to the best few (DeepSeek); 0: any
+    bias: bool = False  # of experts, which takes part in their choice alone (LFM2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class LayerKind:
     stretch: int = 0  # of layers between those that something else than the next layer reads (Qwen3-VL)
     unread: bool = False  # of a vision tower: nothing reads its result
     rotary: bool = True  # SmolLM3 leaves every fourth layer without positions
+    mixer: str = "attention"  # or what takes its place: "conv", a short convolution (LFM2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,8 @@ class Architecture:
     residual_after_norm: bool = False  # BLOOM
     vision: Vision | None = None
     seq2seq: Pair | None = None
+    conv_kernel: int = 0  # tokens that a short convolution spans
+    conv_bias: bool = False
     remainder: int = 0  # of a bare parameter count: a vector that makes the count exact
 
     @property

@@ -90,4 +90,7 @@ def renumber(tree: Module, executed: ModelSpec, model: ModelSpec) -> Module:
 
 
 def _moved(compute: Compute, new: list[int]) -> Compute:
-    return replace(compute, grads=tuple(new[index] for index in compute.grads)) if compute.grads else compute
+    if not (compute.grads or compute.reads):
+        return compute
+    grads, reads = (tuple(new[index] for index in each) for each in (compute.grads, compute.reads))
+    return replace(compute, grads=grads, reads=reads)

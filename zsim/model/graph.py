@@ -160,8 +160,8 @@ class Segment:
 
     __slots__ = (
         "backward", "backward_alive", "backward_live", "backward_peak", "forward", "forward_alive", "forward_live",
-        "forward_peak", "frame", "grads", "handed", "held", "idle", "kept", "label", "logits", "order", "recompute",
-        "recompute_alive", "recompute_live", "recompute_peak", "resaved", "saved", "saved_bytes",
+        "forward_peak", "frame", "grads", "handed", "held", "idle", "kept", "label", "logits", "order", "reads",
+        "recompute", "recompute_alive", "recompute_live", "recompute_peak", "resaved", "saved", "saved_bytes",
     )  # fmt: skip
 
     def __init__(self, order: int, label: str, logits: bool, frame: Frame | None) -> None:
@@ -174,6 +174,7 @@ class Segment:
         self.handed = 0  # bytes of saved tensors that become gradients of parameters as they are
         self.held: list[Tensor] = []  # tensors that all blocks share
         self.grads: list[int] = []
+        self.reads: list[int] = []
         self.forward_peak = self.forward_live = self.backward_peak = self.backward_live = 0
         self.recompute_peak = self.recompute_live = 0
         self.kept: list[int] = []  # numbers of what is saved

@@ -111,6 +111,7 @@ class Module:
     listed_in: Blocks | None = None  # the list that this module is a template of
     checkpointed = False
     unread = False  # of a block: nothing reads its result
+    passive = False  # never called: whoever holds it reads its parameters
 
     def __init__(self, net: Net) -> None:
         self.net = net
@@ -226,6 +227,19 @@ class Linear(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return P.linear(x, self.weight, self.bias)
+
+
+class Convolution(Module):
+    """`nn.Conv1d` of a kernel of `width` for each channel, [c, 1, width]. The models that have one read its parameters
+    and never call it."""
+
+    class_name = "Conv1d"
+    passive = True
+
+    def __init__(self, net: Net, channels: int, width: int, bias: bool) -> None:
+        super().__init__(net)
+        self.weight = Weight(net, channels, 1, width)
+        self.bias = Weight(net, channels) if bias else None
 
 
 class Embedding(Module):

@@ -24,6 +24,7 @@ KEY_VALUE_HEADS = {
     "mistral": 8, "mixtral": 8, "qwen2": 32, "qwen3": 32, "qwen2_moe": 16, "qwen3_moe": 4, "smollm3": 4, "gemma": 16,
     "gemma2": 4, "gemma3_text": 4, "glm": 2, "glm4": 2, "ernie4_5": 2, "seed_oss": 8, "starcoder2": 2, "stablelm": 32,
     "exaone4": 32, "gpt_oss": 8, "glm4_moe": 8, "llama4_text": 8, "ministral3": 8,
+    "lfm2": 8, "lfm2_moe": 8,
 }  # fmt: skip
 
 
@@ -73,13 +74,19 @@ def read_kv_heads(fields: Fields, heads: int, *names: str, family: str = "") -> 
     return kv_heads
 
 
+def read_types(fields: Fields, layers: int, name: str, *accepted: str) -> list[str] | None:
+    """What a file says of each layer, None if nothing."""
+    types = fields.items(name, layers)
+    for entry in types or ():
+        if entry not in accepted:
+            fields.fail(name, f"has {entry!r}", ", ".join(accepted))
+    return types
+
+
 def read_sliding(fields: Fields, layers: int, default: Callable[[int], bool]) -> list[bool]:
-    types = fields.items("layer_types", layers)
+    types = read_types(fields, layers, "layer_types", "full_attention", "sliding_attention")
     if types is None:
         return [default(layer) for layer in range(layers)]
-    for entry in types:
-        if entry not in ("full_attention", "sliding_attention"):
-            fields.fail("layer_types", f"has {entry!r}", "full_attention, sliding_attention")
     return [entry == "sliding_attention" for entry in types]
 
 

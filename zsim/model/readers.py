@@ -22,6 +22,7 @@ from zsim.model.reader_parts import (
     read_sliding,
     read_top_k,
 )
+from zsim.model.readers_hybrid import HYBRIDS
 from zsim.model.readers_relatives import RELATIVES
 
 
@@ -322,4 +323,5 @@ READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     "mpt": _mpt,
     "bloom": _bloom,
     **RELATIVES,
+    **HYBRIDS,
 }

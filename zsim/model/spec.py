@@ -80,7 +80,8 @@ class Compute:
       saved tensor becomes a parameter's gradient as it is (fused loss), which counts twice for a moment.
     - `forward_alive` and the like: the tensors behind the peak, and behind what is alive, oldest first.
     `*_calls`: what the issuing thread does besides launching the kernels.
-    `grads` are the indices of parameters whose gradient this backward produces, in autograd's order.
+    `grads` are the indices of parameters whose gradient this backward produces, in autograd's order. `reads`: of
+    parameters that the module's own code takes from other modules than itself just before this work.
     """
 
     label: str
@@ -90,6 +91,7 @@ class Compute:
     saved: tuple[Saved, ...] = ()
     resaved: tuple[Saved, ...] = ()
     grads: tuple[int, ...] = ()
+    reads: tuple[int, ...] = ()
     forward_peak: int = 0
     forward_live: int = 0
     backward_peak: int = 0
@@ -117,10 +119,10 @@ class Compute:
 class Module:
     """A module call. `body` holds child calls and own work in execution order.
 
-    `params` are indices into `ModelSpec.parameters` of the parameters it owns directly (a tied lm_head lists
-    the embedding's). Every torch module that is called appears, with or without parameters, because
-    DeepSpeed's hooks fire on each. `role` marks what strategies need: "root", "embedding", "block" (the
-    FSDP / checkpoint unit), "unit" (of FSDP alone), "norm" (the final one), "head", "".
+    `params` are indices into `ModelSpec.parameters` of the parameters that it, or a module in it that is never called,
+    owns directly (a tied lm_head lists the embedding's). Every torch module that is called appears, with or without
+    parameters, because DeepSpeed's hooks fire on each. `role` marks what strategies need: "root", "embedding", "block"
+    (the FSDP / checkpoint unit), "unit" (of FSDP alone), "norm" (the final one), "head", "".
     """
 
     name: str

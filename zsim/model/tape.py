@@ -116,6 +116,12 @@ class Tape:
         """
         self._boundary = True
 
+    def read(self, *weights: Tensor | None) -> None:
+        """Parameters of other modules that the open module takes by itself, in that order."""
+        segment = self.open()
+        if self.phase == "forward":
+            segment.reads += [weight.param.index for weight in weights if weight is not None]  # type: ignore[union-attr]
+
     def open(self) -> Segment:
         """The segment that the next kernel or tensor belongs to."""
         if not self._boundary:

@@ -158,11 +158,12 @@ class _Tracer:
                 repeated = list(self._repeated(item.module.listed_in, templates, layers))
                 layers += len(repeated)
                 body += repeated
+        own = (layer, *(child for child in layer.children.values() if child.passive))
         return _Plan(
             layer.path[cut:],
             layer.class_name or type(layer).__name__,
             layer.role,
-            tuple(weight.param.index for weight in layer.weights.values()),
+            tuple(weight.param.index for part in own for weight in part.weights.values()),
             body,
             layer.checkpointed,
             any(weight.expert for weight in layer.weights.values()),
@@ -217,7 +218,7 @@ class _Plan(NamedTuple):
         body: list[Module | Compute] = []
         for item in self.body:
             if isinstance(item, Compute):
-                body.append(_shifted(item, shift) if shift and item.grads else item)
+                body.append(_shifted(item, shift) if shift and (item.grads or item.reads) else item)
             elif isinstance(item, _Plan):
                 body.append(item.module(path, shift))
             else:
@@ -270,6 +271,7 @@ def _compute(segment: Segment, workload: Workload) -> Compute:
         saved,
         resaved,
         tuple(segment.grads),
+        tuple(segment.reads),
         segment.forward_peak,
         segment.forward_live,
         segment.backward_peak,
@@ -286,9 +288,9 @@ def _compute(segment: Segment, workload: Workload) -> Compute:
 
 def _shifted(c: Compute, shift: int) -> Compute:
     """The same work in a later block."""
-    grads = tuple([index + shift for index in c.grads])
+    grads, reads = (tuple([index + shift for index in each]) for each in (c.grads, c.reads))
     return Compute(
-        c.label, c.forward, c.backward, c.recompute, c.saved, c.resaved, grads, c.forward_peak, c.forward_live,
+        c.label, c.forward, c.backward, c.recompute, c.saved, c.resaved, grads, reads, c.forward_peak, c.forward_live,
         c.backward_peak, c.backward_live, c.recompute_peak, c.recompute_live, c.category, c.forward_alive,
         c.backward_alive, c.recompute_alive,
         c.forward_calls, c.backward_calls, c.recompute_calls,

@@ -36,6 +36,9 @@ class Hooks(Generic[P]):
 
     def post_backward(self, module: spec.Module) -> None: ...
 
+    def read(self, module: spec.Module, params: Sequence[int], phase: str) -> None:
+        """The module's own code takes `params` of other modules."""
+
     def alloc_grads(self, params: Sequence[int]) -> None:
         """Just before the backward kernels that produce the gradients of `params` are issued."""
 
@@ -129,6 +132,8 @@ class Execution:
 
     def _forward_compute(self, module: spec.Module, compute: spec.Compute, phase: str) -> None:
         again = phase == "recompute"
+        if compute.reads:
+            self.hooks.read(module, compute.reads, phase)
         tensors = self._sizes(compute.resaved if again else compute.saved)
         if tensors:
             key = self._key(module, compute, again)

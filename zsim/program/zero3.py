@@ -72,7 +72,9 @@ class Zero3(Hooks[DeepSpeedPlan]):
         self.gradients = Gradients(builder, model, plan, self.parameters)
         modules = dict(called(tree))
         self.coordinator = Coordinator(
-            owned={name: tuple(sorted(set(module.params))) for name, module in modules.items()},
+            owned={
+                name: tuple(sorted({*module.params}.difference(_reads(module)))) for name, module in modules.items()
+            },
             inside=_inside(tree),
             leaves=leaves(tree, plan, self.parameters.numel),
             numel=self.parameters.numel,
@@ -190,6 +192,7 @@ class Zero3(Hooks[DeepSpeedPlan]):
                     for inner in inside
                     for param in inner.params
                     if _transposed_experts(self.model.parameters[param])
+                    or _squeezed_kernel(self.model.parameters[param])
                     or (linear and (inner.role == "head" or self.model.parameters[param].module_class == "Linear"))
                 )
         return found
@@ -219,6 +222,15 @@ class Zero3(Hooks[DeepSpeedPlan]):
             self._reset_step()
         if module.name in self.hooked:
             self._fetch(module.name, phase)
+
+    def read(self, module: Module, params: Sequence[int], phase: str) -> None:
+        """ZeROOrderedDict.__getitem__: what is not there is gathered by itself, and with the module from then on."""
+        if module.name not in self.hooked:
+            return
+        for param in params:
+            if self.coordinator.read(module.name, param):
+                self.parameters.gather((param,), module.name, phase)
+                self.parameters.wait((param,), module.name, phase)
 
     def post_forward(self, module: Module, phase: str) -> None:
         if module.name in self.hooked:
@@ -328,6 +340,11 @@ def _transposed_experts(parameter: Parameter) -> bool:
     return parameter.expert and len(parameter.shape) == 3 and parameter.module_class != "GptOssExperts"
 
 
+def _squeezed_kernel(parameter: Parameter) -> bool:
+    """Whether a convolution gets it as a view, whose module is not called (`model.causal_conv`)."""
+    return parameter.module_class == "Conv1d" and parameter.shape[1:2] == (1,)
+
+
 def _prefetch_bucket(plan: DeepSpeedPlan) -> int:
     """engine.py _configure_zero_optimizer sets it to 1, after it has left for MiCS's own optimizer."""
     sequential = plan.stage3_allgather_sequential and plan.mics_shard_size <= 0
@@ -354,6 +371,12 @@ def _reads_weight(module: Module, name: str, module_class: str) -> bool:
     if module_class in ("Conv2d", "Conv3d"):
         return not module.module_class.startswith(("Idefics3", "SmolVLM"))
     return part in ("lora_A.default", "wo")
+
+
+def _reads(module: Module) -> Iterator[int]:
+    for item in module.body:
+        if not isinstance(item, Module):
+            yield from item.reads
 
 
 def _linear_biases(model: ModelSpec) -> dict[int, int]:

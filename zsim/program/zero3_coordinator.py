@@ -52,6 +52,7 @@ class Coordinator:
     unread: Callable[[int], bool] = lambda param: False  # whether its shard lies on NVMe and nobody is reading it
 
     params: dict[str, Params] = field(init=False)  # module -> what it is fetched and released with
+    read_outside: dict[str, Params] = field(default_factory=dict)  # module -> of these, parameters of other modules
     live: set[int] = field(default_factory=set)  # gathered or in flight (ds_status is not NOT_AVAILABLE)
     recording: bool = False
     complete: bool = False
@@ -73,6 +74,14 @@ class Coordinator:
         """register_external_parameter: from now on a module is fetched with these parameters of others, too."""
         for module, params in external.items():
             self.params[module] = tuple(sorted({*self.params[module], *params}))
+            self.read_outside[module] = tuple(sorted({*self.read_outside.get(module, ()), *params}))
+
+    def read(self, module: str, param: int) -> bool:
+        """Whether `param`, which the code of `module` takes from another one, has to be gathered now."""
+        missing = self._take((param,))
+        if missing:
+            self.register({module: missing})
+        return bool(missing)
 
     def reset_step(self) -> tuple[int, ...]:
         """Start of a forward. Returns the lengths of the integer lists that ranks compare with rank 0's.
@@ -219,12 +228,13 @@ class Coordinator:
     def _uses_of(self, recursive: bool) -> Uses:
         """Modules ahead are looked into as the released one is: with their children if that one is a leaf."""
         if recursive not in self._uses:
-            params = self.inside if recursive else self.owned
+            inside = self.inside if recursive else self.owned
             steps: dict[int, list[int]] = {}
             elements = []
             for step, module in enumerate(self._modules):
-                elements.append(sum(self.numel[param] for param in params[module]))
-                for param in params[module]:
+                params = inside[module] + self.read_outside.get(module, ())
+                elements.append(sum(self.numel[param] for param in params))
+                for param in params:
                     steps.setdefault(param, []).append(step)
             self._uses[recursive] = Uses(steps, list(accumulate(elements, initial=0)))
         return self._uses[recursive]
