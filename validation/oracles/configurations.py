@@ -22,6 +22,15 @@ from validation.oracles.configuration_parts import (
 from validation.oracles.configurations_deepspeed import deepspeed_configurations
 from validation.oracles.tiny_hybrid import TINY_HYBRIDS
 
+# Further families, and what the names of their recordings say of them.
+NEAREST = dict.fromkeys(
+    (
+        "glm4_moe_lite", "dots1", "solar_open", "exaone_moe", "minimax_m2", "hunyuan_v1_moe", "ernie4_5_moe",
+        "granitemoeshared",
+    ),
+    "moe",
+)  # fmt: skip
+
 
 def configurations() -> list[Config]:
     return [*_ddp(), *_fsdp2(), *_fsdp1(), *deepspeed_configurations(), *_vision(), *_pairs(), *_further()]
@@ -217,6 +226,13 @@ def _further() -> list[Config]:
             config_of("fsdp1", tag, model=model),
             zero_of(tag, 2, model=model, zero=SMALL_ZERO),
             zero_of(tag, 3, model=model, zero=SMALL_ZERO),
+            zero_of(f"{tag}_regather", 3, ga=2, model=model, zero=REGATHER),
+        ]
+    for model, tag in NEAREST.items():
+        found += [
+            config_of("fsdp2", f"{tag}_accelerate", model=model, fsdp={"accelerate": True}),
+            config_of("fsdp1", tag, model=model),
+            zero_of(tag, 2, model=model, zero=SMALL_ZERO),
             zero_of(f"{tag}_regather", 3, ga=2, model=model, zero=REGATHER),
         ]
     return found

@@ -11,7 +11,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from validation.oracles.families import BOTH, FLASH, SMALL, main
+from validation.oracles.families import main
+from validation.oracles.family_configs import BOTH, FLASH, SMALL
 
 CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "lfm2": (

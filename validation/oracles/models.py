@@ -8,6 +8,7 @@ import torch
 
 from validation.oracles.tiny import TINY_PAIRS, TINY_VISION
 from validation.oracles.tiny_hybrid import TINY_HYBRIDS
+from validation.oracles.tiny_relatives import TINY_RELATIVES
 
 TINY: dict[str, dict[str, Any]] = {
     "llama": {
@@ -100,59 +101,7 @@ TINY: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "max_position_embeddings": 256,
     },
-    "glm4_moe": {
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "moe_intermediate_size": 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "vocab_size": 1000,
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 2,
-        "use_qk_norm": True,
-        "max_position_embeddings": 256,
-        "pad_token_id": 0,
-    },
-    "llama4_text": {
-        "hidden_size": 128,
-        "intermediate_size": 96,
-        "intermediate_size_mlp": 256,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "vocab_size": 1000,
-        "num_local_experts": 4,
-        "moe_layers": [1, 2, 3],
-        "max_position_embeddings": 256,
-        "pad_token_id": 0,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
-    },
-    "ministral3": {
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "vocab_size": 1000,
-        "max_position_embeddings": 256,
-        "pad_token_id": 0,
-    },
-    "granitemoe": {
-        "hidden_size": 128,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 1000,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "max_position_embeddings": 256,
-        "pad_token_id": 0,
-    },
+    **TINY_RELATIVES,
 }
 
 IMAGE = {"per_sequence": 1, "height": 56, "width": 56}  # four tokens of all

@@ -101,6 +101,7 @@ class Architecture:
     attention_bias: bool = False  # of q, k and v
     output_bias: bool = False  # of the projection after attention
     mlp_bias: bool = False
+    head_bias: bool = False  # of the projection onto the vocabulary
     qk_norm: str = ""  # "head": each head of q and k, "width": all heads together, "each": every head its own weight
     parallel: bool = False  # attention and MLP add to the same residual
     rotary_dim: int = 0  # rotated entries of a head; 0: all

@@ -180,9 +180,12 @@ def mul(a: Tensor, b: Tensor) -> Tensor:
 
     def backward(g: Tensor) -> tuple[Tensor | None, ...]:
         kept = saved()
-        grad_b = _cast(_binary(g, kept[0]), b_dtype) if b_grad else None
-        grad_a = _cast(_binary(g, kept[-1]), a_dtype) if a_grad else None
-        return grad_a, grad_b
+        grad_b = _binary(g, kept[0]) if b_grad else None
+        grad_a = _binary(g, kept[-1]) if a_grad else None
+        del kept  # the engine casts, when the function is over
+        if grad_a is not None:
+            grad_a = _cast(grad_a, a_dtype)
+        return grad_a, None if grad_b is None else _cast(grad_b, b_dtype)
 
     a.tape.link((a, b), backward, out)
     return out

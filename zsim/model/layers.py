@@ -209,6 +209,9 @@ class Blocks(Module):
         for block in self:
             yield from block.all_modules()
 
+    def buffers_bytes(self) -> int:
+        return sum(self.templates[kind][1].buffers_bytes() for kind in self.kinds)
+
 
 class Linear(Module):
     kind = "gemm"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from zsim.errors import NotModeled
 from zsim.model.fields import Fields
 from zsim.model.layers import ACTIVATIONS
 
@@ -23,8 +24,8 @@ def read_dropout(fields: Fields, *names: str, default: float = 0.0) -> float:
 KEY_VALUE_HEADS = {
     "mistral": 8, "mixtral": 8, "qwen2": 32, "qwen3": 32, "qwen2_moe": 16, "qwen3_moe": 4, "smollm3": 4, "gemma": 16,
     "gemma2": 4, "gemma3_text": 4, "glm": 2, "glm4": 2, "ernie4_5": 2, "seed_oss": 8, "starcoder2": 2, "stablelm": 32,
-    "exaone4": 32, "gpt_oss": 8, "glm4_moe": 8, "llama4_text": 8, "ministral3": 8,
-    "lfm2": 8, "lfm2_moe": 8,
+    "exaone4": 32, "gpt_oss": 8, "glm4_moe": 8, "llama4_text": 8, "ministral3": 8, "lfm2": 8, "lfm2_moe": 8,
+    "minimax_m2": 8, "ernie4_5_moe": 4, "dots1": 32, "solar_open": 8, "exaone_moe": 32,
 }  # fmt: skip
 
 
@@ -32,6 +33,8 @@ KEY_VALUE_HEADS = {
 HEAD_DIM = {
     "llama4_text": 128,
     "ministral3": 128,
+    "minimax_m2": 128,
+    "solar_open": 128,
     "qwen3": 128,
     "gpt_oss": 64,
     "glm": 128,
@@ -47,6 +50,12 @@ def read_top_k(fields: Fields, experts: int, *also: str, default: int | None = N
     if top_k > experts:
         fields.fail("num_experts_per_tok", f"is {top_k}, more than the {experts} experts", f"1 to {experts}")
     return top_k
+
+
+def refuse_jitter(fields: Fields, name: str) -> None:
+    """Noise that what experts and their router read is multiplied with in training."""
+    if fields.number(name, default=0.0, low=0.0, high=1.0):
+        raise NotModeled("noise on what experts read", fields.path, fields.line(name), name, accepted="0")
 
 
 def read_heads(fields: Fields, hidden: int, *names: str, family: str = "") -> tuple[int, int]:

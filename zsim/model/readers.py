@@ -21,6 +21,7 @@ from zsim.model.reader_parts import (
     read_rotary_dim,
     read_sliding,
     read_top_k,
+    refuse_jitter,
 )
 from zsim.model.readers_hybrid import HYBRIDS
 from zsim.model.readers_relatives import RELATIVES
@@ -77,6 +78,7 @@ def _llama(fields: Fields, family: str) -> Architecture:
 def _experts(fields: Fields, family: str, common: dict[str, Any]) -> Architecture:
     layers, shared = len(common["kinds"]), 0
     if family == "mixtral":
+        refuse_jitter(fields, "router_jitter_noise")
         experts = fields.size("num_local_experts", default=8)
         top_k = read_top_k(fields, experts, default=2)
         width, sparse, norm = common["intermediate"], [True] * layers, True

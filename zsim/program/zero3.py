@@ -201,15 +201,11 @@ class Zero3(Hooks[DeepSpeedPlan]):
         """What a module's own code read of another one in the first forward (parameter_offload.py, ZeROOrderedDict).
 
         peft's LoraLayer.forward asks for the dtype of lora_A's weight, a vision tower's embedding for that of its patch
-        embedding, T5's MLP for that of wo, Llama 4 for the device of its embedding: they are not there unless they are
-        persistent.
+        embedding, T5's MLP for that of wo, HunYuan's gate for that of wg, Llama 4 for the device of its embedding. In
+        the first forward none is there, persistent or not.
         """
         return {
-            module.name: tuple(
-                param
-                for param in item.params
-                if param not in self.coordinator.persistent and self.model.parameters[param].name.endswith(".weight")
-            )
+            module.name: tuple(param for param in item.params if self.model.parameters[param].name.endswith(".weight"))
             for module in modules_in_order(self.tree)
             if module.name in self.hooked
             for item in module.body
@@ -370,7 +366,7 @@ def _reads_weight(module: Module, name: str, module_class: str) -> bool:
         return module.module_class == "Llama4TextModel"
     if module_class in ("Conv2d", "Conv3d"):
         return not module.module_class.startswith(("Idefics3", "SmolVLM"))
-    return part in ("lora_A.default", "wo")
+    return part in ("lora_A.default", "wo", "wg")
 
 
 def _reads(module: Module) -> Iterator[int]:

@@ -18,6 +18,10 @@ LLAMA_LIKE = {
 }
 GEMMA = {"gemma": "Gemma", "gemma2": "Gemma2", "gemma3_text": "Gemma3"}
 MOE = {"mixtral": "Mixtral", "qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "olmoe": "Olmoe"}
+MOE_RELATIVES = (
+    "glm4_moe", "glm4_moe_lite", "granitemoe", "granitemoeshared", "dots1", "solar_open", "exaone_moe", "minimax_m2",
+    "hunyuan_v1_moe", "ernie4_5_moe",
+)  # fmt: skip
 OTHERS = {  # model_type -> file here, class of the root
     "gpt2": ("gpt2", "GPT2LMHeadModel"),
     "gpt_neox": ("gpt_neox", "GPTNeoXForCausalLM"),
@@ -39,7 +43,7 @@ OTHERS = {  # model_type -> file here, class of the root
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), ("deepseek", "DeepseekForCausalLM")),
     "llama4_text": ("llama4", "Llama4ForCausalLM"),
     **dict.fromkeys(("lfm2", "lfm2_moe"), ("lfm2", "Lfm2ForCausalLM")),
-    **dict.fromkeys(("glm4_moe", "granitemoe"), ("moe_relatives", "MoeRelativeForCausalLM")),
+    **dict.fromkeys(MOE_RELATIVES, ("moe_relatives", "MoeRelativeForCausalLM")),
     **dict.fromkeys(
         ("olmo", "olmo3", "granite", "seed_oss", "hunyuan_v1_dense", "exaone4", "arcee", "nemotron", "ministral3"),
         ("relatives", "RelativeForCausalLM"),

@@ -28,7 +28,7 @@ class Attention(Module):
 
     kind = "rotary"
 
-    def __init__(self, net: Net, prefix: str) -> None:
+    def __init__(self, net: Net, prefix: str, index: int) -> None:
         super().__init__(net)
         arch, mla = net.arch, net.arch.mla
         self.class_name = f"{prefix}Attention"
@@ -76,7 +76,16 @@ class Attention(Module):
         return F.fill((k_pass, k_rot)), value
 
     def rotated(self, q: Tensor, k: Tensor, tables: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """`apply_rotary_pos_emb_interleave`."""
+        raise NotImplementedError
+
+
+class V3Attention(Attention):
+    """Rotates neighbours, or halves (`rope_interleave: false`)."""
+
+    def rotated(self, q: Tensor, k: Tensor, tables: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        if not self.net.arch.mla.interleaved:
+            cos, sin = (F.unsqueeze(table, 1) for table in tables)
+            return rotate(q, cos, sin), rotate(k, cos, sin)
         cos, sin = (F.unsqueeze(F.narrow(table, -1, table.shape[-1] // 2), 1) for table in tables)
         q1, q2 = _neighbours(q)
         k1, k2 = _neighbours(k)
@@ -92,14 +101,6 @@ def _neighbours(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _turned(x1: Tensor, x2: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return F.cat((F.add(F.mul(x1, cos), F.mul(x2, sin)), F.add(F.mul(x2, cos), F.mul(x1, sin))))
-
-
-class HalvesAttention(Attention):
-    """`rope_interleave: false`"""
-
-    def rotated(self, q: Tensor, k: Tensor, tables: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        cos, sin = (F.unsqueeze(table, 1) for table in tables)
-        return rotate(q, cos, sin), rotate(k, cos, sin)
 
 
 class V2Attention(Attention):
@@ -199,9 +200,7 @@ class MoE(Module):
 
 class Block(llama.Block):
     def attention(self, prefix: str, index: int) -> Module:  # type: ignore[override]
-        if prefix == "DeepseekV2":
-            return V2Attention(self.net, prefix)
-        return (Attention if self.net.arch.mla.interleaved else HalvesAttention)(self.net, prefix)
+        return (V2Attention if prefix == "DeepseekV2" else V3Attention)(self.net, prefix, index)
 
     def feed_forward(self, prefix: str, index: int) -> Module:
         if self.net.arch.kinds[index].sparse:
@@ -216,12 +215,6 @@ class Model(llama.Model):
 
     def block(self, prefix: str, index: int) -> Module:
         return Block(self.net, prefix, index)
-
-    def buffers_bytes(self) -> int:
-        """Templates stand for several layers."""
-        sparse = sum(kind.sparse for kind in self.net.arch.kinds)
-        routers = [m for m in self.layers.all_modules() if isinstance(m, Router)]
-        return self.rotary_emb.buffers_bytes() + (sparse * routers[0].buffers_bytes() if routers else 0)
 
 
 class ComplexRotary(Rotary):

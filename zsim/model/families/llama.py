@@ -187,7 +187,7 @@ class LlamaForCausalLM(CausalLM):
         super().__init__(net)
         self.class_name = f"{prefix}ForCausalLM"
         self.model = self.decoder(prefix)
-        self.lm_head = head(net, self.model.embed_tokens)
+        self.lm_head = head(net, self.model.embed_tokens, net.arch.head_bias)
         self.remainder = Weight(net, net.arch.remainder) if net.arch.remainder else None
 
     def decoder(self, prefix: str) -> Model:

@@ -25,7 +25,7 @@ class Router(Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         moe = self.net.arch.experts
-        logits = P.linear(x, self.weight)
+        logits = self.scored(x)
         probabilities = P.softmax(F.to(logits, "float32"))
         values, chosen = P.topk(probabilities, moe.top_k)
         if moe.norm_top_k:
@@ -33,6 +33,9 @@ class Router(Module):
         if not self.mixtral:
             values = F.to(values, logits.dtype)
         return logits, values, chosen
+
+    def scored(self, x: Tensor) -> Tensor:
+        return P.linear(x, self.weight)
 
 
 class Experts(Module):
@@ -97,16 +100,17 @@ class Experts(Module):
 
 class SparseMoeBlock(Module):
     kind = "experts"
+    router: type[Module] = Router
 
     def __init__(self, net: Net, prefix: str) -> None:
         super().__init__(net)
         self.class_name = f"{prefix}SparseMoeBlock"
         if not prefix.startswith("Qwen3"):
-            self.gate = Router(net, prefix)
+            self.gate = self.router(net, prefix)  # type: ignore[call-arg]
             self.experts = Experts(net, prefix)
         else:
             self.experts = Experts(net, prefix)
-            self.gate = Router(net, prefix)
+            self.gate = self.router(net, prefix)  # type: ignore[call-arg]
 
     def forward(self, x: Tensor) -> Tensor:
         b, s, h = x.shape

@@ -32,8 +32,8 @@ class Model(llama.Model):
         masks[True] = self.second_mask(*ids.shape) if self.types else masks[False]
         rotary = {False: self.rotary_emb(x, position_ids)}
         rotary[True] = self.rotary_emb(x, position_ids) if self.tables else rotary[False]
-        for block in self.layers:
-            sliding = isinstance(block, llama.Block) and block.self_attn.window is not None
+        for number, block in self.layers.numbered():
+            sliding = net.arch.kinds[number].sliding
             x = run_block(net, block, x, *rotary[sliding], masks[sliding])
         return self.norm(x)
 

@@ -1,0 +1,37 @@
+"""Tiny models of the families that change a few lines of others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_SMALL = {
+    "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 1000, "max_position_embeddings": 256, "pad_token_id": 0,
+}  # fmt: skip
+_ROUTED = {"moe_intermediate_size": 96, "n_routed_experts": 8, "num_experts_per_tok": 2}
+_FOUR = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
+
+TINY_RELATIVES: dict[str, dict[str, Any]] = {
+    "glm4_moe": _SMALL | _ROUTED | {"head_dim": 32, "use_qk_norm": True},
+    "llama4_text": _SMALL | _ROPE | {
+        "intermediate_size": 96, "intermediate_size_mlp": 256, "num_hidden_layers": 4, "head_dim": 32,
+        "num_local_experts": 4, "moe_layers": [1, 2, 3],
+    },
+    "ministral3": _SMALL | {"head_dim": 32},
+    "granitemoe": _SMALL | _FOUR | {"intermediate_size": 96, "num_hidden_layers": 2},
+    "glm4_moe_lite": _SMALL | _ROUTED | _ROPE | {
+        "num_key_value_heads": 4, "q_lora_rank": 64, "kv_lora_rank": 48, "qk_nope_head_dim": 24,
+        "qk_rope_head_dim": 8, "v_head_dim": 32,
+    },
+    "dots1": _SMALL | _ROUTED | {"first_k_dense_replace": 1, "n_shared_experts": 1, "sliding_window": None},
+    "solar_open": _SMALL | _ROUTED | {"head_dim": 32},
+    "exaone_moe": _SMALL | {
+        "num_hidden_layers": 4, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96,
+        "sliding_window": 16,
+    },
+    "minimax_m2": _SMALL | _FOUR | {"intermediate_size": 96, "head_dim": 32, "rotary_dim": 16},
+    "hunyuan_v1_moe": _SMALL | {"intermediate_size": 96, "head_dim": 32, "num_experts": 4, "moe_topk": 2},
+    "ernie4_5_moe": _SMALL | {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 96},
+    "granitemoeshared": _SMALL | _FOUR | {"intermediate_size": 96, "shared_intermediate_size": 96},
+}  # fmt: skip
