@@ -36,6 +36,7 @@ from validation.oracles.memory import flash_attention, use_flash_attention
 
 KERNELS = {"convolution": 1, "convolution_backward": 2}  # the argument that has them
 RUNS = ((1, 64, "none"), (2, 64, "none"), (2, 64, "full"))  # micro-batch, sequence, checkpointing
+CHUNKS = (*RUNS, (2, 100, "none"), (2, 192, "none"), (2, 192, "full"))  # where layers go through chunks of 64 tokens
 
 
 class Follow(TorchDispatchMode):
@@ -168,7 +169,8 @@ def main(
     models = {}
     for name in options.names or configurations:
         attentions, config = configurations[name]
-        runs = [record(config, attention, *run) for attention in attentions for run in RUNS]
+        kinds = CHUNKS if "linear_key_head_dim" in config else RUNS
+        runs = [record(config, attention, *run) for attention in attentions for run in kinds]
         shared = {key: runs[0][key] for key in ("parameters", "calls", "ready")}
         for run in runs:  # the same however it is run
             for key, value in shared.items():

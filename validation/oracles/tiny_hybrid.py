@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+# Four layers of linear attention, each of whose convolutions has 1 024 weights, and one of full attention.
+_DELTA: dict[str, Any] = {
+    "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 5, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 1000, "max_position_embeddings": 256,
+    "linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+}  # fmt: skip
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "shared_expert_intermediate_size": 160,
+}  # fmt: skip
+_SECTIONS = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]}
 TINY_HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm2": {  # kernels of convolutions are no persistent parameters
         "hidden_size": 416, "intermediate_size": 688, "num_hidden_layers": 3, "num_attention_heads": 8,
@@ -16,4 +26,7 @@ TINY_HYBRIDS: dict[str, dict[str, Any]] = {
         "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1, "num_experts": 8,
         "num_experts_per_tok": 2,
     },
+    "qwen3_5_text": _DELTA | {"rope_parameters": _SECTIONS},
+    "qwen3_next": _DELTA | _EXPERTS | {"mlp_only_layers": [1]},
+    "qwen3_5_moe_text": _DELTA | _EXPERTS | {"rope_parameters": _SECTIONS},
 }  # fmt: skip

@@ -34,6 +34,16 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True)
+class LinearAttention:
+    """Layers that pass a state on in place of attention (gated delta rule). Widths of one head in elements."""
+
+    key_heads: int
+    value_heads: int  # a multiple
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True)
 class LayerKind:
     """What distinguishes a layer from its neighbours."""
 
@@ -42,7 +52,7 @@ class LayerKind:
     stretch: int = 0  # of layers between those that something else than the next layer reads (Qwen3-VL)
     unread: bool = False  # of a vision tower: nothing reads its result
     rotary: bool = True  # SmolLM3 leaves every fourth layer without positions
-    mixer: str = "attention"  # or what takes its place: "conv", a short convolution (LFM2)
+    mixer: str = "attention"  # or what takes its place: "conv", a short convolution (LFM2), "delta", linear attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +125,7 @@ class Architecture:
     window: int | None = None
     moe: Moe | None = None
     latent: Latent | None = None
+    delta: LinearAttention | None = None
     softcap: bool = False  # tanh on attention logits (Gemma 2)
     final_softcap: bool = False  # tanh on logits
     norm_affine: bool = True  # LayerNorms have a weight (OPT)
@@ -139,6 +150,12 @@ class Architecture:
         """The ranks and widths of a model with latent attention."""
         assert self.latent is not None
         return self.latent
+
+    @property
+    def linear(self) -> LinearAttention:
+        """Heads and widths of a model with linear attention."""
+        assert self.delta is not None
+        return self.delta
 
     @property
     def pair(self) -> Pair:

@@ -19,6 +19,7 @@ from zsim.model.views import (
     pad,
     permute,
     pick,
+    put,
     repeat_heads,
     reshape,
     select,
@@ -30,10 +31,10 @@ from zsim.model.views import (
 )
 
 __all__ = [
-    "activation", "activation_by_result", "add", "at_least", "cat", "contiguous", "divide", "dropout", "expand", "fill",
-    "layout", "low", "masked_fill", "mean_last", "mul", "narrow", "neg", "pad", "permute", "pick", "pointwise", "power",
-    "repeat_heads", "reshape", "rsqrt", "scale", "select", "shift", "split", "sum_last", "sum_middle", "to", "touch",
-    "transpose", "unbind", "unsqueeze", "wide",
+    "activation", "activation_by_result", "add", "at_least", "binary", "cast", "cat", "contiguous", "divide",
+    "dropout", "expand", "fill", "layout", "low", "masked_fill", "mean_last", "mul", "narrow", "neg", "pad",
+    "permute", "pick", "pointwise", "power", "put", "repeat_heads", "reshape", "rsqrt", "scale", "select", "shift",
+    "split", "sum_last", "sum_middle", "to", "touch", "transpose", "unbind", "unsqueeze", "wide",
 ]  # fmt: skip
 
 
@@ -77,7 +78,8 @@ def _broadcast(a: Tensor, b: Tensor) -> tuple[int, ...]:
     return tuple(max(x, y) for x, y in zip(left, right, strict=True))
 
 
-def _binary(a: Tensor, b: Tensor) -> Tensor:
+def binary(a: Tensor, b: Tensor) -> Tensor:
+    """One kernel over two tensors, either broadcast, in the wider dtype, without autograd."""
     shape = _broadcast(a, b)
     lead = a if a.shape == shape else b
     out = a.tape.empty(shape, _promote(a, b), layout(lead) if lead.shape == shape else None)
@@ -120,11 +122,9 @@ def add(a: Tensor, b: Tensor, in_place: bool = False) -> Tensor:
         out = view_of(a, a.shape, a.strides)
         a.tape.memory(a.nbytes + b.nbytes, a.nbytes)
     else:
-        out = _binary(a, b)
+        out = binary(a, b)
     if a_grad or b_grad:
-        a.tape.link(
-            (a, b), lambda g: (_cast(g, a_dtype) if a_grad else None, _cast(g, b_dtype) if b_grad else None), out
-        )
+        a.tape.link((a, b), lambda g: (cast(g, a_dtype) if a_grad else None, cast(g, b_dtype) if b_grad else None), out)
     return out
 
 
@@ -173,25 +173,26 @@ def _saving(x: Tensor, backward: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
 def mul(a: Tensor, b: Tensor) -> Tensor:
     a_grad, b_grad = a.needs_grad, b.needs_grad
     if not (a_grad or b_grad):
-        return _binary(a, b)
+        return binary(a, b)
     saved = a.tape.save(*([a] if b_grad else []), *([b] if a_grad else []))
-    out = _binary(a, b)
+    out = binary(a, b)
     a_dtype, b_dtype = a.dtype, b.dtype
 
     def backward(g: Tensor) -> tuple[Tensor | None, ...]:
         kept = saved()
-        grad_b = _binary(g, kept[0]) if b_grad else None
-        grad_a = _binary(g, kept[-1]) if a_grad else None
+        grad_b = binary(g, kept[0]) if b_grad else None
+        grad_a = binary(g, kept[-1]) if a_grad else None
         del kept  # the engine casts, when the function is over
         if grad_a is not None:
-            grad_a = _cast(grad_a, a_dtype)
-        return grad_a, None if grad_b is None else _cast(grad_b, b_dtype)
+            grad_a = cast(grad_a, a_dtype)
+        return grad_a, None if grad_b is None else cast(grad_b, b_dtype)
 
     a.tape.link((a, b), backward, out)
     return out
 
 
-def _cast(x: Tensor, dtype: str) -> Tensor:
+def cast(x: Tensor, dtype: str) -> Tensor:
+    """`to` without autograd."""
     return x if x.dtype == dtype else pointwise(x, dtype=dtype)
 
 
@@ -287,7 +288,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
         tape.memory(mask.nbytes, mask.nbytes, "dropout")  # bernoulli_
         tape.memory(mask.nbytes, mask.nbytes, "dropout")  # div_
         saved = tape.save(mask) if x.needs_grad else None
-        out = _binary(x, mask)
+        out = binary(x, mask)
     if x.needs_grad:
         tape.link((x,), lambda g: (pointwise(g, *saved()),), out)  # type: ignore[misc]
     return out
@@ -298,7 +299,7 @@ def sum_last(x: Tensor) -> Tensor:
     out = pointwise(x, shape=(*x.shape[:-1], 1), dtype=_sum_dtype(x))
     if x.needs_grad:
         shape, dtype = x.shape, x.dtype
-        x.tape.link((x,), lambda g: (_cast(_expanded(g, shape), dtype),), out)
+        x.tape.link((x,), lambda g: (cast(_expanded(g, shape), dtype),), out)
     return out
 
 
@@ -308,7 +309,7 @@ def sum_middle(x: Tensor) -> Tensor:
     out = pointwise(x, shape=(a, c), dtype=_sum_dtype(x))
     if x.needs_grad:
         shape, dtype = x.shape, x.dtype
-        x.tape.link((x,), lambda g: (_cast(_expanded(view_of(g, (a, 1, c), (c, c, 1)), shape), dtype),), out)
+        x.tape.link((x,), lambda g: (cast(_expanded(view_of(g, (a, 1, c), (c, c, 1)), shape), dtype),), out)
     return out
 
 
@@ -340,7 +341,7 @@ def divide(x: Tensor, by: Tensor, in_place: bool = False) -> Tensor:
         source = clone(x) if in_place else x
         saved = x.tape.save(source, by)
         del source
-    out = view_of(x, x.shape, x.strides) if in_place else _binary(x, by)
+    out = view_of(x, x.shape, x.strides) if in_place else binary(x, by)
     if in_place:
         x.tape.memory(x.nbytes + by.nbytes, x.nbytes)
     if grad:

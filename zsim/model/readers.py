@@ -24,6 +24,7 @@ from zsim.model.reader_parts import (
     refuse_jitter,
 )
 from zsim.model.readers_hybrid import HYBRIDS
+from zsim.model.readers_qwen_next import QWEN_NEXT
 from zsim.model.readers_relatives import RELATIVES
 
 
@@ -325,5 +326,6 @@ READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     "mpt": _mpt,
     "bloom": _bloom,
     **RELATIVES,
+    **QWEN_NEXT,
     **HYBRIDS,
 }

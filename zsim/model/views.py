@@ -250,20 +250,31 @@ def fill(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _link_slice(out: Tensor, part: Tensor, written_before: bool) -> None:
-    size = part.shape[-1]
     before = view_of(out, out.shape, out.strides)
     before.node, before.index = out.node, out.index
+    shape, dtype = part.shape, part.dtype
 
     def backward(g: Tensor) -> tuple[Tensor | None, Tensor]:
         result = clone(g)
-        mine = clone(_narrow(result, len(result.shape) - 1, size))
+        mine = g.tape.empty(shape, g.dtype)
+        g.tape.memory(mine.nbytes, mine.nbytes, "copy")
         if written_before:
             zeros = g.tape.empty(mine.shape, mine.dtype)
             g.tape.memory(0, zeros.nbytes, "copy")
             g.tape.memory(zeros.nbytes, zeros.nbytes, "copy")
+        if dtype != g.dtype:
+            wide, mine = mine, g.tape.empty(shape, dtype)
+            g.tape.memory(wide.nbytes, mine.nbytes, "copy")
         return result if written_before else None, mine
 
     out.tape.link((before, part), backward, out)
+
+
+def put(out: Tensor, part: Tensor) -> None:
+    """`out[..., i, ...] = part`, an entry of one dimension, as `fill` does it slice by slice."""
+    out.tape.memory(part.nbytes, part.nbytes, "copy")
+    if part.needs_grad or out.needs_grad:
+        _link_slice(out, part, written_before=out.needs_grad)
 
 
 def repeat_heads(x: Tensor, repeats: int, dim: int = 1) -> Tensor:

@@ -90,10 +90,10 @@ def check_leaves(unnoticed: set[str], modules: Mapping[str, Module]) -> None:
 
 
 def by_keyword(module: Module) -> bool:
-    """Attention of transformers 5: all decoder layers whose attention is called self_attn pass their input by name; so
-    do LFM2 and Nemotron-H, which call theirs otherwise, and vision-language models with what they hand to the text
-    model."""
-    named = module.name.rpartition(".")[2] in ("self_attn", "language_model", "mamba")
+    """Attention of transformers 5: all decoder layers whose attention is called self_attn or linear_attn pass their
+    input by name; so do LFM2 and Nemotron-H, which call theirs otherwise, and vision-language models with what they
+    hand to the text model."""
+    named = module.name.rpartition(".")[2] in ("self_attn", "linear_attn", "language_model", "mamba")
     return named or module.module_class in ("Lfm2ShortConv", "Lfm2MoeShortConv", "NemotronHAttention")
 
 

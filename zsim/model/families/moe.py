@@ -105,7 +105,7 @@ class SparseMoeBlock(Module):
     def __init__(self, net: Net, prefix: str) -> None:
         super().__init__(net)
         self.class_name = f"{prefix}SparseMoeBlock"
-        if not prefix.startswith("Qwen3"):
+        if not prefix.startswith(("Qwen3Moe", "Qwen3VL")):
             self.gate = self.router(net, prefix)  # type: ignore[call-arg]
             self.experts = Experts(net, prefix)
         else:
