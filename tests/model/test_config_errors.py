@@ -80,7 +80,7 @@ def test_a_wrong_field_is_named(tmp_path: Path, changes: dict[str, Any], field: 
     [
         ({"model_type": "mamba"}, "model_type"),
         ({"text_config": {"hidden_size": 64}}, "text_config"),
-        ({"vision_config": {}, "model_type": "mllama"}, "vision_config"),
+        ({"vision_config": {}, "model_type": "idefics2"}, "vision_config"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ({"model_type": "falcon", "alibi": True}, "alibi"),
     ],
@@ -94,9 +94,9 @@ def test_what_is_not_modeled_is_refused(tmp_path: Path, changes: dict[str, Any],
 
 
 def test_a_text_config_of_its_own_is_named_where_it_can_be_read(tmp_path: Path):
-    inside = refused(tmp_path, {"text_config": {"model_type": "gemma"}, "model_type": "mllama"})
+    inside = refused(tmp_path, {"text_config": {"model_type": "gemma"}, "model_type": "idefics2"})
     assert "text_config, as a file of its own" in str(inside.accepted)
-    inside = refused(tmp_path, {"text_config": {"model_type": "mllama_text_model"}, "model_type": "mllama"})
+    inside = refused(tmp_path, {"text_config": {"model_type": "mllama_text_model"}, "model_type": "idefics2"})
     assert inside.accepted == "a text model's config.json"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.model.ledger import Ledger, flops
+from tests.model.ledger import Ledger, computes, flops
 from tests.model.vision_counts import COUNTS
 from zsim.errors import InputError, NotModeled
 from zsim.model import pixels
@@ -160,3 +160,36 @@ def test_what_a_config_of_idefics_cannot_say(changes: dict[str, Any], field: str
     with pytest.raises(InputError) as refused:
         from_config(recorded()["idefics3"]["config"] | changes, "idefics3")
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "field"),
+    [
+        ("text_config", {"cross_attention_layers": [1, 8]}, "cross_attention_layers"),  # of layers 0 to 7
+        ("vision_config", {"intermediate_layers_indices": [0, 1, 2]}, "vision_output_dim"),
+        ("vision_config", {"intermediate_layers_indices": [0, -1]}, "intermediate_layers_indices"),
+    ],
+)
+def test_what_a_config_of_mllama_cannot_say(part: str, changes: dict[str, Any], field: str):
+    config = recorded()["mllama"]["config"]
+    with pytest.raises(InputError) as refused:
+        from_config(config | {part: config[part] | changes}, "mllama")
+    assert refused.value.field == f"{part}.{field}"
+
+
+def test_masks_rule_flash_attention_out():
+    spec = from_config(recorded()["mllama"]["config"], "mllama")
+    with pytest.raises(NotModeled, match="flash attention in Llama"):
+        trace(spec, Workload(1, 64, attention="flash", images=Images(1, 56, 56)))
+
+
+@pytest.mark.parametrize(("side", "copies"), [(56, 3), (98, 0)])
+def test_a_mask_of_odd_rows_is_copied_by_every_layer_that_reads_it(side: int, copies: int):
+    """4 x 17 keys are 68, for which torch makes rows of 72 elements on GPUs; 4 x 50 are a multiple of 8."""
+    config = recorded()["mllama"]["config"]
+    spec = from_config(config | {"vision_config": config["vision_config"] | {"image_size": side}}, "mllama")
+    tree = trace(spec, Workload(1, 64, attention="sdpa", images=Images(1, side, side)))
+    shapes = [saved.shape for compute in computes(tree) for saved in compute.saved]
+    keys = 4 * ((side // 14) ** 2 + 1)
+    assert shapes.count((1, 1, 64, -(-keys // 8) * 8)) == (copies or 1)
+    assert shapes.count((1, 1, 64, keys)) == 1  # what the copies are made of

@@ -220,4 +220,23 @@ COUNTS: dict[str, tuple[int, dict[str, Any]]] = {
             "vision_config": _SO400M_LAYERS | {"image_size": 364},
         },
     ),
+    "Llama-3.2-11B-Vision, its text model's sizes left out": (
+        10_670_220_835,
+        {
+            "model_type": "mllama", "text_config": {"model_type": "mllama_text_model"},
+            "vision_config": {"model_type": "mllama_vision_model", "image_size": 560},
+        },
+    ),
+    "Llama-3.2-90B-Vision": (
+        88_593_355_323,
+        {
+            "model_type": "mllama",
+            "text_config": {
+                "model_type": "mllama_text_model", "hidden_size": 8192, "intermediate_size": 28672,
+                "num_hidden_layers": 100, "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256,
+                "cross_attention_layers": list(range(3, 100, 5)),
+            },
+            "vision_config": {"model_type": "mllama_vision_model", "image_size": 560},
+        },
+    ),
 }  # fmt: skip

@@ -271,9 +271,9 @@ def _pairs() -> list[Config]:
             zero_of("pair_frozen", 3, model=model, zero=SMALL_ZERO, freeze=encoder),
             zero_of("pair_regather", 3, ga=2, model=model, zero=REGATHER),
             zero_of("pair_ckpt", 3, model=model, zero=REGATHER, ckpt=True),
+            zero_of("pair_init", 3, model=model, zero=SMALL_ZERO, zero_init=True),
         ]
-    # transformers 5.24 cannot initialize Whisper's positions under zero.Init
-    return [*found, zero_of("pair_init", 3, model="t5", zero=SMALL_ZERO, zero_init=True)]
+    return found
 
 
 def _other_vision() -> list[Config]:
@@ -296,7 +296,31 @@ def _other_vision() -> list[Config]:
             zero_of("vlm", 3, **model, zero=SMALL_ZERO),
             zero_of("vlm_regather", 3, ga=2, **model, zero=REGATHER, freeze=tower),
         ]
-    return [*found, *_units_in_layers()]
+    return [*found, *_units_in_layers(), *_cross_attention()]
+
+
+def _cross_attention() -> list[Config]:
+    """Llama 3.2 Vision: its tower frozen or its projector alone trained, checkpointed, built under zero.Init."""
+    model, bucket = "mllama", {"bucket_cap_mb": 1}
+    tower, rest = ["vision_model."], ["vision_model.", "language_model", "lm_head"]
+    return [
+        config_of("ddp", "vlm_frozen", model=model, ddp=bucket, freeze=tower),
+        config_of("ddp", "vlm_align", model=model, ddp=bucket, freeze=rest),
+        config_of("fsdp2", "vlm", model=model),
+        config_of("fsdp2", "vlm_frozen", model=model, freeze=tower),
+        config_of("fsdp2", "vlm_align", model=model, freeze=rest),
+        config_of("fsdp2", "vlm_frozen_ckpt", model=model, freeze=tower, ckpt=True),
+        config_of("fsdp1", "vlm", model=model),
+        config_of("fsdp1", "vlm_frozen", model=model, freeze=tower),
+        config_of("fsdp1", "vlm_align", model=model, freeze=rest),
+        config_of("fsdp1", "vlm_frozen_ckpt", model=model, freeze=tower, ckpt=True),
+        zero_of("vlm_frozen", 2, model=model, zero=SMALL_ZERO, freeze=tower),
+        zero_of("vlm", 3, model=model, zero=SMALL_ZERO),
+        zero_of("vlm_align", 3, model=model, zero=SMALL_ZERO, freeze=rest),
+        zero_of("vlm_regather", 3, ga=2, model=model, zero=REGATHER, freeze=tower),
+        zero_of("vlm_frozen_ckpt", 3, ga=2, model=model, zero=REGATHER, freeze=tower, ckpt=True),
+        zero_of("vlm_init", 3, model=model, zero=SMALL_ZERO, freeze=tower, zero_init=True),
+    ]
 
 
 def _units_in_layers() -> list[Config]:

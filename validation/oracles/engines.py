@@ -287,6 +287,7 @@ def run_deepspeed(config: Config, rank: int, world: int, recorder: Watcher) -> R
         deepspeed.init_distributed(dist_backend="gloo", verbose=False)
         lazily: AbstractContextManager[Any] = contextlib.nullcontext()
         if config.get("zero_init"):
+            models.leave_weights()
             lazily = deepspeed.zero.Init(config_dict_or_path=settings | {"train_batch_size": accumulation * world})
         with lazily:
             model, header = _build(recorder, config)

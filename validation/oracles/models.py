@@ -130,6 +130,14 @@ def build(
     return model.train(), settings
 
 
+def leave_weights() -> None:
+    """Weights stay as torch makes them: under zero.Init, which leaves shards behind, transformers cannot write rows of
+    an embedding. Its from_pretrained does not either (get_init_context)."""
+    import transformers
+
+    transformers.PreTrainedModel.initialize_weights = lambda _model: None  # type: ignore[method-assign]
+
+
 def inputs(kind: str, tokens: torch.Tensor, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     """What the model is called with, sounds in the dtype of the run; the first tokens of a vision-language model are
     those of an image."""
@@ -146,6 +154,13 @@ def inputs(kind: str, tokens: torch.Tensor, dtype: torch.dtype = torch.float32) 
     ids = tokens.clamp(max=token - 1)
     ids[:, : IMAGE_TOKENS.get(kind, 4)] = token
     given = {"input_ids": ids, "labels": tokens.clamp(max=token - 1)}
+    if kind == "mllama":  # one token of an image, of four squares
+        return {
+            "input_ids": tokens.clamp(max=998), "labels": given["labels"],
+            "pixel_values": torch.zeros(len(ids), 1, 4, 3, 56, 56), "aspect_ratio_ids": torch.ones(len(ids), 1).long(),
+            "aspect_ratio_mask": torch.ones(len(ids), 1, 4).long(),
+            "cross_attention_mask": torch.ones(*ids.shape, 1, 4).long(),
+        }  # fmt: skip
     if kind in IDEFICS:  # whose squares of zeros are left out
         pixels, mask = torch.ones(len(ids), 1, 3, 56, 56), torch.ones(len(ids), 1, 56, 56, dtype=torch.long)
         return given | {"pixel_values": pixels, "pixel_attention_mask": mask}

@@ -89,6 +89,15 @@ TINY_VISION: dict[str, dict[str, Any]] = {
         "text_config": _TEXT | {"model_type": "llama"},
         "vision_config": _IDEFICS,
     },
+    "mllama": {
+        "image_token_index": 1000,
+        "text_config": _TEXT | {"num_hidden_layers": 5, "cross_attention_layers": [1, 3], "pad_token_id": 0},
+        "vision_config": {
+            "hidden_size": 160, "intermediate_size": 400, "num_hidden_layers": 4, "num_global_layers": 2,
+            "attention_heads": 4, "image_size": 56, "patch_size": 14, "intermediate_layers_indices": [0, 2],
+            "vision_output_dim": 480,
+        },
+    },
     "paligemma": {
         "image_token_index": 999,
         "projection_dim": 256,

@@ -53,7 +53,7 @@ def freeze(model: Any, what: str) -> None:
         parameter.requires_grad_(projects or not any(part in name for part in FROZEN[what]))
 
 
-def inputs(config: dict[str, Any], batch: int, images: int, size: tuple[int, int]) -> dict[str, Any]:
+def inputs(config: dict[str, Any], batch: int, seq: int, images: int, size: tuple[int, int]) -> dict[str, Any]:
     """Pixels, and for packed patches their grid and what is derived from it. To be called outside of fake tensors."""
     count, kind = batch * images, config["model_type"]
     if "image_grid_pinpoints" in config:
@@ -66,6 +66,13 @@ def inputs(config: dict[str, Any], batch: int, images: int, size: tuple[int, int
                 "batch_num_images": [images] * batch,
             }
         return {"pixel_values": torch.zeros(count, squares, 3, side, side), "image_sizes": np.array([size] * count)}
+    if kind == "mllama":
+        side, ids = config["vision_config"]["image_size"], torch.ones(batch, images, dtype=torch.long)
+        return {
+            "pixel_values": torch.zeros(batch, images, 4, 3, side, side), "aspect_ratio_ids": ids,
+            "aspect_ratio_mask": torch.ones(batch, images, 4, dtype=torch.long),
+            "cross_attention_mask": torch.ones(batch, seq, images, 4, dtype=torch.long),
+        }  # fmt: skip
     if kind in IDEFICS:
         side = config["vision_config"]["image_size"]
         shape = batch, images * idefics_squares(config, size), side, side
@@ -183,7 +190,7 @@ def record(
     config: dict[str, Any], attention: str, frozen: str, size: tuple[int, int], run: tuple[int, int, int, str]
 ) -> dict[str, Any]:
     batch, seq, images, checkpointing = run
-    given = inputs(config, batch, images, size)
+    given = inputs(config, batch, seq, images, size)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         given = {name: mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
                  for name, value in given.items()}  # fmt: skip

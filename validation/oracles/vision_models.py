@@ -135,6 +135,22 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[int, int]]] = {
          {"model_type": "smolvlm_vision"}, "scale_factor": 4, "tie_word_embeddings": True},
         (56, 56),
     ),
+    "mllama": (
+        BOTH,
+        {
+            "model_type": "mllama",
+            "text_config": {
+                "model_type": "mllama_text_model", **TEXT, "num_hidden_layers": 8, "cross_attention_layers": [1, 3, 5],
+                "pad_token_id": 0,
+            },
+            "vision_config": {
+                "model_type": "mllama_vision_model", "hidden_size": 48, "intermediate_size": 96,
+                "num_hidden_layers": 4, "num_global_layers": 2, "attention_heads": 3, "image_size": 56,
+                "patch_size": 14, "intermediate_layers_indices": [0, 2], "vision_output_dim": 144,
+            },
+        },
+        (56, 56),
+    ),
     "paligemma": (
         EAGER,
         {

@@ -51,8 +51,19 @@ class LayerKind:
     sparse: bool = False  # experts in place of the MLP
     stretch: int = 0  # of layers between those that something else than the next layer reads (Qwen3-VL)
     unread: bool = False  # of a vision tower: nothing reads its result
+    crossed: bool = False  # it attends to what a tower returned (Llama 3.2 Vision)
     rotary: bool = True  # SmolLM3 leaves every fourth layer without positions
     mixer: str = "attention"  # or what takes its place: "conv", a short convolution (LFM2), "delta", linear attention
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Squares that every image of Llama 3.2 Vision has, empty ones among them."""
+
+    most: int
+    ratios: int  # shapes of images, each with embeddings of its own
+    global_kinds: tuple[LayerKind, ...]  # of the layers behind the tower's
+    read: tuple[int, ...]  # layers of the tower whose output the text model's reads beside the last one's
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +83,11 @@ class Vision:
     resolutions: tuple[tuple[int, int], ...] = ()  # height and width, of which an image takes one (LLaVA-NeXT): it is
     # cut into squares of `image_size`, and a small copy of it comes before them
     splits: bool = False  # an image of another size is cut into squares, with a small copy behind them (Idefics 3)
+    tiles: Tiles | None = None
     read_layers: tuple[int, ...] = ()  # whose output is added to the text model's first layers (Qwen3-VL)
     most_squares: int = 0  # features of more of them are interpolated to as many (LLaVA-OneVision)
     positions: int = 0  # rows of a learned position embedding that is interpolated
+    checkpointed: bool = True  # its layers know of checkpointing
     input_embedding: bool = True  # its patch embedding is one to transformers (get_input_embeddings)
     keeps_class_token: bool = False  # and in the text model
     projector_activation: str = "gelu"

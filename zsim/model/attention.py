@@ -17,6 +17,7 @@ class Rotary(Module):
 
     kind = "rotary"
     wide = False  # tables stay in float32
+    kept = False  # by later layers, where what comes in needs no gradient
 
     def __init__(self, net: Net, dim: int, class_name: str) -> None:
         super().__init__(net)
@@ -32,7 +33,7 @@ class Rotary(Module):
         cos = F.pointwise(F.pointwise(table))
         sin = F.pointwise(F.pointwise(table))
         tables = (cos, sin) if self.wide else (F.to(cos, x.dtype), F.to(sin, x.dtype))
-        if x.needs_grad:
+        if x.needs_grad or self.kept:
             self.net.tape.share(*tables)
         return tables
 

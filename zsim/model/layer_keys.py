@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 
 from zsim.model.spec import ModelSpec
@@ -69,28 +70,36 @@ def layer_keys(spec: ModelSpec, reached: bool, reached_tower: bool) -> tuple[Key
         return (), ()
     from zsim.model.parts import TOWERS
 
-    vision = getattr(spec.arch, "vision", None) is not None
+    eyes = getattr(spec.arch, "vision", None)
+    vision = eyes is not None
     pair = getattr(spec.arch, "seq2seq", None) is not None
     lists: dict[bool, dict[int, list[bool]]] = {False: {}, True: {}}
-    before = {False: reached, True: reached_tower}
+    before, read = {False: reached, True: reached_tower}, False
+    crossed = {number for number, kind in enumerate(getattr(spec.arch, "kinds", ())) if kind.crossed}
     for parameter in spec.parameters:
         parts, at = parameter.name.split("."), _layer_at(parameter.name, vision)
         in_tower = (vision and parts[1] in TOWERS) or (pair and "encoder" in parts[:2])
         if at is not None:
-            lists[in_tower].setdefault(int(parts[at]), []).append(parameter.trainable)
+            number = int(parts[at])
+            if eyes is not None and parts[at - 2] == "global_transformer":  # behind the others (Llama 3.2 Vision)
+                number += eyes.blocks.layers
+            lists[in_tower].setdefault(number, []).append(parameter.trainable)
         elif not lists[in_tower]:
             before[in_tower] = before[in_tower] or parameter.trainable
             if pair:  # the embedding is that of both stacks
                 before[True] = before[True] or parameter.trainable
-        if in_tower:  # whose output the text model's layers read
+        if in_tower and not crossed:  # whose output the text model's layers read
             before[False] = before[False] or parameter.trainable
-    text, tower = (_keys(lists[in_tower], before[in_tower]) for in_tower in (False, True))
-    return text, tower
+        if PROJECTOR in f".{parameter.name}" or in_tower:
+            read = read or parameter.trainable
+    tower = _keys(lists[True], before[True], ())
+    return _keys(lists[False], before[False], crossed if read or reached_tower else ()), tower
 
 
-def _keys(layers: dict[int, list[bool]], reached: bool) -> Keys:
+def _keys(layers: dict[int, list[bool]], reached: bool, reading: Container[int]) -> Keys:
+    """`reading`: layers whose output requires a gradient of what they read besides."""
     keys = []
     for number in sorted(layers):
         keys.append((tuple(layers[number]), reached))
-        reached = reached or any(layers[number])
+        reached = reached or any(layers[number]) or number in reading
     return tuple(keys)

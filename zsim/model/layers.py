@@ -69,7 +69,7 @@ class Net:
             arch=self.arch.vision.blocks,
             layer_keys=self.tower_keys,
             checkpointing=policy,
-            checkpointed=None,
+            checkpointed=None if self.arch.vision.checkpointed else (),
             hooks_inputs=self.arch.vision.input_embedding,
             attention="sdpa" if self.attention == "efficient" else self.attention,  # it has no mask
         )

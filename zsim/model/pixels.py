@@ -74,6 +74,8 @@ def unpadded(vision: Vision, images: Images) -> tuple[int, int]:
 
 def image_tokens(vision: Vision, images: Images) -> int:
     """Tokens of the text model that one image becomes."""
+    if vision.tiles:  # stands for an image that is read in other ways
+        return 1
     rows, columns = grid(vision, images)
     if vision.resolutions:  # the small copy, and rows of the large one with an end each
         small = rows * columns + vision.keeps_class_token
@@ -256,6 +258,34 @@ def copied(x: Tensor) -> Tensor:
     out = clone(x)
     if x.needs_grad:
         x.tape.link((x,), lambda g: (g,), out)
+    return out
+
+
+def padded(x: Tensor, rows: int) -> Tensor:
+    """A copy of [n, t, p, h] with zeros behind p; backward copies what is not padding."""
+    tape, (n, t, p, h), dtype = x.tape, x.shape, x.dtype
+    out = tape.empty((n, t, rows, h), dtype)
+    tape.memory(x.nbytes, out.nbytes + x.nbytes, "copy")
+    if x.needs_grad:
+
+        def backward(g: Tensor) -> tuple[Tensor]:
+            return (clone(view_of(g, (n, t, p, h), g.strides)),)
+
+        tape.link((x,), backward, out)
+    return out
+
+
+def stacked(parts: list[Tensor]) -> Tensor:
+    """`torch.stack(parts, dim=-1)`; backward gives views."""
+    first, shape = parts[0], parts[0].shape
+    out = first.tape.empty((*shape, len(parts)), first.dtype)
+    first.tape.memory(out.nbytes, out.nbytes, "copy")
+    if any(part.needs_grad for part in parts):
+
+        def backward(g: Tensor) -> tuple[Tensor, ...]:
+            return tuple(view_of(g, shape, g.strides[:-1]) for _ in parts)
+
+        first.tape.link(tuple(parts), backward, out)
     return out
 
 

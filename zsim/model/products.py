@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.errors import NotModeled
-from zsim.model.functional import layout, low, pointwise, reshape, to, wide
+from zsim.model.functional import layout, low, narrow, pad, pointwise, reshape, to, wide
 from zsim.model.graph import Tensor
 from zsim.model.kernels import Attention
 from zsim.model.tape import Tape
@@ -173,7 +173,7 @@ def flash_attention(
     if impl == "efficient" and mask is None:
         raise NotModeled("the memory-efficient kernel in this model", field="attention", accepted="flash, sdpa")
     tape, q, k, v = q.tape, low(q), low(k), low(v)
-    mask = None if mask is None else low(mask)
+    mask = None if mask is None else _aligned(low(mask))
     b, h, s, d = q.shape
     kv_heads, kv_len, width = k.shape[1], k.shape[2], v.shape[-1]
     narrow = width != d
@@ -216,6 +216,13 @@ def flash_attention(
 
         tape.link((q, k, v) if mask_shape is None or mask is None else (q, k, v, mask), backward, out)
     return out
+
+
+def _aligned(mask: Tensor) -> Tensor:
+    """ATen/native/transformers/attention.cpp preprocess_mask of torch 2.1 and later: rows of a multiple of eight
+    elements, or a copy that has them. CUDA only: recordings on the CPU call the kernel itself."""
+    keys = mask.shape[-1]
+    return narrow(pad(mask, _up(keys, 8)), -1, keys) if mask.tape.cuda and keys % 8 else mask
 
 
 def _by_tokens(shape: tuple[int, ...]) -> tuple[int, ...]:

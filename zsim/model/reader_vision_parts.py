@@ -18,7 +18,12 @@ _SIZES: dict[str, dict[str, int]] = {
     "llama": _LLAMA,
     "mistral": _LLAMA | {"intermediate_size": 14336, "num_key_value_heads": 8},
     "qwen2": _LLAMA | {"intermediate_size": 22016, "num_key_value_heads": 32},
-}
+    "mllama_text_model": _LLAMA
+    | {
+        "intermediate_size": 14336, "num_hidden_layers": 40, "num_key_value_heads": 8, "vocab_size": 128256,
+        "max_position_embeddings": 131_072,
+    },
+}  # fmt: skip
 
 
 def read_text(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from zsim.model.architecture import Architecture, LayerKind, Vision
+from zsim.model.architecture import Architecture, LayerKind, Tiles, Vision
 from zsim.model.fields import Fields
+from zsim.model.reader_parts import read_dropout
 from zsim.model.reader_vision_parts import LANGUAGE_MODELS, read_blocks, read_side, read_text, read_tower, text_family
 
 
@@ -38,6 +39,67 @@ def _idefics(fields: Fields, family: str) -> Architecture:
     )
 
 
+def _mllama(fields: Fields, family: str) -> Architecture:
+    """Its output projection is never tied: the embedding has eight rows more."""
+    text = read_text(fields, family, ("mllama_text_model",), "mllama_text_model", read_as="llama")
+    config = fields.section("text_config")
+    crossed = _numbers(config, "cross_attention_layers", text.layers, [3, 8, 13, 18, 23, 28, 33, 38])
+    kinds = tuple(
+        replace(kind, crossed=layer in crossed, stretch=_stretch(layer, crossed))
+        for layer, kind in enumerate(text.kinds)
+    )
+    vision = read_tower(fields, "mllama_vision_model")
+    names = {
+        "hidden": (("hidden_size",), 1280), "heads": (("attention_heads", "num_attention_heads"), 16),
+        "layers": (("num_hidden_layers",), 32), "intermediate": (("intermediate_size",), 5120), "activation": "gelu",
+    }  # fmt: skip
+    blocks = read_blocks(vision, "mllama_vision", names, lambda layer: LayerKind(stretch=layer))
+    read = _numbers(vision, "intermediate_layers_indices", blocks.layers, [3, 7, 15, 23, 30])
+    width = blocks.hidden * (1 + len(read))
+    if (out := vision.size("vision_output_dim", default=7680)) != width:
+        vision.fail("vision_output_dim", f"is {out}, and {1 + len(read)} layers are read", str(width))
+    behind = vision.size("num_global_layers", default=8, most=10_000)
+    ratios = vision.items("supported_aspect_ratios")
+    return replace(
+        text,
+        kinds=kinds,
+        tied=False,
+        attention_dropout=read_dropout(config, "dropout"),
+        vision=Vision(
+            blocks,
+            patch=read_side(vision, "patch_size", 14),
+            channels=vision.size("num_channels", default=3),
+            image_size=read_side(vision, "image_size", 448),
+            tiles=Tiles(
+                vision.size("max_num_tiles", default=4),
+                8 if ratios is None else len(ratios),
+                tuple(LayerKind(stretch=layer) for layer in range(behind)),
+                tuple(read),
+            ),
+            checkpointed=False,
+        ),
+    )
+
+
+def _stretch(layer: int, crossed: list[int]) -> int:
+    """The first layer that reads the tower keeps what it reads, and to the last no gradient of that has come yet."""
+    if not crossed or layer <= min(crossed):
+        return 0
+    last = max(crossed)
+    return 1 if layer < last else 2 if layer == last else 3
+
+
+def _numbers(fields: Fields, name: str, layers: int, default: list[int]) -> list[int]:
+    """Of layers that there are."""
+    found = fields.items(name)
+    found = default if found is None else found
+    for number in found:
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < layers:
+            fields.fail(name, f"has {number!r}", f"numbers of layers, 0 to {layers - 1}")
+    return found
+
+
 FURTHER: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("idefics3", "smolvlm"), _idefics),
+    "mllama": _mllama,
 }

@@ -30,7 +30,7 @@ def images_of(scenario: Scenario, model: ModelSpec) -> tuple[Images | None, list
         return None, []
     from zsim.model.pixels import check_images, grid, image_tokens
 
-    cut = vision.resolutions or vision.splits  # into squares: images of any size
+    cut = vision.resolutions or vision.splits or vision.tiles  # into squares: images of any size
     fixed = (vision.image_size,) * 2 if vision.image_size and not cut else None
     size = field.size if field else None
     if size and fixed and size != fixed:

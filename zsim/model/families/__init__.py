@@ -56,6 +56,7 @@ VISION = {
     **dict.fromkeys(
         ("llava", "llava_next", "llava_onevision", "mistral3", "internvl"), ("llava", "LlavaForConditionalGeneration")
     ),
+    "mllama": ("mllama", "MllamaForConditionalGeneration"),
     **dict.fromkeys(("idefics3", "smolvlm"), ("idefics", "IdeficsForConditionalGeneration")),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), ("vlm", "QwenForConditionalGeneration")),
 }

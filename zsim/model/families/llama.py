@@ -164,16 +164,19 @@ class Model(Module):
         return positions(self.net, tokens)
 
     def forward(self, ids: Tensor | None, embeds: Tensor | None = None, *extra: Tensor) -> Tensor:
-        """`embeds`: what a vision-language model hands over instead of `ids`; `extra`: for `between`."""
+        """`embeds`: what a vision-language model hands over instead of `ids`; `extra`: for `between` and `run`."""
         net = self.net
         x = embeds = self.inputs_embeds(ids, embeds)
         position_ids = self.positions(embeds if ids is None else ids)
         mask = causal_mask(net, *x.shape[:2])
         cos, sin = self.rotary_emb(x, position_ids)
         for number, block in self.layers.numbered():
-            x = run_block(net, block, x, cos, sin, mask)
+            x = self.run(block, x, (cos, sin, mask), extra)
             x = self.between(number, x, extra)
         return self.norm(x)
+
+    def run(self, block: Module, x: Tensor, context: tuple[Tensor | None, ...], extra: tuple[Tensor, ...]) -> Tensor:
+        return run_block(self.net, block, x, *context)
 
     def between(self, number: int, x: Tensor, extra: tuple[Tensor, ...]) -> Tensor:
         """What a model does to the output of layer `number`."""
