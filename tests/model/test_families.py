@@ -36,7 +36,13 @@ CASES = [(name, index) for name, model in recorded().items() for index in range(
 # - tables and masks that only some layers use live until the first block's backward;
 # - BLOOM, MPT and GPT-Neo hand attention weights out of the block, and the next one runs while they live.
 # And the gradient of a bias counts from the start of its segment: before a dropout's backward, it is that early.
-LATE_TABLES = {"gemma2": 4 * 64 * 64, "gemma3": 4 * 64 * 32 * 2, "opt-post-norm": 8 * 64, "olmo3": 4 * 64 * 16}
+LATE_TABLES = {
+    "gemma2": 4 * 64 * 64,
+    "vaultgemma": 4 * 64 * 64,
+    "gemma3": 4 * 64 * 32 * 2,
+    "opt-post-norm": 8 * 64,
+    "olmo3": 4 * 64 * 16,
+}
 EARLY_BIAS = dict.fromkeys(("gpt_bigcode", "gpt_bigcode-heads", "starcoder2", "bert", "roberta"), 2 * 64)
 FEW_MASKED = ("qwen3_next", "qwen3_5", "qwen3_5_moe")  # a layer in four or five has the mask of eager attention
 HANDED_WEIGHTS = {"mpt", "bloom", "gpt_neo"}

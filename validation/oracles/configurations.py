@@ -22,14 +22,12 @@ from validation.oracles.configuration_parts import (
 from validation.oracles.configurations_deepspeed import deepspeed_configurations
 from validation.oracles.tiny_hybrid import TINY_HYBRIDS
 
-# Further families, and what the names of their recordings say of them.
-NEAREST = dict.fromkeys(
-    (
-        "glm4_moe_lite", "dots1", "solar_open", "exaone_moe", "minimax_m2", "hunyuan_v1_moe", "ernie4_5_moe",
-        "granitemoeshared",
-    ),
-    "moe",
+# Further families that differ from others by a few lines.
+EXPERTS = (
+    "glm4_moe_lite", "dots1", "solar_open", "exaone_moe", "minimax_m2", "hunyuan_v1_moe", "ernie4_5_moe",
+    "granitemoeshared",
 )  # fmt: skip
+DENSE = ("youtu", "cwm", "ministral", "helium", "hyperclovax", "jais2", "vaultgemma")
 
 
 def configurations() -> list[Config]:
@@ -228,12 +226,15 @@ def _further() -> list[Config]:
             zero_of(tag, 3, model=model, zero=SMALL_ZERO),
             zero_of(f"{tag}_regather", 3, ga=2, model=model, zero=REGATHER),
         ]
-    for model, tag in NEAREST.items():
+    for name in (*EXPERTS, *DENSE):
+        tag, model = "moe" if name in EXPERTS else "dense", {"model": name}
+        if name == "vaultgemma":  # has no other
+            model["attention"] = "eager"
         found += [
-            config_of("fsdp2", f"{tag}_accelerate", model=model, fsdp={"accelerate": True}),
-            config_of("fsdp1", tag, model=model),
-            zero_of(tag, 2, model=model, zero=SMALL_ZERO),
-            zero_of(f"{tag}_regather", 3, ga=2, model=model, zero=REGATHER),
+            config_of("fsdp2", f"{tag}_accelerate", **model, fsdp={"accelerate": True}),
+            config_of("fsdp1", tag, **model),
+            zero_of(tag, 2, **model, zero=SMALL_ZERO),
+            zero_of(f"{tag}_regather", 3, ga=2, **model, zero=REGATHER),
         ]
     return [*found, *_linear_attention()]
 

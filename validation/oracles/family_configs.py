@@ -235,6 +235,23 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "num_experts_per_tok": 2, "shared_intermediate_size": 96,
         },
     ),
+    "youtu": (
+        PADDED, {"model_type": "youtu", **{key: LATENT[key] for key in LATENT if "expert" not in key and key not in (
+            "first_k_dense_replace", "moe_intermediate_size")}},
+    ),
+    "cwm": (FLASH, {"model_type": "cwm", **SMALL, **TOKENS, **WINDOWS, "head_dim": 32}),
+    "ministral": (BOTH, {"model_type": "ministral", **SMALL, "head_dim": 32}),
+    "ministral-types": (
+        FLASH, {"model_type": "ministral", **SMALL, "head_dim": 32, "sliding_window": 32, "layer_types": [
+            "full_attention", "sliding_attention", "full_attention"]},
+    ),
+    "helium": (BOTH, {"model_type": "helium", **SMALL, "head_dim": 16, "pad_token_id": 0}),
+    "hyperclovax": (BOTH, {"model_type": "hyperclovax", **SMALL, "pad_token_id": 0}),
+    "hyperclovax-pre-norm": (
+        FLASH, {"model_type": "hyperclovax", **SMALL, "pad_token_id": 0, "use_post_norm": False, "mlp_bias": True},
+    ),
+    "jais2": (BOTH, {"model_type": "jais2", **SMALL}),
+    "vaultgemma": (EAGER, {"model_type": "vaultgemma", **SMALL, "head_dim": 32}),
     "gpt_bigcode-heads": (
         FLASH,
         {

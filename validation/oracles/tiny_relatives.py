@@ -33,5 +33,15 @@ TINY_RELATIVES: dict[str, dict[str, Any]] = {
     "minimax_m2": _SMALL | _FOUR | {"intermediate_size": 96, "head_dim": 32, "rotary_dim": 16},
     "hunyuan_v1_moe": _SMALL | {"intermediate_size": 96, "head_dim": 32, "num_experts": 4, "moe_topk": 2},
     "ernie4_5_moe": _SMALL | {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 96},
+    "youtu": _SMALL | {
+        "num_key_value_heads": 4, "q_lora_rank": None, "kv_lora_rank": 48, "qk_nope_head_dim": 24,
+        "qk_rope_head_dim": 8, "v_head_dim": 32,
+    },
+    "cwm": _SMALL | {"head_dim": 32, "sliding_window": 16},
+    "ministral": _SMALL | {"head_dim": 32},
+    "helium": _SMALL | {"head_dim": 32},
+    "hyperclovax": _SMALL,
+    "jais2": _SMALL,
+    "vaultgemma": _SMALL | {"head_dim": 32},
     "granitemoeshared": _SMALL | _FOUR | {"intermediate_size": 96, "shared_intermediate_size": 96},
 }  # fmt: skip

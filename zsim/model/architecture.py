@@ -132,6 +132,7 @@ class Architecture:
     embed_width: int = 0  # of the token embedding if not `hidden` (OPT 350m)
     pre_norm: bool = True
     final_norm: bool = True
+    sandwich: bool = False  # norms of what attention and MLP return as well (HyperCLOVA X)
     dropout: float = 0.0  # of the residual stream
     attention_dropout: float = 0.0
     embedding_dropout: float = 0.0

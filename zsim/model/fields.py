@@ -45,6 +45,11 @@ class Fields:
         """These, and of `defaults` what is left out."""
         return Fields(self.path, self._text, {**defaults, **self._values}, self._prefix)
 
+    def renamed(self, names: Mapping[str, str]) -> Fields:
+        """These by other names (old -> new), where they are not there by the new one."""
+        values = {names.get(name, name): value for name, value in self._values.items()}
+        return Fields(self.path, self._text, values | self._values, self._prefix)
+
     def raw(self, *names: str) -> Any:
         return next((self._values[name] for name in names if self._values.get(name) is not None), None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from zsim.errors import NotModeled
 from zsim.model.architecture import Architecture
@@ -16,9 +16,46 @@ from zsim.model.readers import READERS
 from zsim.model.spec import ModelSpec
 from zsim.model.trace import parameters
 
-# model_type of a configuration whose code is on the hub -> the family in transformers that is the same model
 _LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "ForPreTraining")
-SAME = {"kimi_k2": "deepseek_v3"}
+
+
+class Same(NamedTuple):
+    """A family whose model is that of another one in transformers: which fields its files name otherwise (their name ->
+    that one's), and what it takes where they are left out."""
+
+    family: str
+    names: dict[str, str] = {}
+    defaults: dict[str, Any] = {}
+
+
+_SARVAM = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
+SAME = {  # by model_type: with code on the hub, or in transformers 5.24 a configuration alone
+    "kimi_k2": Same("deepseek_v3"),
+    "exaone": Same(
+        "llama",
+        {"num_layers": "num_hidden_layers", "activation_function": "hidden_act"},
+        {"num_key_value_heads": 8},
+    ),
+    "iquestcoder": Same("llama", defaults={"num_key_value_heads": 8, "head_dim": 128}),
+    "internlm3": Same(
+        "llama",
+        {"qkv_bias": "attention_bias", "bias": "mlp_bias"},
+        {"num_key_value_heads": 2, "head_dim": 128},
+    ),
+    "sarvam_moe": Same(
+        "glm4_moe",
+        _SARVAM | {"use_qkv_bias": "attention_bias"},
+        {
+            "num_key_value_heads": 4, "head_dim": 64, "num_experts_per_tok": 6, "use_qk_norm": True,
+            "partial_rotary_factor": 1.0,
+        },
+    ),
+    "sarvam_mla": Same(
+        "deepseek_v3",
+        _SARVAM,
+        {"q_lora_rank": None, "n_routed_experts": 128, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+    ),
+}  # fmt: skip
 
 
 def read_config(path: Path | str) -> ModelSpec:
@@ -41,7 +78,8 @@ def _from_fields(fields: Fields, name: str) -> ModelSpec:
     family = fields.text("model_type", default="")
     if not family:
         fields.fail("model_type", "is missing", ", ".join(FAMILIES))
-    read_as = SAME.get(family, family)
+    same = SAME.get(family, Same(family))
+    read_as, fields = same.family, fields.renamed(same.names).over(same.defaults)
     _refuse(fields, read_as)
     other = () if read_as == family else (f"{family} is run as transformers' {read_as}",)
     notes = tuple(f"{name}: {text}" for text in (*other, *_other_code(fields, read_as)))
@@ -99,7 +137,7 @@ def _refuse(fields: Fields, family: str) -> None:
             own = " (the text_config, as a file of its own, is the model without the tower)" if known else ""
             refuse(f"{family}: a language model inside a multimodal one", tower, f"a text model's config.json{own}")
     if family not in READERS and family not in VISION and family not in SEQ2SEQ:
-        refuse(f"model family {family!r}", "model_type", ", ".join(sorted((*READERS, *VISION, *SEQ2SEQ))))
+        refuse(f"model family {family!r}", "model_type", ", ".join(sorted((*READERS, *VISION, *SEQ2SEQ, *SAME))))
     if fields.raw("quantization_config") is not None:
         refuse(
             "weights quantized by the checkpoint",

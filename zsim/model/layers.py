@@ -325,6 +325,13 @@ class LayerNorm(Module):
         return P.layer_norm(x, self.weight, self.bias)
 
 
+class Identity(Module):
+    class_name = "Identity"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
 class ModuleList(Module):
     """Holds modules that are called one by one."""
 

@@ -25,7 +25,8 @@ KEY_VALUE_HEADS = {
     "mistral": 8, "mixtral": 8, "qwen2": 32, "qwen3": 32, "qwen2_moe": 16, "qwen3_moe": 4, "smollm3": 4, "gemma": 16,
     "gemma2": 4, "gemma3_text": 4, "glm": 2, "glm4": 2, "ernie4_5": 2, "seed_oss": 8, "starcoder2": 2, "stablelm": 32,
     "exaone4": 32, "gpt_oss": 8, "glm4_moe": 8, "llama4_text": 8, "ministral3": 8, "lfm2": 8, "lfm2_moe": 8,
-    "minimax_m2": 8, "ernie4_5_moe": 4, "dots1": 32, "solar_open": 8, "exaone_moe": 32,
+    "minimax_m2": 8, "ernie4_5_moe": 4, "dots1": 32, "solar_open": 8, "exaone_moe": 32, "cwm": 8,
+    "ministral": 8, "helium": 20, "vaultgemma": 4,
     "qwen3_next": 2, "qwen3_5_text": 4, "qwen3_5_moe_text": 2,
 }  # fmt: skip
 
@@ -37,6 +38,8 @@ HEAD_DIM = {
     "ministral3": 128,
     "minimax_m2": 128,
     "solar_open": 128,
+    "cwm": 128,
+    "helium": 128,
     "qwen3": 128,
     "gpt_oss": 64,
     "glm": 128,

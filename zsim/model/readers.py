@@ -106,7 +106,7 @@ def _gemma(fields: Fields, family: str) -> Architecture:
     text = family == "gemma3_text"  # whose published files leave out what is the class's default
     heads = fields.size("num_attention_heads", default=8 if text else None)
     window = None if family == "gemma" else fields.size("sliding_window", default=4096)
-    if family == "gemma2":
+    if family in ("gemma2", "vaultgemma"):
         sliding = read_sliding(fields, layers, lambda layer: layer % 2 == 0)
     elif text:
         period = fields.size("sliding_window_pattern", "_sliding_window_pattern", default=6)
@@ -129,8 +129,9 @@ def _gemma(fields: Fields, family: str) -> Architecture:
         attention_dropout=read_dropout(fields, "attention_dropout"),
         qk_norm="head" if text else "",
         window=window,
-        softcap=family == "gemma2" and fields.given("attn_logit_softcapping", default=True),
-        final_softcap=family != "gemma" and fields.given("final_logit_softcapping", default=family == "gemma2"),
+        softcap=family in ("gemma2", "vaultgemma") and fields.given("attn_logit_softcapping", default=True),
+        final_softcap=family != "gemma"
+        and fields.given("final_logit_softcapping", default=family in ("gemma2", "vaultgemma")),
     )
 
 
@@ -317,7 +318,7 @@ def _bloom(fields: Fields, family: str) -> Architecture:
 READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2"), _llama),
     **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"), _llama),
-    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), _gemma),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "vaultgemma"), _gemma),
     **dict.fromkeys(("gpt2", "gptj"), _gpt2),
     **dict.fromkeys(("phi", "phi3"), _phi),
     "gpt_neox": _gpt_neox,

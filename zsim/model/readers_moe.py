@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from zsim.model.architecture import Architecture, Latent, LayerKind, Moe
 from zsim.model.fields import Fields
@@ -39,9 +40,19 @@ def _gpt_oss(fields: Fields, family: str) -> Architecture:
 
 def _deepseek(fields: Fields, family: str) -> Architecture:
     """transformers 5.24 reads neither moe_layer_freq nor scoring_func, and of topk_method only V2's."""
+    dense = fields.size("first_k_dense_replace", default=0 if family == "deepseek_v2" else 3, least=0)
+    values = _latent(fields, family)
+    kinds = tuple(LayerKind(sparse=layer >= dense) for layer in range(len(values["kinds"])))
+    return Architecture(**values | {"kinds": kinds}, moe=_deepseek_experts(fields, family == "deepseek_v2"))
+
+
+def _youtu(fields: Fields, family: str) -> Architecture:
+    """Attention of DeepSeek-V3, MLPs of Llama."""
+    return Architecture(**_latent(fields, family) | {"tied": fields.flag("tie_word_embeddings", default=True)})
+
+
+def _latent(fields: Fields, family: str) -> dict[str, Any]:
     second = family == "deepseek_v2"
-    layers = read_layers(fields, "num_hidden_layers")
-    dense = fields.size("first_k_dense_replace", default=0 if second else 3, least=0)
     latent = Latent(
         query_rank=fields.size("q_lora_rank", default=1536 if fields.absent("q_lora_rank") else 0),
         key_value_rank=fields.size("kv_lora_rank", default=512),
@@ -56,25 +67,24 @@ def _deepseek(fields: Fields, family: str) -> Architecture:
     heads = fields.size("num_attention_heads")
     if fields.size("num_key_value_heads", default=heads) < heads:
         fields.fail("num_key_value_heads", "is less than the heads", f"{heads}: each has a key of its own")
-    return Architecture(
-        family=family,
-        hidden=fields.size("hidden_size"),
-        heads=heads,
-        kv_heads=heads,
-        head_dim=latent.nope + latent.rope,
-        intermediate=fields.size("intermediate_size"),
-        vocab=fields.size("vocab_size"),
-        kinds=tuple(LayerKind(sparse=layer >= dense) for layer in range(layers)),
-        tied=fields.flag("tie_word_embeddings", default=False),
-        positions=fields.size("max_position_embeddings", default=2048),
-        activation=read_activation(fields, "hidden_act", default="silu"),
-        attention_dropout=read_dropout(fields, "attention_dropout"),
-        mlp_bias=second and fields.flag("mlp_bias", default=False),
-        moe=_deepseek_experts(fields, second),
-        latent=latent,
-        attention_bias=bias,
-        output_bias=bias,
-    )
+    return {
+        "family": family,
+        "hidden": fields.size("hidden_size"),
+        "heads": heads,
+        "kv_heads": heads,
+        "head_dim": latent.nope + latent.rope,
+        "intermediate": fields.size("intermediate_size"),
+        "vocab": fields.size("vocab_size"),
+        "kinds": (LayerKind(),) * read_layers(fields, "num_hidden_layers"),
+        "tied": fields.flag("tie_word_embeddings", default=False),
+        "positions": fields.size("max_position_embeddings", default=2048),
+        "activation": read_activation(fields, "hidden_act", default="silu"),
+        "attention_dropout": read_dropout(fields, "attention_dropout"),
+        "mlp_bias": second and fields.flag("mlp_bias", default=False),
+        "latent": latent,
+        "attention_bias": bias,
+        "output_bias": bias,
+    }
 
 
 def _deepseek_experts(fields: Fields, second: bool) -> Moe:
@@ -256,4 +266,5 @@ READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     "minimax_m2": _minimax_m2,
     "hunyuan_v1_moe": _hunyuan,
     "ernie4_5_moe": _ernie_moe,
+    "youtu": _youtu,
 }

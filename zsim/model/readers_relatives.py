@@ -250,9 +250,10 @@ def later(room: str) -> Callable[[Fields, str], Architecture]:
     return read
 
 
+SIBLINGS = ("cwm", "ministral", "helium", "hyperclovax", "jais2")
 MOE = (
     "deepseek_v2", "deepseek_v3", "gpt_oss", "llama4_text", "granitemoe", "granitemoeshared", "glm4_moe",
-    "glm4_moe_lite", "dots1", "solar_open", "exaone_moe", "minimax_m2", "hunyuan_v1_moe", "ernie4_5_moe",
+    "glm4_moe_lite", "dots1", "solar_open", "exaone_moe", "minimax_m2", "hunyuan_v1_moe", "ernie4_5_moe", "youtu",
 )  # fmt: skip
 RELATIVES: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("granite", "hunyuan_v1_dense", "arcee"), _llama_like),
@@ -260,6 +261,7 @@ RELATIVES: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("glm", "glm4"), _glm),
     **dict.fromkeys(("bert", "roberta"), _bert),
     **dict.fromkeys(MOE, later("readers_moe")),
+    **dict.fromkeys(SIBLINGS, later("readers_siblings")),
     "olmo": _olmo,
     "olmo3": _olmo3,
     "exaone4": _exaone4,

@@ -16,11 +16,11 @@ LLAMA_LIKE = {
     "smollm3": "SmolLM3",
     "olmo2": "Olmo2",
 }
-GEMMA = {"gemma": "Gemma", "gemma2": "Gemma2", "gemma3_text": "Gemma3"}
+GEMMA = {"gemma": "Gemma", "gemma2": "Gemma2", "gemma3_text": "Gemma3", "vaultgemma": "VaultGemma"}
 MOE = {"mixtral": "Mixtral", "qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "olmoe": "Olmoe"}
 MOE_RELATIVES = (
     "glm4_moe", "glm4_moe_lite", "granitemoe", "granitemoeshared", "dots1", "solar_open", "exaone_moe", "minimax_m2",
-    "hunyuan_v1_moe", "ernie4_5_moe",
+    "hunyuan_v1_moe", "ernie4_5_moe", "youtu",
 )  # fmt: skip
 OTHERS = {  # model_type -> file here, class of the root
     "gpt2": ("gpt2", "GPT2LMHeadModel"),
@@ -44,6 +44,7 @@ OTHERS = {  # model_type -> file here, class of the root
     "llama4_text": ("llama4", "Llama4ForCausalLM"),
     **dict.fromkeys(("lfm2", "lfm2_moe"), ("lfm2", "Lfm2ForCausalLM")),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), ("qwen_next", "QwenNextForCausalLM")),
+    **dict.fromkeys(("cwm", "ministral", "helium", "hyperclovax", "jais2"), ("siblings", "SiblingForCausalLM")),
     **dict.fromkeys(MOE_RELATIVES, ("moe_relatives", "MoeRelativeForCausalLM")),
     **dict.fromkeys(
         ("olmo", "olmo3", "granite", "seed_oss", "hunyuan_v1_dense", "exaone4", "arcee", "nemotron", "ministral3"),

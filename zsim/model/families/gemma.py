@@ -49,7 +49,7 @@ class Attention(llama.Attention):
 
 
 class Block(llama.Block):
-    """`sandwich`: Gemma 2 and 3 norm what attention and MLP return, too."""
+    """`sandwich`: Gemma 2 and 3 norm what attention and MLP return, too; VaultGemma has the names without that."""
 
     def __init__(self, net: Net, prefix: str, index: int) -> None:
         Module.__init__(self, net)
@@ -58,24 +58,26 @@ class Block(llama.Block):
         self.self_attn = Attention(net, prefix, index)
         self.mlp = llama.MLP(net, prefix)
         self.input_layernorm = RMSNorm(net, width, name)
-        self.post_attention_layernorm = RMSNorm(net, width, name)
-        self.sandwich = prefix != "Gemma"
-        if self.sandwich:
+        self.plain, self.sandwich = prefix == "Gemma", prefix not in ("Gemma", "VaultGemma")
+        if self.plain or self.sandwich:
+            self.post_attention_layernorm = RMSNorm(net, width, name)
+        if not self.plain:
             self.pre_feedforward_layernorm = RMSNorm(net, width, name)
+        if self.sandwich:
             self.post_feedforward_layernorm = RMSNorm(net, width, name)
 
     def forward(self, x: Tensor, *context: Tensor) -> Tensor:
-        if not self.sandwich:
-            return super().forward(x, *context)
         residual = x
         x = self.input_layernorm(x)
         x, _weights = self.self_attn(x, *context)
-        x = self.post_attention_layernorm(x)
+        if self.sandwich:
+            x = self.post_attention_layernorm(x)
         x = F.add(residual, x)
         residual = x
-        x = self.pre_feedforward_layernorm(x)
+        x = (self.post_attention_layernorm if self.plain else self.pre_feedforward_layernorm)(x)
         x = self.mlp(x)
-        x = self.post_feedforward_layernorm(x)
+        if self.sandwich:
+            x = self.post_feedforward_layernorm(x)
         return F.add(residual, x)
 
 

@@ -9,14 +9,7 @@ from zsim.model.decoder import run_block
 from zsim.model.families.phi import PhiMLP
 from zsim.model.families.towers import Convolution, attend
 from zsim.model.graph import Tensor
-from zsim.model.layers import Blocks, Dropout, LayerNorm, Linear, Module, Net, RMSNorm, Weight, require_grad
-
-
-class Identity(Module):
-    class_name = "Identity"
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
+from zsim.model.layers import Blocks, Dropout, Identity, LayerNorm, Linear, Module, Net, RMSNorm, Weight, require_grad
 
 
 class PatchEmbeddings(Module):

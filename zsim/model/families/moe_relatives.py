@@ -262,6 +262,7 @@ FAMILIES = {
     "minimax_m2": Family("MiniMaxM2", PartAttention, MiniMaxMoE),
     "hunyuan_v1_moe": Family("HunYuanMoEV1", relatives.HunYuanAttention, HunYuanMoE),
     "ernie4_5_moe": Family("Ernie4_5_Moe", glm.ErnieAttention, ErnieMoE),
+    "youtu": Family("Youtu", deepseek.V3Attention),  # without experts
 }
 
 

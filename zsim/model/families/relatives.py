@@ -28,8 +28,8 @@ class Model(llama.Model):
         embeds = self.embedded(ids)  # the name outlives the blocks
         x = F.dropout(embeds, net.arch.embedding_dropout)
         position_ids = positions(net, ids)
-        masks = {False: causal_mask(net, *ids.shape)}
-        masks[True] = self.second_mask(*ids.shape) if self.types else masks[False]
+        masks = {False: self.mask(ids, False) if self.types else causal_mask(net, *ids.shape)}
+        masks[True] = self.mask(ids, True) if self.types else masks[False]
         rotary = {False: self.rotary_emb(x, position_ids)}
         rotary[True] = self.rotary_emb(x, position_ids) if self.tables else rotary[False]
         for number, block in self.layers.numbered():
@@ -40,9 +40,10 @@ class Model(llama.Model):
     def embedded(self, ids: Tensor) -> Tensor:
         return self.embed_tokens(ids)
 
-    def second_mask(self, b: int, s: int) -> Tensor | None:
-        """Of the layers with a window; made all the same where there are none, and then kept by nobody."""
-        if any(kind.sliding for kind in self.net.arch.kinds):
+    def mask(self, ids: Tensor, sliding: bool) -> Tensor | None:
+        """Of the layers with a window or without; made all the same where there are none, and then kept by nobody."""
+        b, s = ids.shape
+        if any(kind.sliding is sliding for kind in self.net.arch.kinds):
             return causal_mask(self.net, b, s)
         return dense_mask(self.net, b, s, self.net.dtype) if self.net.attention in ("eager", "efficient") else None
 
@@ -345,4 +346,4 @@ class RelativeForCausalLM(llama.LlamaForCausalLM):
 
     def logits_of(self, hidden: Tensor, head: Linear) -> Tensor:
         logits = head(hidden)
-        return F.scale(logits) if self.net.arch.family.startswith("granite") else logits
+        return F.scale(logits) if self.net.arch.family.startswith(("granite", "hyperclovax")) else logits
