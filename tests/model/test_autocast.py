@@ -42,7 +42,7 @@ def saved(works: list[Compute], label: str = "") -> Counter[tuple[tuple[int, ...
 def test_products_and_attention_are_in_autocast_s_dtype_in_every_family(name: str) -> None:
     """But those of grouped experts, which autocast does not know. What GPT-J and GPT-Neo widen it casts back. In each
     layer of linear attention two triangular systems are solved, whose backward multiplies outside autocast."""
-    works = run(recorded()[name]["config"], attention=recorded()[name]["runs"][0]["attention"].replace("sdpa", "flash"))
+    works = run(recorded()[name]["config"], attention=recorded()[name]["runs"][0]["attention"])
     kernels = [kernel for work in works for kernel in (*work.forward, *work.backward)]
     products = Counter((k.dtype, k.label == "grouped_gemm") for k in kernels if isinstance(k, Gemm | Attention))
     linear = sum(kind.mixer == "delta" for kind in from_config(recorded()[name]["config"], name).arch.kinds)

@@ -42,6 +42,7 @@ LATE_TABLES = {
     "gemma3": 4 * 64 * 32 * 2,
     "opt-post-norm": 8 * 64,
     "olmo3": 4 * 64 * 16,
+    **dict.fromkeys(("gemma4-dense", "gemma4-moe"), 2 * 64 * 64),
 }
 EARLY_BIAS = dict.fromkeys(("gpt_bigcode", "gpt_bigcode-heads", "starcoder2", "bert", "roberta"), 2 * 64)
 FEW_MASKED = ("qwen3_next", "qwen3_5", "qwen3_5_moe")  # a layer in four or five has the mask of eager attention

@@ -135,8 +135,9 @@ def test_families_are_taken_where_their_configuration_has_what_deepspeed_asks_fo
         other = replace(model, arch=replace(model.arch, family=family), _cache={})
         config = transformers.AutoConfig.for_model(family).get_text_config()
         takes = accepted(lambda: check_shared(other, SHARED, 4, "deepspeed"), InputError)  # noqa: B023
-        # and whose head_dim is the width of a query (DeepSeek's is that of the rotated part alone)
-        one_width = getattr(config, "qk_head_dim", None) in (None, getattr(config, "head_dim", None))
+        # and whose head_dim is the width of a query (DeepSeek's is that of the rotated part alone) in every layer
+        heads = {getattr(layer, "head_dim", None) for layer in getattr(config, "per_layer_config", ())}
+        one_width = len(heads) < 2 and getattr(config, "qk_head_dim", None) in (None, getattr(config, "head_dim", None))
         assert takes == (hasattr(config, "num_key_value_heads") and one_width), family
         taken[takes] += 1
     assert taken[True] > taken[False] > 5

@@ -20,6 +20,7 @@ from validation.oracles.configuration_parts import (
     zero_of,
 )
 from validation.oracles.configurations_deepspeed import deepspeed_configurations
+from validation.oracles.tiny_gemma import GEMMA4_EXPERTS, GEMMA4_KEYS
 from validation.oracles.tiny_hybrid import TINY_HYBRIDS
 
 # Further families that differ from others by a few lines.
@@ -236,7 +237,7 @@ def _further() -> list[Config]:
             zero_of(tag, 2, **model, zero=SMALL_ZERO),
             zero_of(f"{tag}_regather", 3, ga=2, **model, zero=REGATHER),
         ]
-    return [*found, *_linear_attention()]
+    return [*found, *_linear_attention(), *_gemma4()]
 
 
 def _linear_attention() -> list[Config]:
@@ -252,6 +253,36 @@ def _linear_attention() -> list[Config]:
         zero_of("hybrid_ckpt", 3, ga=2, model=model, zero=REGATHER, ckpt=True),
         zero_of("hybrid_lora", 3, model=model, zero=SMALL_ZERO, lora=lora),
         zero_of("hybrid_persistent", 3, model=model, zero=SMALL_ZERO | {"stage3_param_persistence_threshold": 2000}),
+    ]
+
+
+def _gemma4() -> list[Config]:
+    """Layers that share keys and values and have embeddings of their own; experts; dense."""
+    found = []
+    for tag, over in (("layers", {}), ("experts", GEMMA4_EXPERTS), ("dense", GEMMA4_KEYS)):
+        model = {"model": "gemma4_text", "over": over}
+        found += [
+            config_of("fsdp2", tag, **model),
+            config_of("fsdp1", tag, **model),
+            zero_of(tag, 2, **model, zero=SMALL_ZERO),
+            zero_of(tag, 3, **model, zero=SMALL_ZERO),
+            zero_of(f"{tag}_regather", 3, ga=2, **model, zero=REGATHER),
+        ]
+    model = {"model": "gemma4_text"}
+    return [
+        *found,
+        config_of("ddp", "layers", **model, ddp={"bucket_cap_mb": 1}),
+        config_of("fsdp2", "layers_accelerate", **model, fsdp={"accelerate": True}),
+        config_of("fsdp2", "layers_ckpt", ga=2, **model, ckpt=True),
+        config_of("fsdp2", "layers_lora", **model, lora=LORA),
+        config_of("fsdp2", "layers_frozen", **model, freeze=["embed_tokens_per_layer", "layers.0."]),
+        config_of("fsdp1", "layers_ckpt", **model, ckpt=True),
+        zero_of("layers", 1, **model, zero=SMALL_ZERO),
+        zero_of("layers_ckpt", 3, ga=2, **model, zero=REGATHER, ckpt=True),
+        # transformers 5.24 cannot initialize an embedding's padding under zero.Init
+        zero_of("layers_init", 3, **model, over={"pad_token_id": None}, zero=SMALL_ZERO, zero_init=True),
+        zero_of("layers_frozen", 3, **model, zero=SMALL_ZERO, freeze=["embed_tokens_per_layer", "layers.0."]),
+        zero_of("layers_lora", 3, **model, zero=SMALL_ZERO, lora=LORA),
     ]
 
 

@@ -30,8 +30,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+from transformers import masking_utils as masking
 
-from validation.oracles.family_configs import CONFIGS, ENCODERS, EXPERTS
+from validation.oracles.family_configs import CONFIGS, ENCODERS, EXPERTS, MASKED
 from validation.oracles.memory import flash_attention, use_flash_attention
 
 KERNELS = {"convolution": 1, "convolution_backward": 2}  # the argument that has them
@@ -86,19 +87,34 @@ def build(config: dict[str, Any], attention: str) -> Any:
 
 def attend(padded: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **settings: Any) -> torch.Tensor:
     """What torch's scaled_dot_product_attention runs on a GPU, or transformers' flash_attention_forward if `padded`."""
-    if q.shape[-1] == v.shape[-1]:
+    widest_flash = 256
+    if q.shape[-1] == v.shape[-1] <= widest_flash and settings.get("attn_mask") is None:
         return flash_attention(q, k, v, **settings)
     if padded:
         padding = [0, q.shape[-1] - v.shape[-1]]
         return flash_attention(q, k, torch.nn.functional.pad(v, padding), **settings)[..., : v.shape[-1]]
-    assert settings.pop("attn_mask", None) is None
+    mask = settings.pop("attn_mask", None)
+    if mask is not None:
+        mask = torch.where(mask, 0.0, torch.scalar_tensor(float("-inf"), dtype=q.dtype))  # convert_boolean_attn_mask
     scale, causal = settings["scale"], settings["is_causal"]
     efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-    return efficient(q, k, v, None, True, settings["dropout_p"], causal, scale=scale)[0]
+    return efficient(q, k, v, mask, True, settings["dropout_p"], causal, scale=scale)[0]
+
+
+def window_mask(*arguments: Any, local_size: int | None = None, **settings: Any) -> torch.Tensor | None:
+    """transformers' mask for SDPA, which it has for windows alone where nothing is padded or packed. Under fake tensors
+    it could not see that."""
+    if local_size is None:
+        return None
+    function = masking.sliding_window_causal_mask_function(local_size)
+    settings |= {"allow_is_causal_skip": True, "attention_mask": None, "mask_function": function}
+    return masking.sdpa_mask(*arguments, local_size=local_size, **settings)
 
 
 def record(config: dict[str, Any], attention: str, batch: int, seq: int, checkpointing: str) -> dict[str, Any]:
     torch.nn.functional.scaled_dot_product_attention = partial(attend, attention == "padded")
+    masked = config["model_type"] in MASKED
+    masking.ALL_MASK_ATTENTION_FUNCTIONS.register("sdpa", window_mask if masked else lambda *_, **settings: None)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build(config, attention)
         if checkpointing == "full":

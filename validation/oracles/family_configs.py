@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from validation.oracles.tiny_gemma import GEMMA4_CONFIGS
+
 SMALL = {
     "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 199,
@@ -14,7 +16,7 @@ TOKENS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}  # inside the
 EXPERTS = (
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe", "granitemoe",
     "glm4_moe_lite", "dots1", "solar_open", "exaone_moe", "minimax_m2", "hunyuan_v1_moe", "granitemoeshared",
-    "ernie4_5_moe", "lfm2_moe", "qwen3_next", "qwen3_5_moe_text",
+    "ernie4_5_moe", "lfm2_moe", "qwen3_next", "qwen3_5_moe_text", "gemma4_text",
 )  # fmt: skip
 ENCODERS = ("bert", "roberta")
 ENCODER = {"intermediate_size": 256, "max_position_embeddings": 130, "attention_probs_dropout_prob": 0.0}
@@ -27,6 +29,7 @@ ROUTED = {
     "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_shared_experts": 2,
     "pad_token_id": 0,
 }  # fmt: skip
+MASKED = ("gemma4_text",)  # a window is in a mask under SDPA, as transformers has it; others: FlashAttention's
 PADDED = ("padded", "sdpa", "eager")
 FLASH, BOTH, EAGER = ("sdpa",), ("sdpa", "eager"), ("eager",)
 
@@ -259,4 +262,5 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "multi_query": False,
         },
     ),
+    **GEMMA4_CONFIGS,
 }  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from validation.oracles.tiny import TINY_PAIRS, TINY_VISION
+from validation.oracles.tiny_gemma import TINY_GEMMA
 from validation.oracles.tiny_hybrid import TINY_HYBRIDS
 from validation.oracles.tiny_relatives import TINY_RELATIVES
 
@@ -101,6 +102,7 @@ TINY: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "max_position_embeddings": 256,
     },
+    **TINY_GEMMA,
     **TINY_RELATIVES,
 }
 

@@ -96,6 +96,20 @@ class Vision:
 
 
 @dataclass(frozen=True, slots=True)
+class Gemma4:
+    """What Gemma 4 has besides. Layers of full attention have heads of a width of their own, the last layers read keys
+    and values that earlier ones made, and every layer may add an embedding of its own. Widths in elements."""
+
+    full_head_dim: int  # in layers of full attention
+    full_kv_heads: int
+    values_are_keys: bool = False  # in layers of full attention: one projection makes both (attention_k_eq_v)
+    shared_layers: int = 0  # the last ones (num_kv_shared_layers)
+    double_wide: bool = False  # these have an MLP of twice the width
+    layer_width: int = 0  # of each layer's own embedding of the tokens; 0: there is none
+    layer_vocab: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Pair:
     """What a model with an encoder, which the `Architecture` is, has besides."""
 
@@ -149,6 +163,7 @@ class Architecture:
     residual_after_norm: bool = False  # BLOOM
     vision: Vision | None = None
     seq2seq: Pair | None = None
+    gemma4: Gemma4 | None = None
     conv_kernel: int = 0  # tokens that a short convolution spans
     conv_bias: bool = False
     remainder: int = 0  # of a bare parameter count: a vector that makes the count exact
@@ -170,6 +185,12 @@ class Architecture:
         """Heads and widths of a model with linear attention."""
         assert self.delta is not None
         return self.delta
+
+    @property
+    def gemma(self) -> Gemma4:
+        """What a Gemma 4 has besides."""
+        assert self.gemma4 is not None
+        return self.gemma4
 
     @property
     def pair(self) -> Pair:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from zsim.errors import NotModeled
 from zsim.model import functional as F
 from zsim.model import products as P
 from zsim.model import ulysses
@@ -140,7 +141,15 @@ def _attend(
     """As transformers' attention functions: the result as [b, s, h, d], contiguous, and the weights."""
     h = q.shape[1]
     weights = None
-    if net.attention == "efficient":
+    too_wide = q.shape[-1] > P.WIDEST_FLASH
+    if too_wide and net.attention not in ("sdpa", "efficient", "eager"):
+        raise NotModeled(
+            f"{net.attention} attention of heads of {q.shape[-1]}, which its kernels do not take (at most "
+            f"{P.WIDEST_FLASH})",
+            field="attention",
+            accepted="sdpa, efficient, eager",
+        )
+    if net.attention == "efficient" or (net.attention == "sdpa" and (too_wide or mask is not None)):
         out = _efficient(q, k, v, mask)
     elif net.attention in ("flash", "flash3") and v.shape[-1] != q.shape[-1]:
         # transformers 5.24 integrations/flash_attention.py: values are padded, and the result is cut
@@ -176,9 +185,10 @@ def _efficient(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     the result lies in memory as [b, s, h, d].
     """
     repeats = q.shape[1] // k.shape[1]
-    if mask is not None and mask.dtype == "bool":  # as transformers 5 has it: widened in every call, and saved in each
+    if mask is None or mask.dtype == "bool":  # as transformers 5 has it: widened in every call, and saved in each
         k, v = F.repeat_heads(k, repeats), F.repeat_heads(v, repeats)
-        return P.flash_attention(q, k, v, "efficient", mask=F.pointwise(mask, dtype=q.dtype))
+        mask = mask if mask is None else F.pointwise(mask, dtype=q.dtype)
+        return P.flash_attention(q, k, v, "efficient", mask=mask)
     q, k, v = (F.contiguous(x) for x in (q, F.repeat_heads(k, repeats), F.repeat_heads(v, repeats)))
     return P.flash_attention(q, k, v, "efficient", mask=mask)
 

@@ -26,7 +26,7 @@ class Holder:
     __slots__ = ("_keeps_alive", "tensors")
 
     def __init__(self, keeps_alive: object) -> None:
-        self._keeps_alive = keeps_alive  # the region's arguments live until its last node has run
+        self._keeps_alive = keeps_alive  # the region and its arguments live until its last node has run
         self.tensors: tuple[Tensor, ...] | None = None
 
     def __call__(self) -> tuple[Tensor, ...]:
@@ -68,6 +68,7 @@ class Frame:
         for kept in self._cache:
             kept.segment.idle += kept.saved
         self._holders, self._arguments, self._cache = [], [], []
+        del self._run
 
     def end(self) -> None:
         """The first run is over. Nothing holds the arguments of a region without gradients."""
@@ -80,20 +81,21 @@ class Frame:
         self._next += 1
         return segment
 
-    def pack(self, segment: Segment, tensors: tuple[Tensor, ...]) -> Holder:
-        """Called where autograd saves `tensors`."""
+    def pack(self, segment: Segment, tensors: tuple[Tensor, ...]) -> Callable[[], tuple[Tensor, ...]]:
+        """Called where autograd saves `tensors`. The second run's graph keeps them, too: its backward never runs, but
+        what outlives the region (keys and values that other layers share) holds on to it."""
         if not self.recomputed:
             if not self._holders:
                 tensors[0].tape.keep(segment, *self._arguments)
-            self._holders.append(Holder((self._arguments, self._cache)))
+            self._holders.append(Holder((self._run, self._arguments, self._cache)))
             return self._holders[-1]
         tensors[0].tape.keep(segment, *tensors)
         holder = self._holders[self._filled]
-        holder.tensors = tuple(tensor.detach() for tensor in tensors)
+        holder.tensors = kept = tuple(tensor.detach() for tensor in tensors)
         self._filled += 1
         if self._filled == len(self._holders):
             raise StopRecompute
-        return holder
+        return lambda: kept
 
     def cached(self, kind: str, segment: Segment, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """The results of an operation: computed, or under the selective policy perhaps kept from the first run.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from zsim.errors import NotModeled
@@ -12,12 +13,14 @@ from zsim.model.layers import Embedding, Linear, Module, Net
 from zsim.model.loss import cross_entropy, cross_entropy_of_logits, linear_cross_entropy
 
 
-def run_block(net: Net, block: Module, *tensors: Tensor | None) -> Any:
-    """Call a block on the tensors that are there, checkpointed if the workload says so."""
+def run_block(net: Net, block: Module, *tensors: Tensor | None, shared: dict[Any, Any] | None = None) -> Any:
+    """Call a block on the tensors that are there, checkpointed if the workload says so. `shared`: comes first, where
+    blocks hand tensors on to each other that way."""
     present = [tensor for tensor in tensors if tensor is not None]
+    run = block if shared is None else partial(block, shared)
     if not block.checkpointed:
-        return block(*present)
-    return checkpoint(block, present, net.checkpointing)
+        return run(*present)
+    return checkpoint(run, present, net.checkpointing)
 
 
 class Head(Linear):

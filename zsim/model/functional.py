@@ -33,8 +33,8 @@ from zsim.model.views import (
 __all__ = [
     "activation", "activation_by_result", "add", "at_least", "binary", "cast", "cat", "contiguous", "divide",
     "dropout", "expand", "fill", "layout", "low", "masked_fill", "mean_last", "mul", "narrow", "neg", "pad",
-    "permute", "pick", "pointwise", "power", "put", "repeat_heads", "reshape", "rsqrt", "scale", "select", "shift",
-    "split", "sum_last", "sum_middle", "to", "touch", "transpose", "unbind", "unsqueeze", "wide",
+    "permute", "pick", "pointwise", "power", "put", "repeat_heads", "reshape", "rsqrt", "scale", "scale_in_place",
+    "select", "shift", "split", "sum_last", "sum_middle", "to", "touch", "transpose", "unbind", "unsqueeze", "wide",
 ]  # fmt: skip
 
 
@@ -93,8 +93,16 @@ def to(x: Tensor, dtype: str) -> Tensor:
         return x
     out = pointwise(x, dtype=dtype)
     if x.needs_grad:
-        source = x.dtype
-        x.tape.link((x,), lambda g: (pointwise(g, dtype=source),), out)
+        source, leaf = x.dtype, x if x.param is not None else None
+
+        def backward(g: Tensor) -> tuple[Tensor]:
+            if leaf is None:
+                return (pointwise(g, dtype=source),)
+            grad = g.tape.gradient(leaf, leaf.shape, source)
+            g.tape.memory(g.nbytes, grad.nbytes)
+            return (grad,)
+
+        x.tape.link((x,), backward, out)
     return out
 
 
@@ -205,6 +213,21 @@ def scale(x: Tensor) -> Tensor:
 
 
 neg = scale
+
+
+def scale_in_place(x: Tensor) -> Tensor:
+    """`x *= buffer`, a buffer of one number, which is saved: no bytes, but checkpointing sees that it is asked for."""
+    saved = x.tape.save(x.tape.empty((0,), x.dtype)) if x.needs_grad else None
+    out = view_of(x, x.shape, x.strides)
+    x.tape.memory(x.nbytes, x.nbytes)
+    if saved is not None:
+
+        def backward(g: Tensor) -> tuple[Tensor]:
+            kept = saved()  # noqa: F841
+            return (pointwise(g),)
+
+        x.tape.link((x,), backward, out)
+    return out
 
 
 def shift(x: Tensor) -> Tensor:

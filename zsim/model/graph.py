@@ -160,8 +160,8 @@ class Segment:
 
     __slots__ = (
         "backward", "backward_alive", "backward_live", "backward_peak", "forward", "forward_alive", "forward_live",
-        "forward_peak", "frame", "grads", "handed", "held", "idle", "kept", "label", "logits", "order", "reads",
-        "recompute", "recompute_alive", "recompute_live", "recompute_peak", "resaved", "saved", "saved_bytes",
+        "forward_peak", "frame", "grads", "handed", "held", "idle", "kept", "label", "leads", "logits", "order",
+        "reads", "recompute", "recompute_alive", "recompute_live", "recompute_peak", "resaved", "saved", "saved_bytes",
     )  # fmt: skip
 
     def __init__(self, order: int, label: str, logits: bool, frame: Frame | None) -> None:
@@ -169,6 +169,9 @@ class Segment:
         self.forward, self.backward, self.recompute = Pass(), Pass(), Pass()
         self.saved: list[Saved] = []
         self.resaved: list[Saved] = []
+        self.leads = (
+            False  # what a model does before each of its blocks: it is there as often as the block that follows
+        )
         self.idle: list[Saved] = []  # of `saved`: kept by selective checkpointing, and needed by no backward
         self.saved_bytes = 0  # of both
         self.handed = 0  # bytes of saved tensors that become gradients of parameters as they are

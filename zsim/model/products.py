@@ -10,6 +10,11 @@ from zsim.model.graph import Tensor
 from zsim.model.kernels import Attention
 from zsim.model.tape import Tape
 
+# Elements of a head: FlashAttention 2 and 3 (csrc/flash_attn/flash_api.cpp), which torch's SDPA then passes over for
+# its memory-efficient kernel (sdp_utils.cpp `check_head_dim_size_flash`), as transformers knows (integrations/
+# sdpa_attention.py `use_gqa_in_sdpa`: heads are repeated). cuDNN's are no wider.
+WIDEST_FLASH = 256
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, conv1d: bool = False) -> Tensor:
     """`x @ weight.T (+ bias)`: aten `mm`, or `addmm` with a bias. `conv1d`: weight is [in, out], as GPT-2 stores it.
@@ -166,11 +171,12 @@ def flash_attention(
     """One fused kernel. q [b, h, s, d]; k and v may have fewer heads. Saves q, k, v, the result and its log-sum-exp.
     `segments`: how many sequences there are of each length, which lie one behind the other in s (flash_attn_varlen).
 
-    Causal, or under the `mask` that the memory-efficient kernel takes, and saves. The result lies in memory as q does,
-    the gradients as their inputs (`empty_like` in the kernels of FlashAttention); that of the memory-efficient kernel
-    as [b, s, h, d], and so do its gradients where values have another width, which FlashAttention does not take.
+    Causal, as the memory-efficient kernel is of heads that FlashAttention does not take, or under the `mask` that this
+    kernel takes, and saves. The result lies in memory as q does, the gradients as their inputs (`empty_like` in the
+    kernels of FlashAttention); that of the memory-efficient kernel as [b, s, h, d], and so do its gradients where
+    values have another width, which FlashAttention does not take.
     """
-    if impl == "efficient" and mask is None:
+    if impl == "efficient" and mask is None and q.shape[-1] <= WIDEST_FLASH:
         raise NotModeled("the memory-efficient kernel in this model", field="attention", accepted="flash, sdpa")
     tape, q, k, v = q.tape, low(q), low(k), low(v)
     mask = None if mask is None else _aligned(low(mask))

@@ -23,6 +23,7 @@ from zsim.model.reader_parts import (
     read_top_k,
     refuse_jitter,
 )
+from zsim.model.readers_gemma4 import gemma4_text
 from zsim.model.readers_hybrid import HYBRIDS
 from zsim.model.readers_qwen_next import QWEN_NEXT
 from zsim.model.readers_relatives import RELATIVES
@@ -326,6 +327,7 @@ READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     "falcon": _falcon,
     "mpt": _mpt,
     "bloom": _bloom,
+    "gemma4_text": gemma4_text,
     **RELATIVES,
     **QWEN_NEXT,
     **HYBRIDS,

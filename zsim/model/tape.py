@@ -77,6 +77,7 @@ class Tape:
         self._pass = Pass()
         self._models = self._blocks = self._entered = 0  # calls of them that the next segment counts
         self._boundary = True
+        self._leads = False  # what segments to come do, they do before each block
         self._unread = ""  # whether what autograd saves is held, though no backward will ask for it
         self._released = 0  # segments from here on have given their saved tensors back
 
@@ -122,6 +123,13 @@ class Tape:
         if self.phase == "forward":
             segment.reads += [weight.param.index for weight in weights if weight is not None]  # type: ignore[union-attr]
 
+    @contextmanager
+    def before_each_block(self) -> Iterator[None]:
+        """Segments apart, which the block that follows has before it wherever it is repeated."""
+        self._boundary = self._leads = True
+        yield
+        self._boundary, self._leads = True, False
+
     def open(self) -> Segment:
         """The segment that the next kernel or tensor belongs to."""
         if not self._boundary:
@@ -133,6 +141,7 @@ class Tape:
             return segment
         call = self._stack[-1]
         segment = Segment(len(self.segments), self.label, call.module.logits, self.frame)
+        segment.leads = self._leads
         call.body.append(segment)
         self.segments.append(segment)
         if self.frame is not None:

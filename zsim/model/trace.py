@@ -147,17 +147,21 @@ class _Tracer:
         layer: Layer = call.module
         body: list[_Plan | _Repeat | Compute] = []
         templates: dict[int, _Plan] = {}
+        leading: dict[int, tuple[Compute, ...]] = {}
+        before: list[Compute] = []
         layers = 0  # of a list, that are in the body
         for item in call.body:
             if isinstance(item, Segment):
-                body.append(computes[id(item)])
+                (before if item.leads else body).append(computes[id(item)])
             elif item.module.listed_in is None:
                 body.append(self._plan(item, cut, computes))
             else:
                 templates[id(item.module)] = self._plan(item, len(item.module.path), computes)
-                repeated = list(self._repeated(item.module.listed_in, templates, layers))
-                layers += len(repeated)
-                body += repeated
+                leading[id(item.module)], before = tuple(before), []
+                for block, repeat in self._repeated(item.module.listed_in, templates, layers):
+                    body += [replace(one, label=f"{one.label}.{layers}") for one in leading[block]]
+                    body.append(repeat)
+                    layers += 1
         own = (layer, *(child for child in layer.children.values() if child.passive))
         return _Plan(
             layer.path[cut:],
@@ -172,9 +176,9 @@ class _Tracer:
             call.reached,
         )
 
-    def _repeated(self, blocks: Blocks, templates: dict[int, _Plan], first: int) -> Iterator[_Repeat]:
-        """Layers of a list from `first` on, as far as their templates have run: a template's plan, the layer's path,
-        and how far behind its parameters are."""
+    def _repeated(self, blocks: Blocks, templates: dict[int, _Plan], first: int) -> Iterator[tuple[int, _Repeat]]:
+        """Layers of a list from `first` on, as far as their templates have run: which block is the template, its plan,
+        the layer's path, and how far behind its parameters are."""
         anchors: dict[int, tuple[_Plan, str, int]] = {}
         for number in range(first, len(blocks.kinds)):
             block = blocks.templates[blocks.kinds[number]][1]
@@ -189,7 +193,7 @@ class _Tracer:
             path = f"{blocks.path}.{number}"
             position = self._position(path + suffix)
             assert position is not None
-            yield _Repeat(plan, path, position - anchor)
+            yield id(block), _Repeat(plan, path, position - anchor)
 
 
 class _Repeat(NamedTuple):

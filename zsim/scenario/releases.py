@@ -22,6 +22,7 @@ OF_ITS_TIME: dict[str, tuple[tuple[str, Release], ...]] = {
 WIDENED = (*LLAMA_LIKE, *GEMMA, *MOE)  # their logits; GPT-2 and its like left them in the dtype of the run
 LOW_SOFTMAX = ("gpt_neox", "opt")  # in the dtype of the scores until 4.48
 BIASED = ("t5", "mt5")  # learn a bias of attention, which FlashAttention does not take
+WIDE_HEADS = ("gemma4_text", "gemma4")  # of 512 in layers of full attention, which FlashAttention does not take
 OWN_KERNEL = ("falcon",)  # calls scaled_dot_product_attention itself, since it is in transformers (4.33)
 
 
@@ -56,6 +57,8 @@ def attention_of(fields: ScenarioFields, release: Release | None, family: str) -
             return "sdpa", (f"attention: sdpa, as transformers 5.24 has it for {family}; releases without it: eager",)
         older = "whose softmax was in float32, which is left out"
         return "eager", (f"attention: eager, all that {family} had in transformers {_text(release)}, {older}",)
+    if family in WIDE_HEADS and not fields.attention:
+        return "sdpa", (f"attention: sdpa, for FlashAttention takes no heads as wide as those of {family}",)
     stated = fields.attention or fields.kernels.startswith(("flash-attn", "unsloth"))
     if stated or release is None or release >= (4, 36) or family in OWN_KERNEL:
         return fields.attention or "flash", ()

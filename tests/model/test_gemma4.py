@@ -1,0 +1,139 @@
+"""Gemma 4 as transformers 5.24 has it: counts of the published sizes, and what is not simulated."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.model.ledger import computes
+from zsim.errors import InputError, NotModeled
+from zsim.model.families.gemma4 import sharing
+from zsim.model.huggingface import from_config
+from zsim.model.kernels import Attention
+from zsim.model.spec import ModelSpec, Workload
+from zsim.model.trace import trace
+
+S, F = "sliding_attention", "full_attention"
+COMMON = {
+    "model_type": "gemma4_text", "vocab_size": 262144, "final_logit_softcapping": 30.0, "head_dim": 256,
+    "global_head_dim": 512,
+}  # fmt: skip
+E2B = {
+    **COMMON, "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35, "num_attention_heads": 8,
+    "num_key_value_heads": 1, "sliding_window": 512, "num_kv_shared_layers": 20, "hidden_size_per_layer_input": 256,
+    "use_double_wide_mlp": True, "layer_types": ([S] * 4 + [F]) * 7,
+}  # fmt: skip
+BIG = {**COMMON, "attention_k_eq_v": True, "sliding_window": 1024, "hidden_size_per_layer_input": 0}
+MODELS: dict[str, tuple[int, dict[str, Any]]] = {  # parameters of Gemma4ForCausalLM on the meta device
+    "E2B": (4_628_569_344, E2B),
+    "E4B": (
+        7_463_013_376,
+        {
+            **COMMON, "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 42,
+            "num_attention_heads": 8, "num_key_value_heads": 2, "sliding_window": 512, "num_kv_shared_layers": 18,
+            "hidden_size_per_layer_input": 256, "layer_types": ([S] * 5 + [F]) * 7,
+        },
+    ),
+    "31B": (
+        30_697_345_280,
+        {
+            **BIG, "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 60, "num_attention_heads": 32,
+            "num_key_value_heads": 16, "num_global_key_value_heads": 4,
+        },
+    ),
+    "26B-A4B": (
+        25_233_141_760,
+        {
+            **BIG, "hidden_size": 2816, "intermediate_size": 2112, "num_hidden_layers": 30, "num_attention_heads": 16,
+            "num_key_value_heads": 8, "num_global_key_value_heads": 2, "enable_moe_block": True, "num_experts": 128,
+            "top_k_experts": 8, "moe_intermediate_size": 704,
+        },
+    ),
+}  # fmt: skip
+
+
+def model(**changes: Any) -> ModelSpec:
+    return from_config(E2B | changes, "gemma")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_of_the_published_sizes(name: str) -> None:
+    count, config = MODELS[name]
+    assert from_config(config, name).numel == count
+
+
+def test_buffers_are_tables_and_scales() -> None:
+    """E2B: frequencies of both kinds of layers, in float32 and twice, and 37 scales of one number."""
+    assert model().buffers_bytes == 4 * (256 + 512 + 2 + 35)
+
+
+def test_last_layers_read_keys_and_values_of_the_last_ones_that_make_them() -> None:
+    modes = sharing(model().arch)  # type: ignore[arg-type]
+    assert [layer for layer, mode in enumerate(modes) if mode == "store"] == [13, 14]
+    assert modes[15:] == ("reuse",) * 20
+    names = {p.name for p in model().parameters}
+    assert "model.layers.14.self_attn.k_proj.weight" in names
+    assert not any(name.startswith("model.layers.15.self_attn.k") for name in names)
+
+
+def test_a_file_that_transformers_wrote_is_the_same_model() -> None:
+    """It states the layers that differ one by one, in place of global_head_dim."""
+    written = {key: value for key, value in E2B.items() if key != "global_head_dim"}
+    written["per_layer_config"] = {str(layer): {"head_dim": 512} for layer in range(4, 35, 5)}
+    assert from_config(json.loads(json.dumps(written)), "gemma").parameters == model().parameters
+
+
+def kernels(spec: ModelSpec, **workload: Any) -> set[tuple[Any, ...]]:
+    works = [work for each in computes(trace(spec, Workload(1, 1024, **workload))) for work in each.forward]
+    return {(k.impl, k.head_dim, k.kv_heads, k.causal, k.window) for k in works if isinstance(k, Attention)}
+
+
+def test_sdpa_runs_the_memory_efficient_kernel() -> None:
+    """Of heads of 512, and where a mask holds the window; FlashAttention below the window."""
+    assert kernels(model(), attention="sdpa") == {("efficient", 512, 8, True, None), ("efficient", 256, 8, False, None)}
+    longer = kernels(model(sliding_window=2048), attention="sdpa")
+    assert longer == {("efficient", 512, 8, True, None), ("sdpa", 256, 1, True, 2048)}
+
+
+@pytest.mark.parametrize("attention", ["flash", "flash3", "cudnn"])
+def test_kernels_that_do_not_take_heads_of_512_are_refused(attention: str) -> None:
+    with pytest.raises(NotModeled, match="heads of 512"):
+        kernels(model(), attention=attention)
+    assert kernels(model(global_head_dim=256), attention=attention)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_bidirectional_attention": "all"}, "both ways"),
+        ({"hidden_size_per_layer_input": 0}, "transformers 5.24 fails"),
+        ({"per_layer_config": {"4": {"head_dim": 512, "sliding_window": 3}}}, "otherwise than in their type"),
+        ({"per_layer_config": {"3": {"head_dim": 512}}}, "otherwise than in their type"),
+    ],
+)
+def test_what_is_not_simulated(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(NotModeled, match=message):
+        model(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_kv_shared_layers": 33}, "a layer of each type"),
+        ({"num_kv_shared_layers": 36}, "num_kv_shared_layers"),
+        ({"enable_moe_block": True}, "num_experts"),
+        ({"enable_moe_block": True, "num_experts": 4, "top_k_experts": 8, "moe_intermediate_size": 8}, "more than"),
+        ({"per_layer_config": []}, "an object"),
+        ({"layer_types": ["chunked_attention"] * 35}, "chunked_attention"),
+    ],
+)
+def test_errors(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        model(**changes)
+
+
+def test_sequences_cannot_be_shared() -> None:
+    with pytest.raises(NotModeled, match="sequence parallelism"):
+        trace(model(), Workload(1, 1024, attention="sdpa", sequence_parallel_size=2))

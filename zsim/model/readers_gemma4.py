@@ -1,0 +1,97 @@
+"""What the fields of Gemma 4's config.json mean, with the defaults of transformers 5.24 (configuration_gemma4.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zsim.errors import NotModeled
+from zsim.model.architecture import Architecture, Gemma4, LayerKind, Moe
+from zsim.model.fields import Fields
+from zsim.model.reader_parts import read_activation, read_dropout, read_kv_heads, read_layers, read_sliding
+
+PATTERN = 6  # every so many layers one of full attention, where a file does not say
+
+
+def gemma4_text(fields: Fields, family: str) -> Architecture:
+    layers = read_layers(fields, "num_hidden_layers")
+    heads = fields.size("num_attention_heads", default=8)
+    sliding = read_sliding(fields, layers, lambda layer: (layer + 1) % PATTERN != 0)
+    sliding[-1] = False  # transformers makes it so
+    experts = _experts(fields)
+    if (fields.raw("use_bidirectional_attention") or "vision") != "vision":
+        _refuse(fields, "use_bidirectional_attention", "attention both ways", "null or vision")
+    bias = fields.flag("attention_bias", default=False)
+    return Architecture(
+        family=family,
+        hidden=fields.size("hidden_size", default=2304),
+        heads=heads,
+        kv_heads=read_kv_heads(fields, heads, "num_key_value_heads", family=family),
+        head_dim=fields.size("head_dim", default=256),
+        intermediate=fields.size("intermediate_size", default=9216),
+        vocab=fields.size("vocab_size", default=262_144),
+        kinds=tuple(LayerKind(sliding=is_sliding, sparse=experts is not None) for is_sliding in sliding),
+        tied=fields.flag("tie_word_embeddings", default=True),
+        activation=read_activation(fields, "hidden_activation", default="gelu_pytorch_tanh"),
+        attention_bias=bias,
+        output_bias=bias,
+        attention_dropout=read_dropout(fields, "attention_dropout"),
+        window=fields.size("sliding_window", default=512),
+        moe=experts,
+        final_softcap=fields.given("final_logit_softcapping", default=False),
+        gemma4=_own(fields, heads, sliding),
+    )
+
+
+def _own(fields: Fields, heads: int, sliding: list[bool]) -> Gemma4:
+    keys = fields.flag("attention_k_eq_v", default=False)
+    kv_heads = read_kv_heads(fields, heads, "num_key_value_heads", family="gemma4_text")
+    if keys and "num_global_key_value_heads" in fields:
+        kv_heads = read_kv_heads(fields, heads, "num_global_key_value_heads")
+    full = {"head_dim": fields.size("global_head_dim", default=512), "num_key_value_heads": kv_heads}
+    full |= _per_layer(fields, [layer for layer, is_sliding in enumerate(sliding) if not is_sliding])
+    shared = fields.size("num_kv_shared_layers", default=0, least=0, most=len(sliding))
+    if set(sliding[: len(sliding) - shared]) != set(sliding):
+        message = f"is {shared}: those before them must have a layer of each type in layer_types"
+        fields.fail("num_kv_shared_layers", message, "fewer layers")
+    width = fields.size("hidden_size_per_layer_input", default=256, least=0)
+    if shared and not width:
+        _refuse(fields, "num_kv_shared_layers", "shared keys and values without embeddings of each layer, on which "
+                "transformers 5.24 fails", "0, or a hidden_size_per_layer_input")  # fmt: skip
+    return Gemma4(
+        full_head_dim=full["head_dim"],
+        full_kv_heads=full["num_key_value_heads"],
+        values_are_keys=keys,
+        shared_layers=shared,
+        double_wide=fields.flag("use_double_wide_mlp", default=False),
+        layer_width=width,
+        layer_vocab=fields.size("vocab_size_per_layer_input", default=262_144) if width else 0,
+    )
+
+
+def _per_layer(fields: Fields, full: list[int]) -> dict[str, int]:
+    """`per_layer_config`, which transformers 5.24 writes in place of global_head_dim and num_global_key_value_heads."""
+    stated = fields.raw("per_layer_config")
+    if stated is None:
+        return {}
+    entries = fields.section("per_layer_config")
+    found: list[dict[str, Any]] = [stated.get(str(layer), {}) for layer in full]
+    alike = all(entry == found[0] for entry in found) and set(stated) <= {str(layer) for layer in full}
+    if not alike or set(found[0]) - {"head_dim", "num_key_value_heads"}:
+        _refuse(fields, "per_layer_config", "layers that differ otherwise than in their type", "head_dim and "
+                "num_key_value_heads, the same for all layers of full attention")  # fmt: skip
+    section = entries.section(str(full[0]))
+    return {name: section.size(name) for name in found[0]}
+
+
+def _experts(fields: Fields) -> Moe | None:
+    if not fields.flag("enable_moe_block", default=False):
+        return None
+    experts = fields.size("num_experts")
+    top_k = fields.size("top_k_experts")
+    if top_k > experts:
+        fields.fail("top_k_experts", f"is {top_k}, more than the {experts} experts", f"1 to {experts}")
+    return Moe(experts, top_k, fields.size("moe_intermediate_size"))
+
+
+def _refuse(fields: Fields, name: str, message: str, accepted: str) -> None:
+    raise NotModeled(message, file=fields.path, line=fields.line(name), field=name, accepted=accepted)
