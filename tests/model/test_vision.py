@@ -31,7 +31,7 @@ def recorded() -> dict[str, Any]:
 
 # What zsim knows to differ: tables and masks that only some layers use live until the first block's backward, as in
 # test_families. Two of 2 x 96 x 96 and of 96 x 32, in bf16.
-LATE = {"gemma3": 2 * (2 * 96 * 96 + 2 * 96 * 32), "paligemma2": 2 * 2 * 96 * 96}
+LATE = {"gemma3": 2 * (2 * 96 * 96 + 2 * 96 * 32), "paligemma2": 2 * 2 * 96 * 96, "qwen3_5": 2 * 2 * 96 * 96}
 CASES = [(name, index) for name, model in recorded().items() for index in range(len(model["runs"]))]
 
 

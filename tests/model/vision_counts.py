@@ -239,4 +239,26 @@ COUNTS: dict[str, tuple[int, dict[str, Any]]] = {
             "vision_config": {"model_type": "mllama_vision_model", "image_size": 560},
         },
     ),
+    "Qwen3.5-9B": (
+        9_409_813_744,
+        {
+            "model_type": "qwen3_5",
+            "text_config": {
+                "model_type": "qwen3_5_text", "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32,
+                "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 248320,
+            },
+            "vision_config": {"model_type": "qwen3_5", "out_hidden_size": 4096, "deepstack_visual_indexes": []},
+        },
+    ),
+    "Qwen3.5-35B-A3B": (
+        35_107_181_936,
+        {
+            "model_type": "qwen3_5_moe",
+            "text_config": {
+                "model_type": "qwen3_5_moe_text", "hidden_size": 2048, "num_hidden_layers": 40,
+                "num_attention_heads": 16, "num_key_value_heads": 2, "vocab_size": 248320,
+            },
+            "vision_config": {"model_type": "qwen3_5_moe", "out_hidden_size": 2048},
+        },
+    ),
 }  # fmt: skip

@@ -315,6 +315,7 @@ def _other_vision() -> list[Config]:
         **{model: ["vision_tower."] for model in names},
         **{model: ["vision_model."] for model in ("idefics3", "smolvlm")},
         "qwen3_vl_moe": ["patch_embed", "pos_embed", "visual.blocks", "deepstack"],
+        **{model: ["patch_embed", "pos_embed", "visual.blocks"] for model in ("qwen3_5", "qwen3_5_moe")},
     }  # fmt: skip
     found = []
     for name, tower in towers.items():

@@ -173,7 +173,7 @@ def inputs(kind: str, tokens: torch.Tensor, dtype: torch.dtype = torch.float32) 
     if not kind.startswith("qwen"):
         return given | {"pixel_values": torch.zeros(len(ids), 3, 56, 56)}
     grid = torch.tensor([[1, 4, 4]] * len(ids))
-    values = 1536 if kind.startswith("qwen3_vl") else 1176
+    values = 1536 if kind.startswith("qwen3") else 1176
     return given | {
         "pixel_values": torch.zeros(16 * len(ids), values), "image_grid_thw": grid,
         "mm_token_type_ids": (ids == token).int(),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from validation.oracles.tiny_hybrid import TINY_HYBRIDS
+
 # Models with an encoder and a decoder, whose labels are half as long.
 TINY_PAIRS: dict[str, dict[str, Any]] = {
     "t5": {
@@ -46,6 +48,18 @@ TINY_VISION: dict[str, dict[str, Any]] = {
             "depth": 4, "hidden_size": 160, "intermediate_size": 340, "num_heads": 4, "out_hidden_size": 256,
             "num_position_embeddings": 64, "deepstack_visual_indexes": [1, 2],
         },
+    },
+    **{
+        kind: {
+            "image_token_id": 999,
+            "tie_word_embeddings": False,
+            "text_config": TINY_HYBRIDS[f"{kind}_text"],
+            "vision_config": {
+                "depth": 4, "hidden_size": 160, "intermediate_size": 340, "num_heads": 4, "out_hidden_size": 128,
+                "num_position_embeddings": 64,
+            },
+        }
+        for kind in ("qwen3_5", "qwen3_5_moe")
     },
     "qwen3_vl_moe": {
         "image_token_id": 999,

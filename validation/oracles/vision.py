@@ -30,7 +30,14 @@ RUNS = ((1, 64, 1, "none"), (2, 96, 2, "none"), (2, 96, 2, "full"))  # micro-bat
 FROZEN = {"": (), "tower": ("visual.", "vision_tower.", "vision_model."), "all but projector": ("",)}
 PROJECTOR = ("merger", "projector", "connector")
 IDEFICS = ("idefics3", "smolvlm")
-GRIDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")  # whose inputs are packed patches and their grid
+GRIDS = (
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "qwen3_5",
+    "qwen3_5_moe",
+)  # whose inputs are packed patches and their grid
 
 
 def build(config: dict[str, Any], attention: str) -> Any:
@@ -39,7 +46,7 @@ def build(config: dict[str, Any], attention: str) -> Any:
     for part in (made, made.text_config, made.vision_config):
         part._attn_implementation = attention
     made.text_config.use_cache = False
-    if made.model_type == "qwen3_vl_moe":
+    if made.model_type in ("qwen3_vl_moe", "qwen3_5_moe"):
         made.text_config._experts_implementation = "grouped_mm"
     torch.set_default_dtype(torch.bfloat16)
     model = transformers.AutoModelForImageTextToText.from_config(made).train()
@@ -93,7 +100,7 @@ def inputs(config: dict[str, Any], batch: int, seq: int, images: int, size: tupl
         "image_position_ids": vision_utils.get_vision_position_ids(grid, vision.spatial_merge_size),
         "image_cu_seqlens": vision_utils.get_vision_cu_seqlens(grid).numpy(),
     }
-    if kind.startswith("qwen3_vl"):
+    if kind.startswith("qwen3"):
         indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
             grid, int(vision.num_position_embeddings**0.5), mode="bilinear", align_corners=True,
             spatial_merge_size=vision.spatial_merge_size,
@@ -167,7 +174,7 @@ def tokens_of(config: dict[str, Any], images: int, size: tuple[int, int]) -> int
     if "image_grid_pinpoints" in config:
         return processed_tokens(config, images, size)
     kind = config["model_type"]
-    patch = 14 if not kind.startswith("qwen3_vl") else 16
+    patch = 14 if not kind.startswith("qwen3") else 16
     merge = 2 if kind in (*GRIDS, "mistral3", "internvl") else 1
     return (size[0] // patch) * (size[1] // patch) // merge**2
 

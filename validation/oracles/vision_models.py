@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from validation.oracles.hybrids import DELTA, EXPERTS, SECTIONS
+
 TEXT = {
     "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 199,
@@ -26,6 +28,7 @@ DEEP = {
     "depth": 7, "hidden_size": 48, "intermediate_size": 100, "num_heads": 3, "out_hidden_size": 64,
     "num_position_embeddings": 64, "deepstack_visual_indexes": [1, 3, 5],
 }  # fmt: skip
+PLAIN_TOWER = {name: value for name, value in DEEP.items() if name != "deepstack_visual_indexes"}
 SIGLIP = CLIP | {"model_type": "siglip_vision_model", "vision_use_head": False, "hidden_act": "gelu_pytorch_tanh"}
 IDEFICS = {key: value for key, value in SIGLIP.items() if key != "vision_use_head"}
 FLASH, BOTH, EAGER = ("sdpa",), ("sdpa", "eager"), ("eager",)
@@ -59,6 +62,24 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[int, int]]] = {
             "model_type": "qwen3_vl",
             "text_config": {"model_type": "qwen3_vl_text", **TEXT, "num_hidden_layers": 5, "head_dim": 32, **ROPE3},
             "vision_config": {"model_type": "qwen3_vl_vision", **DEEP},
+        },
+        (160, 192),
+    ),
+    "qwen3_5": (
+        BOTH,
+        {
+            "model_type": "qwen3_5", "tie_word_embeddings": True,
+            "text_config": {"model_type": "qwen3_5_text", **TEXT, **DELTA, **SECTIONS},
+            "vision_config": {"model_type": "qwen3_5_vision", **PLAIN_TOWER},
+        },
+        (160, 192),
+    ),
+    "qwen3_5_moe": (
+        FLASH,
+        {
+            "model_type": "qwen3_5_moe",
+            "text_config": {"model_type": "qwen3_5_moe_text", **TEXT, **DELTA, **EXPERTS, **SECTIONS},
+            "vision_config": {"model_type": "qwen3_5_moe_vision", **PLAIN_TOWER},
         },
         (160, 192),
     ),

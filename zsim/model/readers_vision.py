@@ -256,17 +256,27 @@ _QWEN: dict[str, tuple[tuple[str, ...], str, str, dict[str, Any]]] = {
         ("qwen3_vl_moe_text",), "qwen3_moe", "qwen3_vl_moe_vision",
         {"hidden": 1152, "depth": 27, "activation": "gelu_pytorch_tanh", "patch": 16, "intermediate": 4304},
     ),
+    "qwen3_5": (
+        ("qwen3_5_text",), "qwen3_5_text", "qwen3_5_vision",
+        {"hidden": 1152, "depth": 27, "activation": "gelu_pytorch_tanh", "patch": 16, "intermediate": 4304},
+    ),
+    "qwen3_5_moe": (
+        ("qwen3_5_moe_text",), "qwen3_5_moe_text", "qwen3_5_moe_vision",
+        {"hidden": 1152, "depth": 27, "activation": "gelu_pytorch_tanh", "patch": 16, "intermediate": 4304},
+    ),
 }  # fmt: skip
 
 
 def _qwen(fields: Fields, family: str) -> Architecture:
     texts, reader, tower, default = _QWEN[family]
     text = read_text(fields, family, texts, texts[0], read_as=reader)
-    if text.moe:  # its router divides always, and another number of key heads is its class's
+    if (
+        text.moe and family == "qwen3_vl_moe"
+    ):  # its router divides always, and another number of key heads is its class's
         text = replace(text, moe=replace(text.moe, norm_top_k=True))
         fields.section("text_config").size("num_key_value_heads")
     vision = read_tower(fields, tower, family)
-    deep = family.startswith("qwen3")
+    third, deep = family.startswith("qwen3"), family.startswith("qwen3_vl")
     old = family == "qwen2_vl"  # whose `hidden_size` is the text model's
     width = vision.size("embed_dim" if old else "hidden_size", default=default["hidden"])
     whole = vision.items("fullatt_block_indexes") if family == "qwen2_5_vl" else None
@@ -304,8 +314,8 @@ def _qwen(fields: Fields, family: str) -> Architecture:
             merge=vision.size("spatial_merge_size", default=2),
             window=vision.size("window_size", default=112) if family == "qwen2_5_vl" else 0,
             read_layers=tuple(sorted(read)),
-            positions=vision.size("num_position_embeddings", default=2304) if deep else 0,
-            input_embedding=not deep,
+            positions=vision.size("num_position_embeddings", default=2304) if third else 0,
+            input_embedding=not third,
         ),
     )
 

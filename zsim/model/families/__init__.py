@@ -60,6 +60,7 @@ VISION = {
     ),
     "mllama": ("mllama", "MllamaForConditionalGeneration"),
     **dict.fromkeys(("idefics3", "smolvlm"), ("idefics", "IdeficsForConditionalGeneration")),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), ("qwen_next", "Qwen35ForConditionalGeneration")),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), ("vlm", "QwenForConditionalGeneration")),
 }
 SEQ2SEQ = {

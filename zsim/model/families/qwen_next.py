@@ -12,7 +12,7 @@ from zsim.model import functional as F
 from zsim.model.attention import Rotary, attend, causal_mask, rotate_part
 from zsim.model.causal_conv import causal_conv1d
 from zsim.model.decoder import run_block
-from zsim.model.families import gemma, llama, moe, vlm
+from zsim.model.families import gemma, llama, moe, towers, vlm
 from zsim.model.graph import Tensor
 from zsim.model.layers import ACTIVATIONS, Convolution, Linear, Module, Net, RMSNorm, Weight
 from zsim.model.linear_attention import chunk_gated_delta_rule
@@ -215,6 +215,13 @@ class Qwen35Model(Model):
         return F.expand(super().positions(tokens), (3, *tokens.shape[:2]))
 
 
+class SeeingModel(Qwen35Model):
+    """Beside a tower, where a collator hands its positions over."""
+
+    def positions(self, tokens: Tensor) -> Tensor:
+        return towers.given(self.net, (3, *tokens.shape[:2]), "int64")
+
+
 DELTA: dict[str, type[GatedDeltaNet]] = {
     "Qwen3Next": Qwen3NextDeltaNet, "Qwen3_5": Qwen35DeltaNet, "Qwen3_5Moe": Qwen35DeltaNet,
 }  # fmt: skip
@@ -232,3 +239,13 @@ class QwenNextForCausalLM(llama.LlamaForCausalLM):
 
     def decoder(self, prefix: str) -> Model:
         return (Model if prefix == "Qwen3Next" else Qwen35Model)(self.net, prefix)
+
+
+class Combined(vlm.QwenModel):
+    def text_model(self, prefix: str) -> llama.Model:
+        return SeeingModel(self.net, prefix)
+
+
+class Qwen35ForConditionalGeneration(vlm.QwenForConditionalGeneration):
+    def combined(self, prefix: str) -> vlm.QwenModel:
+        return Combined(self.net, prefix)

@@ -1,5 +1,6 @@
-"""The towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL (transformers 5.24): packed patches, positions by row and column,
-in 2.5 windows, and squares of patches merged into one token; in 3 the text model reads the tower's layers as well."""
+"""The towers of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5 (transformers 5.24): packed patches, positions by row and
+column, in 2.5 windows, and squares of patches merged into one token; Qwen3-VL's text model reads the tower's layers as
+well."""
 
 from __future__ import annotations
 
@@ -286,6 +287,7 @@ class Qwen3Tower(Module):
 
     kind = "copy"
     prefix = "Qwen3VL"
+    read_by_text = True  # its layers are
 
     def __init__(self, net: Net, vision: Vision, width: int) -> None:
         super().__init__(net)
@@ -297,7 +299,8 @@ class Qwen3Tower(Module):
         self.blocks = Blocks(net, net.arch.kinds, lambda index: QwenBlock(net, vision, prefix, windowed=False))
         self.merger = Qwen3Merger(net, vision, prefix, width, after=False)
         deep = [Qwen3Merger(net, vision, prefix, width, after=True) for _ in vision.read_layers]
-        self.deepstack_merger_list = ModuleList(net, list(deep))
+        if self.read_by_text:
+            self.deepstack_merger_list = ModuleList(net, list(deep))
         self.deep = dict(zip(vision.read_layers, deep, strict=True))
 
     def forward(self, pixel_values: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -320,3 +323,14 @@ class Qwen3Tower(Module):
 
 class Qwen3MoeTower(Qwen3Tower):
     prefix = "Qwen3VLMoe"
+
+
+class Qwen35Tower(Qwen3Tower):
+    """Qwen3_5VisionModel: the text model reads its result alone."""
+
+    prefix = "Qwen3_5"
+    read_by_text = False
+
+
+class Qwen35MoeTower(Qwen35Tower):
+    prefix = "Qwen3_5Moe"

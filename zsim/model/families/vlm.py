@@ -248,7 +248,10 @@ class QwenModel(Combined):
         super().__init__(net)
         self.class_name = f"{prefix}Model"
         self.visual = TOWERS[prefix](net.tower(), vision_of(net), net.arch.hidden)
-        self.language_model = (Qwen3TextModel if prefix.startswith("Qwen3") else QwenTextModel)(net, prefix)
+        self.language_model = self.text_model(prefix)
+
+    def text_model(self, prefix: str) -> llama.Model:
+        return (Qwen3TextModel if prefix.startswith("Qwen3") else QwenTextModel)(self.net, prefix)
 
     def features(self, batch: int) -> tuple[list[Tensor], tuple[Tensor, ...]]:
         net, vision = self.net, vision_of(self.net)
@@ -306,9 +309,12 @@ TOWERS: dict[str, Any] = {
     "Qwen2_5_VL": qwen_vision.Qwen25Tower,
     "Qwen3VL": qwen_vision.Qwen3Tower,
     "Qwen3VLMoe": qwen_vision.Qwen3MoeTower,
+    "Qwen3_5": qwen_vision.Qwen35Tower,
+    "Qwen3_5Moe": qwen_vision.Qwen35MoeTower,
 }
 PREFIXES = {
     "qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "qwen3_vl_moe": "Qwen3VLMoe",
+    "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe",
 }  # fmt: skip
 
 
@@ -317,5 +323,8 @@ class QwenForConditionalGeneration(VisionLanguageModel):
         super().__init__(net)
         prefix = PREFIXES[net.arch.family]
         self.class_name = f"{prefix}ForConditionalGeneration"
-        self.model = QwenModel(net, prefix)
+        self.model = self.combined(prefix)
         self.lm_head = head(net, self.model.language_model.embed_tokens)
+
+    def combined(self, prefix: str) -> QwenModel:
+        return QwenModel(self.net, prefix)
