@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from zsim.errors import InputError
 
@@ -40,7 +40,7 @@ COLLECT_AFTER = 1_000_000
 USAGE = "zsim [COMMAND] [OPTIONS] [ARGUMENTS]"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit: 0 ok, 2 bad input, 3 does not fit in memory."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     gc.set_threshold(COLLECT_AFTER)
@@ -64,7 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def dispatch(arguments: list[str]) -> int:
-    """The exit code of the command that `arguments` ask for. A first argument that is no command is a scenario."""
+    """The exit code of the command that `arguments` ask for, where that does not exit by itself.
+
+    A first argument that is no command is a scenario.
+    """
     first = arguments[0] if arguments else "--help"
     if first in ("--help", "-h", "help"):
         print(help_text())

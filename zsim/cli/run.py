@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -32,7 +32,7 @@ def run(
         int | None,
         typer.Option(min=0, help="Simulate what would help, that many; 3 on a terminal or if it does not fit, else 0."),
     ] = None,
-) -> int:
+) -> NoReturn:
     """Simulate a scenario: does it fit, how fast is it, what holds it back, and what would help?"""
     from zsim.api import simulate
 
@@ -63,7 +63,8 @@ def run(
         from zsim.result.render import write_all
 
         write_all(result, out, found)
-    return 0 if result.fits else 3
+    # An exception keeps this frame and with it the result, which `zsim.__main__` leaves without freeing it.
+    sys.exit(0 if result.fits else 3)
 
 
 def _helpful(result: Result, number: int) -> list[Change]:
