@@ -27,7 +27,8 @@ class Block:
 
 def split(block: Block, size: int) -> Block:
     """Cut `block` down to `size` bytes; returns the rest, its neighbour from now on."""
-    rest = Block(block.address + size, block.size - size, block.pool, block.small, before=block, behind=block.behind)
+    # by position: by name, a tenth of all replays would go into it
+    rest = Block(block.address + size, block.size - size, block.pool, block.small, False, block, block.behind)
     if rest.behind:
         rest.behind.before = rest
     block.size, block.behind = size, rest

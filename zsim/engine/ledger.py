@@ -63,8 +63,8 @@ def memory_events(rank: Rank) -> Iterator[list[MemoryEvent]]:
     launches: dict[int, int] = {}  # by id of the work, which equal blocks share
     for step, code in enumerate(rank.codes):
         clocks, base = rank.clocks[step], rank.bases[step]
-        rows: list[tuple[object, ...]] = []
-        append = rows.append
+        events: list[MemoryEvent] = []
+        append = events.append
         for segment, offset, op, item, after in code.memory:
             time = clocks[segment] + offset
             if isinstance(item, Op):
@@ -85,10 +85,10 @@ def memory_events(rank: Rank) -> Iterator[list[MemoryEvent]]:
                 if tensor is None:
                     raise ValueError(f"step {step} frees {item.key}, which is not allocated")
                 key, category, nbytes, device, lane, _ = tensor
-                append((step, number, time, device, category, -nbytes, key, op, lane, ()))
+                append(_event((step, number, time, device, category, -nbytes, key, op, lane, ())))
                 until = None if after is None else rank.resolve(after, step)
                 if until is not None:
-                    append((step, number, time, device, DELAYED_FREES, nbytes, key, op, lane, ()))
+                    append(_event((step, number, time, device, DELAYED_FREES, nbytes, key, op, lane, ())))
                     heappush(waiting[device], (end[until], key, nbytes))
                 continue
             if isinstance(item, Alloc):
@@ -99,22 +99,23 @@ def memory_events(rank: Rank) -> Iterator[list[MemoryEvent]]:
             # The allocator polls when asked for memory: an Alloc, or an op with temporaries.
             while nbytes > 0 and waiting[device] and waiting[device][0][0] <= time:
                 _, freed, size = heappop(waiting[device])
-                append((step, number, time, device, DELAYED_FREES, -size, freed, op, lane, ()))
+                append(_event((step, number, time, device, DELAYED_FREES, -size, freed, op, lane, ())))
             if isinstance(item, Alloc):
                 if key in live:
                     raise ValueError(f"step {step} allocates {key}, which is allocated already")
                 live[key] = item
-                append((step, number, time, device, category, nbytes, key, op, lane, tensors))
+                append(_event((step, number, time, device, category, nbytes, key, op, lane, tensors)))
                 continue
             if level and category != level_category:
-                append((step, number, time, device, level_category, -level, key, op, lane, None))
+                append(_event((step, number, time, device, level_category, -level, key, op, lane, None)))
                 level = 0
             if nbytes != level or tensors != left:
-                append((step, number, time, device, category, nbytes - level, key, op, lane, tensors))
+                append(_event((step, number, time, device, category, nbytes - level, key, op, lane, tensors)))
             # More after the op than within it: a saved tensor lives on as a gradient. Its Free follows this op, so its
             # bytes count as temporary from the next one on.
-            level, level_category = min(item.temp_live, nbytes), category
-            left = item.temp_left if item.temp_live <= nbytes else tensors
+            level_category, level, left = category, item.temp_live, item.temp_left
+            if level > nbytes:
+                level, left = nbytes, tensors
             if level != nbytes or left != tensors:
-                append((step, number, time, device, category, level - nbytes, key, op, lane, left))
-        yield list(map(_event, rows))
+                append(_event((step, number, time, device, category, level - nbytes, key, op, lane, left)))
+        yield events

@@ -92,11 +92,12 @@ class _Writer:
         numbers = self.sim.alone(code, rank)
         columns = (rank.issued[here], rank.start[here], rank.end[here], numbers, rank.waits[here])
         number, before = rank.number, self.issued
-        rows: list[tuple[object, ...]] = []
+        records: list[OpRecord] = []
+        append = records.append
         for op, timing, issued, start, end, alone, waits in zip(code.ops, code.timing, *columns, strict=True):
             if timing == ON_HOST:
                 begin = max(before, issued - alone)
-                rows.append((step, number, op, begin, begin, issued, "host", 0.0, ""))
+                append(_record((step, number, op, begin, begin, issued, "host", 0.0, "")))
                 before = issued
                 continue
             before = issued
@@ -120,9 +121,9 @@ class _Writer:
             stretch = end - start - alone
             if stretch < 0.0 or timing == FIXED:
                 stretch = 0.0
-            rows.append((step, number, op, issued, start, end, blocker, stretch, algorithm))
+            append(_record((step, number, op, issued, start, end, blocker, stretch, algorithm)))
         self.issued = before
-        return list(map(_record, rows))
+        return records
 
     def _transfer_alone(self, number: int) -> tuple[float, str]:
         """Seconds that work `number` takes when nobody else, not even a peer group, uses the links; its algorithm."""
