@@ -6,7 +6,7 @@ the best product of rings and speed wins (NCCL graph/search.cc; the rules in our
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from zsim.cluster.routes import TYPES, Route, gpu_to_gpu
 from zsim.cluster.spec import Node
@@ -15,8 +15,7 @@ MAX_CHANNELS = 32
 SEARCH_BUDGET = 20_000  # routes tried per speed, so that odd topologies end with a good ring instead of never
 
 
-@dataclass(frozen=True)
-class Rings:
+class Rings(NamedTuple):
     """`orders`: one Hamiltonian cycle per channel, local GPU indices, each carrying an equal share.
 
     `usage`: local link -> bytes over it per byte that each ring edge carries (all channels together).

@@ -6,7 +6,7 @@ A route is the links it loads and how often per byte, its bandwidth when idle, a
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from zsim.cluster.spec import Node
 from zsim.errors import InputError
@@ -15,8 +15,7 @@ from zsim.errors import InputError
 TYPES = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
 
 
-@dataclass(frozen=True)
-class Route:
+class Route(NamedTuple):
     """`usage`: local link -> times a byte crosses it. `staged`: through host memory."""
 
     type: str

@@ -7,9 +7,8 @@ are worked out once. Rings come from the ring search, NICs from affinity, the wa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from zsim.cluster.build import STAGE_BANDWIDTH
 from zsim.cluster.nics import chains, nic_affinity, nics_of
@@ -47,8 +46,7 @@ PAIR_STAGE = 1.2e12
 LONE_NIC_EFFICIENCY = 0.8
 
 
-@dataclass(frozen=True, order=True)
-class Part:
+class Part(NamedTuple):
     """A group's GPUs in one node; `nodes` and `ranks` are the whole group's."""
 
     gpus: tuple[int, ...]
@@ -56,8 +54,7 @@ class Part:
     ranks: int
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """`usage`: link -> bytes per byte of payload, all groups together. `max_rate`: payload bytes/s of one group at best
     for other reasons than a full link: the busiest node of a tree, how well a kernel drives its wires."""
 

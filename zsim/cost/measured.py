@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from zsim.cost import nccl
 from zsim.cost.transfer import Transfer
@@ -20,8 +20,7 @@ def local_loads(transfer: Transfer, capacity: Mapping[str, float]) -> Loads:
     return {_LOCAL.sub("", link): load / capacity[link] for link, load in transfer.usage.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Regime:
+class Regime(NamedTuple):
     """Up to `up_to` bytes of the full buffer, a call takes `latency` seconds plus bytes / `bandwidth`."""
 
     up_to: float
@@ -29,8 +28,7 @@ class Regime:
     bandwidth: float
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(NamedTuple):
     """One kind of collective between `ranks` ranks of one machine."""
 
     ranks: int
@@ -55,8 +53,7 @@ class Measured:
         return replace(base, usage=usage, latency_s=latency, max_rate=rate)
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredCopy:
+class MeasuredCopy(NamedTuple):
     """Copies of one direction and kind of memory: bytes/s of a rank `alone`, and of each of `ranks` `together`."""
 
     ranks: int

@@ -6,8 +6,8 @@ Seconds and bytes/s.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil, log2
+from typing import NamedTuple
 
 US = 1e-6
 PROTOCOLS = ("ll", "ll128", "simple")
@@ -41,8 +41,7 @@ TREE_CORRECTION = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """What NCCL's model looks at in a communicator."""
 
     ranks: int

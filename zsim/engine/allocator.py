@@ -14,7 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
-from typing import Self
+from typing import NamedTuple, Self
 
 from zsim.engine.blocks import Block, Cached, cache, split
 from zsim.engine.expandable import Expandable, room
@@ -224,8 +224,7 @@ def rounded(nbytes: int, settings: Allocator) -> int:
     return -(-nbytes // step) * step
 
 
-@dataclass(frozen=True, slots=True)
-class Reserved:
+class Reserved(NamedTuple):
     """What `torch.cuda.max_memory_reserved` would show, and the event at which memory ran out (None: it did not)."""
 
     peak_bytes: int

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from zsim.engine.prices import Groups
 
 
-@dataclass(frozen=True, slots=True)
-class Bundle:
+class Bundle(NamedTuple):
     """Simulated ranks (`members`, places among them) that wait for each other, standing for all of `groups`."""
 
     members: tuple[int, ...]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil, prod
+from typing import NamedTuple
 
 from zsim.errors import NotModeled
 from zsim.model.kernels import DTYPE_BYTES, Memory
@@ -24,16 +24,14 @@ LOOP_ON_CPU = 1.95
 FRESH_ON_CPU = (LOOP_ON_CPU - 1) * 80 / 8
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(NamedTuple):
     """One elementwise kernel of an update: how many tensors like the parameter it reads and writes."""
 
     reads: float
     writes: float
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """An update of torch.optim.
 
     `states`: tensors like the parameter, kept from the first step on. `fused`: the one kernel that does it all.

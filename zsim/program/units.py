@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from zsim.errors import InputError
 from zsim.model.spec import ModelSpec, Module
 from zsim.program.walk import modules_in_order
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """`modules` in execution order; a group is entered with its first and left with its last one.
 
     `input_has_grad`: gradients flow back out of the first module, so that a hook on its inputs fires.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from zsim.model.spec import ModelSpec, Module, Parameter
-from zsim.program.units import modules_in_order
+from zsim.program.walk import modules_in_order
 
 
 def as_built(parameters: Sequence[Parameter]) -> list[Parameter]:

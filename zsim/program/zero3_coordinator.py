@@ -11,14 +11,14 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
 
 NEVER = -1
 
 Params = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Uses:
+class Uses(NamedTuple):
     """Where a complete trace uses each parameter, and the elements that the modules before a step use."""
 
     steps: Mapping[int, Sequence[int]]

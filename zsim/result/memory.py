@@ -5,10 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from operator import attrgetter
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from zsim.cluster.routes import through_host
 from zsim.cluster.spec import Cluster, Device
@@ -49,8 +48,7 @@ PROCESSES = "processes"
 SETTLING = 6  # steps after the steady one, at most, until the allocator gives memory back as often as in any later one
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """Bytes held on one device right after `event`, by category."""
 
     event: MemoryEvent | None
