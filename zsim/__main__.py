@@ -3,7 +3,6 @@
 import atexit
 import os
 import sys
-from contextlib import suppress
 from typing import NoReturn
 
 from zsim.cli.app import main
@@ -16,11 +15,17 @@ def run() -> NoReturn:
     try:
         main()
     except SystemExit as end:  # which still holds what the command made: outside of this block Python would free it
+        code = end.code if isinstance(end.code, int) else 1
         atexit._run_exitfuncs()
-        with suppress(BrokenPipeError):
+        try:
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(end.code if isinstance(end.code, int) else 1)
+        except BrokenPipeError:  # whoever read our output has left
+            pass
+        except OSError as error:  # no space left for output so short that it is written only now
+            print(f"zsim: standard output: {error.strerror}", file=sys.stderr)
+            code = 2
+        os._exit(code)
 
 
 if __name__ == "__main__":

@@ -210,11 +210,13 @@ def test_what_cannot_be_written_is_no_bug(capsys, tmp_path) -> None:
     assert f"{nowhere.parent}: --out: no such folder" in err
 
 
-def test_a_full_disk_is_no_bug() -> None:
+@pytest.mark.parametrize("arguments", [("schema",), ("memory", "--params", "8e9")])
+def test_a_full_disk_is_no_bug(monkeypatch, arguments: tuple[str, ...]) -> None:
+    """Long output meets it at once, short output when the command ends."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    command = [sys.executable, "-m", "zsim", *arguments]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "zsim", "schema"], stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT
-        )
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     assert done.returncode == 2
     assert "standard output: No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
