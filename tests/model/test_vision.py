@@ -32,6 +32,8 @@ def recorded() -> dict[str, Any]:
 # What zsim knows to differ: tables and masks that only some layers use live until the first block's backward, as in
 # test_families. Two of 2 x 96 x 96 and of 96 x 32, in bf16.
 LATE = {"gemma3": 2 * (2 * 96 * 96 + 2 * 96 * 32), "paligemma2": 2 * 2 * 96 * 96, "qwen3_5": 2 * 2 * 96 * 96}
+# And a copy that experts make before a layer runs again, as in test_families: of all rows for each of four, 64 wide.
+MISSED = {"llama4": 4 * 2 * 96 * 64 * 2}
 CASES = [(name, index) for name, model in recorded().items() for index in range(len(model["runs"]))]
 
 
@@ -74,7 +76,8 @@ def test_a_step_is_the_recorded_one(name: str, index: int):
     assert ledger.after_forward == run["after_forward"]
     assert ledger.peak_forward == run["peak"]["forward"]
     late = LATE.get(name, 0) if run["checkpointing"] == "full" else 0
-    assert 0 <= ledger.peak_backward - run["peak"]["backward"] <= late
+    missed = MISSED.get(name, 0) if run["checkpointing"] == "full" else 0
+    assert -missed <= ledger.peak_backward - run["peak"]["backward"] <= late
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -175,6 +178,14 @@ def test_what_a_config_of_mllama_cannot_say(part: str, changes: dict[str, Any], 
     with pytest.raises(InputError) as refused:
         from_config(config | {part: config[part] | changes}, "mllama")
     assert refused.value.field == f"{part}.{field}"
+
+
+@pytest.mark.parametrize("field", ["vision_output_dim", "projector_input_dim", "intermediate_size"])
+def test_widths_of_llama4_that_do_not_fit_each_other(field: str):
+    config = recorded()["llama4"]["config"]
+    with pytest.raises(InputError) as refused:
+        from_config(config | {"vision_config": config["vision_config"] | {field: 81}}, "llama4")
+    assert refused.value.field == f"vision_config.{field}"
 
 
 def test_masks_rule_flash_attention_out():

@@ -15,6 +15,10 @@ CLIP = {
 _SO400M_LAYERS = {key: _SO400M[key] for key in ("hidden_size", "intermediate_size", "num_attention_heads")} | {
     "num_hidden_layers": 27, "patch_size": 14,
 }  # fmt: skip
+_LLAMA4_TOWER = {
+    "model_type": "llama4_vision_model", "hidden_size": 1408, "image_size": 336, "intermediate_size": 5632,
+    "num_attention_heads": 16, "num_hidden_layers": 34, "patch_size": 14, "vision_output_dim": 4096,
+}  # fmt: skip
 COUNTS: dict[str, tuple[int, dict[str, Any]]] = {
     "LLaVA-1.5-7B, its text model's sizes left out": (
         7_063_427_072,
@@ -259,6 +263,28 @@ COUNTS: dict[str, tuple[int, dict[str, Any]]] = {
                 "num_attention_heads": 16, "num_key_value_heads": 2, "vocab_size": 248320,
             },
             "vision_config": {"model_type": "qwen3_5_moe", "out_hidden_size": 2048},
+        },
+    ),
+    "Llama-4-Scout-17B-16E": (
+        108_641_793_536,
+        {
+            "model_type": "llama4", "vision_config": _LLAMA4_TOWER,
+            "text_config": {
+                "model_type": "llama4_text", "hidden_size": 5120, "intermediate_size": 8192, "num_hidden_layers": 48,
+                "intermediate_size_mlp": 16384, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128,
+                "vocab_size": 202048, "num_local_experts": 16,
+            },
+        },
+    ),
+    "Llama-4-Maverick-17B-128E": (
+        401_583_781_376,
+        {
+            "model_type": "llama4", "vision_config": _LLAMA4_TOWER,
+            "text_config": {
+                "model_type": "llama4_text", "hidden_size": 5120, "intermediate_size": 8192, "num_hidden_layers": 48,
+                "intermediate_size_mlp": 16384, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128,
+                "vocab_size": 202048, "num_local_experts": 128, "interleave_moe_layer_step": 2, "use_qk_norm": False,
+            },
         },
     ),
 }  # fmt: skip

@@ -313,7 +313,7 @@ def _other_vision() -> list[Config]:
     names = "llava_next", "llava_onevision", "mistral3", "internvl", "paligemma"
     towers = {
         **{model: ["vision_tower."] for model in names},
-        **{model: ["vision_model."] for model in ("idefics3", "smolvlm")},
+        **{model: ["vision_model."] for model in ("idefics3", "smolvlm", "llama4")},
         "qwen3_vl_moe": ["patch_embed", "pos_embed", "visual.blocks", "deepstack"],
         **{model: ["patch_embed", "pos_embed", "visual.blocks"] for model in ("qwen3_5", "qwen3_5_moe")},
     }  # fmt: skip

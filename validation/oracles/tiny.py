@@ -103,6 +103,19 @@ TINY_VISION: dict[str, dict[str, Any]] = {
         "text_config": _TEXT | {"model_type": "llama"},
         "vision_config": _IDEFICS,
     },
+    "llama4": {
+        "image_token_index": 999,
+        "text_config": _TEXT | {
+            "head_dim": 32, "intermediate_size": 96, "intermediate_size_mlp": 256, "num_local_experts": 4,
+            "moe_layers": [1, 2], "pad_token_id": 0,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        },
+        "vision_config": {
+            "hidden_size": 96, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4,
+            "image_size": 56, "patch_size": 14, "projector_input_dim": 112, "projector_output_dim": 112,
+            "vision_output_dim": 112, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
     "mllama": {
         "image_token_index": 1000,
         "text_config": _TEXT | {"num_hidden_layers": 5, "cross_attention_layers": [1, 3], "pad_token_id": 0},

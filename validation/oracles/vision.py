@@ -22,6 +22,7 @@ import transformers
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import LlavaNextProcessor, LlavaOnevisionProcessor, initialization, masking_utils, vision_utils
 
+from validation.oracles import models
 from validation.oracles.families import Follow, begin, observe, write
 from validation.oracles.memory import flash_attention
 from validation.oracles.vision_models import CONFIGS
@@ -80,6 +81,10 @@ def inputs(config: dict[str, Any], batch: int, seq: int, images: int, size: tupl
             "aspect_ratio_mask": torch.ones(batch, images, 4, dtype=torch.long),
             "cross_attention_mask": torch.ones(batch, seq, images, 4, dtype=torch.long),
         }  # fmt: skip
+    if kind == "llama4":
+        side = config["vision_config"]["image_size"]
+        count *= idefics_squares(config, size)  # cut alike
+        return {"pixel_values": torch.zeros(count, 3, side, side, dtype=torch.bfloat16)}
     if kind in IDEFICS:
         side = config["vision_config"]["image_size"]
         shape = batch, images * idefics_squares(config, size), side, side
@@ -166,8 +171,8 @@ class Known(Follow):
 
 
 def tokens_of(config: dict[str, Any], images: int, size: tuple[int, int]) -> int:
-    if config["model_type"] in IDEFICS:
-        side = config["vision_config"]["image_size"] // 14 // config["scale_factor"]
+    if config["model_type"] in (*IDEFICS, "llama4"):
+        side = config["vision_config"]["image_size"] // 14 // config.get("scale_factor", 2)
         return idefics_squares(config, size) * side**2
     if "mm_tokens_per_image" in config:
         return config["mm_tokens_per_image"]
@@ -223,9 +228,10 @@ def main(arguments: list[str]) -> None:
     options = begin(arguments, __doc__, CONFIGS)
     initialization.trunc_normal_ = lambda tensor, *_, **__: tensor  # asks for values
     torch.as_tensor = as_tensor
+    models.mend_llama4()
     masking_utils._ignore_bidirectional_mask_sdpa = lambda *_: True  # no square has padding
     torch.nn.functional.scaled_dot_product_attention = attend
-    models = {}
+    found = {}
     for name in options.names or CONFIGS:
         attentions, config, size = CONFIGS[name]
         runs = [
@@ -238,8 +244,8 @@ def main(arguments: list[str]) -> None:
         parameters = runs[0]["parameters"]
         for run in runs:
             assert run.pop("parameters") == parameters, name
-        models[name] = {"config": config, "parameters": parameters, "runs": runs}
-    write(options.out, models, numpy=np.__version__)
+        found[name] = {"config": config, "parameters": parameters, "runs": runs}
+    write(options.out, found, numpy=np.__version__)
 
 
 if __name__ == "__main__":

@@ -156,6 +156,24 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[int, int]]] = {
          {"model_type": "smolvlm_vision"}, "scale_factor": 4, "tie_word_embeddings": True},
         (56, 56),
     ),
+    "llama4": (
+        BOTH,
+        {
+            "model_type": "llama4",
+            "text_config": {
+                "model_type": "llama4_text", **TEXT, "num_hidden_layers": 5, "head_dim": 32, "pad_token_id": 0,
+                "intermediate_size": 48, "intermediate_size_mlp": 160, "num_local_experts": 4, "moe_layers": [1, 2, 3],
+                "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+            },
+            "vision_config": {
+                "model_type": "llama4_vision_model", "hidden_size": 48, "intermediate_size": 192,
+                "num_hidden_layers": 4, "num_attention_heads": 3, "image_size": 56, "patch_size": 14,
+                "projector_input_dim": 80, "projector_output_dim": 80, "vision_output_dim": 80,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+        (56, 112),
+    ),
     "mllama": (
         BOTH,
         {

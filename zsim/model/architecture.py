@@ -84,6 +84,7 @@ class Vision:
     # cut into squares of `image_size`, and a small copy of it comes before them
     splits: bool = False  # an image of another size is cut into squares, with a small copy behind them (Idefics 3)
     tiles: Tiles | None = None
+    adapter: int = 0  # width of what the tower itself projects its features to (Llama 4)
     read_layers: tuple[int, ...] = ()  # whose output is added to the text model's first layers (Qwen3-VL)
     most_squares: int = 0  # features of more of them are interpolated to as many (LLaVA-OneVision)
     positions: int = 0  # rows of a learned position embedding that is interpolated

@@ -120,7 +120,7 @@ def from_architecture(name: str, arch: Architecture, notes: tuple[str, ...] = ()
     The same one for equal arguments, so that the many setups of a search share its traces.
     """
     model = build(Net(arch))
-    buffers = model.buffers_bytes(), model.index_buffers_bytes()
+    buffers = model.buffers_bytes(), model.index_buffers_bytes(), model.complex_buffers_bytes()
     return ModelSpec(name, arch.family, parameters(model), arch, *buffers, notes)
 
 

@@ -11,6 +11,7 @@ from zsim.model.spec import ModelSpec
 LISTS = ("blocks", "layers", "layer")
 EMBEDDINGS = ".vision_tower.embeddings."
 OWN_EMBEDDINGS = ("clip_vision_model", "siglip_vision_model")  # towers that have such a unit
+UNITS_IN_LAYERS = ("idefics3_vision", "smolvlm_vision")  # whose attention alone is a unit
 PROJECTOR = ".multi_modal_projector."  # PaliGemma's, a unit as well
 
 
@@ -21,7 +22,7 @@ def with_flat_units(spec: ModelSpec, units: str) -> ModelSpec:
     vision = tower is not None
     own = [EMBEDDINGS] if tower is not None and tower.blocks.family in OWN_EMBEDDINGS else []
     own += [PROJECTOR] if spec.family == "paligemma" else []
-    parts = tower is not None and tower.splits  # of the tower's layers the attention alone is a unit
+    parts = tower is not None and tower.blocks.family in UNITS_IN_LAYERS
     apart = {
         parameter.name.rpartition(".")[0] for parameter in spec.parameters if parameter.trainable and units == "leaf"
     }
@@ -78,7 +79,7 @@ def layer_keys(spec: ModelSpec, reached: bool, reached_tower: bool) -> tuple[Key
     crossed = {number for number, kind in enumerate(getattr(spec.arch, "kinds", ())) if kind.crossed}
     for parameter in spec.parameters:
         parts, at = parameter.name.split("."), _layer_at(parameter.name, vision)
-        in_tower = (vision and parts[1] in TOWERS) or (pair and "encoder" in parts[:2])
+        in_tower = (vision and any(part in TOWERS for part in parts[:2])) or (pair and "encoder" in parts[:2])
         if at is not None:
             number = int(parts[at])
             if eyes is not None and parts[at - 2] == "global_transformer":  # behind the others (Llama 3.2 Vision)

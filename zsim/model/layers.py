@@ -158,6 +158,10 @@ class Module:
         """Of these, those of int64."""
         return sum(child.index_buffers_bytes() for child in self.children.values())
 
+    def complex_buffers_bytes(self) -> int:
+        """And those of complex64."""
+        return sum(child.complex_buffers_bytes() for child in self.children.values())
+
     def named_weights(self, prefix: str = "", layer: int = -1) -> Iterator[tuple[str, int, Module, Weight]]:
         """(name, layer or -1, owner, weight) in the order of `named_parameters`; tied weights under every name."""
         for name, weight in self.weights.items():

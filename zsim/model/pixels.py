@@ -290,12 +290,12 @@ def stacked(parts: list[Tensor]) -> Tensor:
 
 
 def unfold(x: Tensor, side: int) -> Tensor:
-    """`unfold` of [1, h, rows, columns] into squares that do not overlap: [1, h * side * side, squares]. On CUDA of a
+    """`unfold` of [n, h, rows, columns] into squares that do not overlap: [n, h * side * side, squares]. On CUDA of a
     contiguous copy, where it is none (torch 2.13 native/cuda/Im2Col.cu)."""
     tape, shape, dtype = x.tape, x.shape, x.dtype
     source = x if x.is_contiguous() or not tape.cuda else clone(x)
     squares = shape[2] * shape[3] // side**2
-    out = tape.empty((1, shape[1] * side**2, squares), dtype)
+    out = tape.empty((shape[0], shape[1] * side**2, squares), dtype)
     tape.memory(source.nbytes, out.nbytes, "copy")
     del source
     if x.needs_grad:

@@ -81,6 +81,41 @@ def _mllama(fields: Fields, family: str) -> Architecture:
     )
 
 
+def _llama4(fields: Fields, family: str) -> Architecture:
+    text = read_text(fields, family, ("llama4_text",), "llama4_text")
+    vision = read_tower(fields, "llama4_vision_model")
+    names = {
+        "hidden": (("hidden_size",), 768), "heads": (("num_attention_heads",), 16),
+        "layers": (("num_hidden_layers",), 34), "intermediate": (("intermediate_size",), 5632), "activation": "gelu",
+    }  # fmt: skip
+    blocks = read_blocks(vision, "llama4_vision", names, lambda layer: LayerKind())
+    merge = round(1 / vision.number("pixel_shuffle_ratio", default=0.5, low=0.01, high=1))
+    side, patch = read_side(vision, "image_size", 448), read_side(vision, "patch_size", 14)
+    if side // patch % merge:
+        vision.fail("pixel_shuffle_ratio", f"does not divide the {side // patch} rows of patches", "1 / a divisor")
+    if blocks.intermediate != blocks.hidden * merge**2:  # the adapter's input as well
+        vision.fail("intermediate_size", f"is {blocks.intermediate}, and merged patches are {merge**2} x "
+                    f"{blocks.hidden} wide", str(blocks.hidden * merge**2))  # fmt: skip
+    if read_dropout(vision, "projector_dropout"):
+        vision.fail("projector_dropout", "is not modeled", "0")
+    adapter = vision.size("projector_output_dim", default=4096)
+    for name, default in (("projector_input_dim", 4096), ("vision_output_dim", 7680)):
+        if (width := vision.size(name, default=default)) != adapter:
+            vision.fail(name, f"is {width}, and projector_output_dim {adapter}", str(adapter))
+    return replace(
+        text,
+        vision=Vision(
+            replace(blocks, activation="nn.gelu"),
+            patch=patch,
+            channels=vision.size("num_channels", default=3),
+            image_size=side,
+            splits=True,
+            merge=merge,
+            adapter=adapter,
+        ),
+    )
+
+
 def _stretch(layer: int, crossed: list[int]) -> int:
     """The first layer that reads the tower keeps what it reads, and to the last no gradient of that has come yet."""
     if not crossed or layer <= min(crossed):
@@ -102,4 +137,5 @@ def _numbers(fields: Fields, name: str, layers: int, default: list[int]) -> list
 FURTHER: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("idefics3", "smolvlm"), _idefics),
     "mllama": _mllama,
+    "llama4": _llama4,
 }

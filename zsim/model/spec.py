@@ -216,6 +216,7 @@ class ModelSpec:
     arch: object  # the family's normalized configuration (model.architecture.Architecture)
     buffers_bytes: int = 0  # non-parameter state on the GPU: rotary tables
     index_buffers_bytes: int = 0  # of these, what is int64: positions
+    complex_buffers_bytes: int = 0  # and what is complex64: rotations
     notes: tuple[str, ...] = ()  # what was assumed while reading
     tuning: Tuning | None = None  # adapters and quantized weights
     conversion: Conversion | None = None  # of its experts into those of one rank among several

@@ -57,13 +57,14 @@ class Ddp(Hooks[DdpPlan]):
     def __init__(self, model: ModelSpec, tree: Module, plan: DdpPlan) -> None:
         self.model, self.tree, self.plan = model, tree, plan
         self.params = [index for index, p in enumerate(model.parameters) if p.trainable]
-        # the last two stand for the buffers, a tower's positions first; .to(dtype) casts those that are no indices
-        wide = (model.buffers_bytes - model.index_buffers_bytes) // 4
-        self.numels = [p.numel for p in model.parameters] + [model.index_buffers_bytes // 8, wide]
-        self.dtypes = [p.dtype or plan.dtype for p in model.parameters] + ["int64", plan.dtype]
+        # the last three stand for the buffers, a tower's first; .to(dtype) casts the floats among them
+        indices, rotations = model.index_buffers_bytes // 8, model.complex_buffers_bytes // 8
+        wide = model.buffers_bytes // 4 - 2 * indices - 2 * rotations
+        self.numels = [p.numel for p in model.parameters] + [indices, rotations, wide]
+        self.dtypes = [p.dtype or plan.dtype for p in model.parameters] + ["int64", "complex64", plan.dtype]
         self.sizes = [n * int(DTYPE_BYTES[dtype]) for n, dtype in zip(self.numels, self.dtypes, strict=True)]
         first = len(model.parameters)
-        self.buffers = [index for index in (first, first + 1) if self.numels[index]]
+        self.buffers = [index for index in range(first, len(self.numels)) if self.numels[index]]
         self.limits = self._limits()
         self.builder = Builder()
         self.alone = plan.world_size == 1  # trainers wrap nothing then: no Reducer, no buckets

@@ -58,6 +58,7 @@ VISION = {
     **dict.fromkeys(
         ("llava", "llava_next", "llava_onevision", "mistral3", "internvl"), ("llava", "LlavaForConditionalGeneration")
     ),
+    "llama4": ("llama4_vision", "Llama4ForConditionalGeneration"),
     "mllama": ("mllama", "MllamaForConditionalGeneration"),
     **dict.fromkeys(("idefics3", "smolvlm"), ("idefics", "IdeficsForConditionalGeneration")),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), ("qwen_next", "Qwen35ForConditionalGeneration")),
