@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections import Counter
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.model.ledger import Ledger, block, computes, modules
+from tests.model.ledger import Ledger, block, computes, flops, modules
 from zsim.errors import InputError, NotModeled
 from zsim.model.huggingface import from_config
 from zsim.model.kernels import Gemm
@@ -148,6 +152,58 @@ def test_layers_that_pass_a_state_on_are_not_shared_along_the_sequence():
         trace(from_config(SMALL, "q"), Workload(1, 128, sequence_parallel_size=2))
 
 
-def test_that_kernels_are_not_modeled_is_said():
-    (note,) = from_config(SMALL, "q").notes
-    assert "flash-linear-attention" in note
+FILE = Path(__file__).parents[2] / "validation" / "oracles" / "families" / "fla.json.gz"
+
+
+@cache
+def recorded() -> dict[str, Any]:
+    """validation/oracles/fla.py"""
+    return json.loads(gzip.decompress(FILE.read_bytes()))["models"]
+
+
+@pytest.mark.parametrize("name", recorded())
+@pytest.mark.parametrize("index", range(6))
+def test_a_step_with_the_kernels_of_fla_is_the_recorded_one(name: str, index: int):
+    model = recorded()[name]
+    run = model["runs"][index]
+    spec = from_config(model["config"], name)
+    checkpointing = run["checkpointing"]
+    workload = Workload(
+        run["batch"], run["seq"], attention=run["attention"], checkpointing=checkpointing, device="cpu", kernels="fla"
+    )
+    ledger = Ledger(spec, trace(spec, workload))
+    assert ledger.calls == [tuple(call) for call in model["calls"]]
+    assert ledger.ready == model["ready"]
+    assert flops(ledger.forward_kernels) == run["flops"]["forward"]
+    assert flops(ledger.backward_kernels) == run["flops"]["backward"]
+    assert ledger.after_forward == run["after_forward"]
+    # What the first layer reads is the embedding, which is held anyway: of the others' input the tape has no copy.
+    states = 2 * run["batch"] * run["seq"] * spec.arch.hidden if "wide" in name and checkpointing == "none" else 0
+    assert ledger.peak_forward == run["peak"]["forward"] - states
+    assert ledger.peak_backward == run["peak"]["backward"]
+
+
+def test_kernels_of_fla_save_a_fraction():
+    spec = from_config(DENSE, "q")
+    saved = {}
+    for kernels in ("torch", "fla"):
+        tree = trace(spec, Workload(1, 4096, kernels=kernels))
+        saved[kernels] = next(_saved(module) for module in modules(tree) if module.name.endswith("linear_attn"))
+    assert 3 < saved["torch"] / saved["fla"] < 3.2
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"), [({"hidden_act": "gelu"}, "kernels"), ({"linear_key_head_dim": 257}, "kernels")]
+)
+def test_what_the_kernels_refuse(changes: dict[str, Any], field: str):
+    with pytest.raises(NotModeled) as caught:
+        trace(from_config(SMALL | changes, "q"), Workload(1, 64, kernels="fla"))
+    assert caught.value.field == field
+
+
+def test_other_models_have_no_linear_attention():
+    llama = {key: value for key, value in SMALL.items() if not key.startswith("linear")} | {"model_type": "llama"}
+    with pytest.raises(NotModeled, match="flash-linear-attention"):
+        trace(from_config(llama, "l"), Workload(1, 64, kernels="fla"))
+    with pytest.raises(NotModeled, match="compile of qwen3_5_text"):
+        trace(from_config(SMALL, "q"), Workload(1, 64, compile=True))

@@ -101,12 +101,6 @@ def _other_code(fields: Fields, family: str) -> Iterator[str]:
         yield f"architectures names {said[0]}: {family} with the head of a language model is simulated"
     if family == "llama4_text":
         yield "every expert works on every token, as in transformers' class"
-    if family.startswith(("qwen3_next", "qwen3_5")):
-        yield (
-            "linear attention runs as the PyTorch code of transformers, of which no run has been measured; kernels of "
-            "flash-linear-attention and causal-conv1d, which transformers takes where they are installed, are not "
-            "modeled: they need less time and memory"
-        )
     own = fields.raw("auto_map")
     code = isinstance(own, dict) and (own.get("AutoModelForCausalLM") or own.get("AutoModel"))
     if code:

@@ -105,6 +105,7 @@ def resolve(scenario: Scenario) -> Setup:
             *_length(scenario, model),
             *attention_notes,
             *_attention(workload, cluster),
+            *_linear_attention(workload, model),
             *image_notes,
             *target_notes,
             *loss_notes,
@@ -134,6 +135,21 @@ def _check_whole(scenario: Scenario, plan: AnyPlan) -> None:
     if quantize and quantize.type == "int8" and not whole:
         accepted = "nf4, or framework: ddp, or zero.stage up to 2"
         raise scenario.error(("quantize",), "8-bit weights in shards", accepted, kind=NotModeled)
+
+
+def _linear_attention(workload: Workload, model: ModelSpec) -> tuple[str, ...]:
+    """Of no run with it a time is known."""
+    if getattr(model.arch, "delta", None) is None:
+        return ()
+    if workload.kernels == "fla":
+        return (
+            "kernels of flash-linear-attention and causal-conv1d as fast as the memory that they read and write, from "
+            "below: no run with them has been measured",
+        )
+    return (
+        "linear attention as PyTorch code, which transformers runs where flash-linear-attention and causal-conv1d are "
+        "not installed (kernels: fla where they are: less time and memory); no run with it has been measured",
+    )
 
 
 def _attention(workload: Workload, cluster: Cluster) -> tuple[str, ...]:

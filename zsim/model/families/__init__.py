@@ -22,6 +22,7 @@ MOE_RELATIVES = (
     "glm4_moe", "glm4_moe_lite", "granitemoe", "granitemoeshared", "dots1", "solar_open", "exaone_moe", "minimax_m2",
     "hunyuan_v1_moe", "ernie4_5_moe", "youtu",
 )  # fmt: skip
+DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe")  # with linear attention
 OTHERS = {  # model_type -> file here, class of the root
     "gpt2": ("gpt2", "GPT2LMHeadModel"),
     "gpt_neox": ("gpt_neox", "GPTNeoXForCausalLM"),
@@ -44,7 +45,7 @@ OTHERS = {  # model_type -> file here, class of the root
     "gemma4_text": ("gemma4", "Gemma4ForCausalLM"),
     "llama4_text": ("llama4", "Llama4ForCausalLM"),
     **dict.fromkeys(("lfm2", "lfm2_moe"), ("lfm2", "Lfm2ForCausalLM")),
-    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), ("qwen_next", "QwenNextForCausalLM")),
+    **dict.fromkeys(DELTA[:3], ("qwen_next", "QwenNextForCausalLM")),
     **dict.fromkeys(("cwm", "ministral", "helium", "hyperclovax", "jais2"), ("siblings", "SiblingForCausalLM")),
     **dict.fromkeys(MOE_RELATIVES, ("moe_relatives", "MoeRelativeForCausalLM")),
     **dict.fromkeys(
@@ -61,7 +62,7 @@ VISION = {
     "llama4": ("llama4_vision", "Llama4ForConditionalGeneration"),
     "mllama": ("mllama", "MllamaForConditionalGeneration"),
     **dict.fromkeys(("idefics3", "smolvlm"), ("idefics", "IdeficsForConditionalGeneration")),
-    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), ("qwen_next", "Qwen35ForConditionalGeneration")),
+    **dict.fromkeys(DELTA[3:], ("qwen_next", "Qwen35ForConditionalGeneration")),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), ("vlm", "QwenForConditionalGeneration")),
 }
 SEQ2SEQ = {
@@ -74,7 +75,14 @@ FAMILIES = (*LLAMA_LIKE, *GEMMA, *MOE, *OTHERS, *VISION, *SEQ2SEQ)
 def build(net: Net) -> Module:
     """The root module of a family. Raises NotModeled for a family that is not here. Imports only what it needs."""
     family = net.arch.family
-    if net.kernels != "torch" and (family not in LLAMA_LIKE or net.implementation != "hf"):
+    if net.kernels == "fla":
+        if family not in DELTA or net.implementation != "hf":
+            raise NotModeled(
+                f"flash-linear-attention's kernels in {net.implementation}'s {family}",
+                field="kernels",
+                accepted="torch",
+            )
+    elif net.kernels != "torch" and (family not in LLAMA_LIKE or net.implementation != "hf"):
         accepted = f"transformers' implementation of {', '.join(LLAMA_LIKE)}"
         raise NotModeled(
             f"{net.kernels[0].upper()}{net.kernels[1:]} kernels in {net.implementation}'s {family}",

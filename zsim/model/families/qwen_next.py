@@ -8,6 +8,7 @@ Module and parameter names, and the order of calls, are those of transformers 5.
 from __future__ import annotations
 
 from zsim.errors import NotModeled
+from zsim.model import fla
 from zsim.model import functional as F
 from zsim.model.attention import Rotary, attend, causal_mask, rotate_part
 from zsim.model.causal_conv import causal_conv1d
@@ -31,6 +32,20 @@ class GatedNorm(RMSNorm):
         return F.to(x, dtype)
 
 
+def check_kernels(net: Net) -> None:
+    """Raises NotModeled for what flash-linear-attention and causal-conv1d refuse."""
+    if net.kernels != "fla":
+        return
+    if net.arch.activation not in ("silu", "swish"):
+        raise NotModeled(
+            f"causal-conv1d with {net.arch.activation}", field="kernels", accepted="torch, or hidden_act: silu"
+        )
+    if net.arch.linear.key_dim > 256:
+        raise NotModeled(
+            f"flash-linear-attention with keys of {net.arch.linear.key_dim}", field="kernels", accepted="torch"
+        )
+
+
 class GatedDeltaNet(Module):
     """A subclass projects: queries, keys and values side by side, the gate, step and decay."""
 
@@ -39,6 +54,7 @@ class GatedDeltaNet(Module):
 
     def __init__(self, net: Net, prefix: str) -> None:
         super().__init__(net)
+        check_kernels(net)
         arch, linear = net.arch, net.arch.linear
         self.class_name = f"{prefix}GatedDeltaNet"
         self.keys, self.values = linear.key_heads * linear.key_dim, linear.value_heads * linear.value_dim
@@ -66,7 +82,7 @@ class GatedDeltaNet(Module):
         mixed = F.transpose(mixed, 1, 2)
         self.net.tape.part()
         self.net.tape.read(self.conv1d.weight)
-        mixed = ACTIVATIONS[self.net.arch.activation][1](causal_conv1d(mixed, self.conv1d.weight, None))
+        mixed = self.convolved(mixed)
         mixed = F.transpose(mixed, 1, 2)
         query, key, value = F.split(mixed, [self.keys, self.keys, self.values])
         query = F.reshape(query, b, s, -1, linear.key_dim)
@@ -77,12 +93,19 @@ class GatedDeltaNet(Module):
         g = F.mul(rate, F.activation(F.add(F.to(a, "float32"), self.dt_bias)))
         del rate
         self.net.tape.part()
-        out = chunk_gated_delta_rule(query, key, value, g, beta)
+        rule = fla.chunk_gated_delta_rule if self.net.kernels == "fla" else chunk_gated_delta_rule
+        out = rule(query, key, value, g, beta)
         out = F.reshape(out, -1, linear.value_dim)
         z = F.reshape(z, -1, linear.value_dim)
         out = self.norm(out, z)
         out = F.reshape(out, b, s, -1)
         return self.out_proj(out)
+
+    def convolved(self, x: Tensor) -> Tensor:
+        """And activated."""
+        if self.net.kernels == "fla":
+            return fla.causal_conv1d(x, self.conv1d.weight)
+        return ACTIVATIONS[self.net.arch.activation][1](causal_conv1d(x, self.conv1d.weight, None))
 
 
 class Qwen35DeltaNet(GatedDeltaNet):

@@ -65,7 +65,7 @@ class VisionLanguageModel(CausalLM):
 
     def __init__(self, net: Net) -> None:
         super().__init__(net)
-        if net.loss == "fused" or net.kernels != "torch":
+        if net.loss == "fused" or net.kernels not in ("torch", "fla"):
             raise NotModeled(f"a fused loss or kernels of {net.arch.family}", field="loss", accepted="hf")
         if net.sequence_parallel_size > 1:
             raise NotModeled(f"sequence parallelism of {net.arch.family}", field="sequence_parallel_size", accepted="1")
