@@ -20,8 +20,8 @@ from validation.oracles.configuration_parts import (
     zero_of,
 )
 from validation.oracles.configurations_deepspeed import deepspeed_configurations
+from validation.oracles.configurations_hybrid import hybrid_configurations
 from validation.oracles.tiny_gemma import GEMMA4_EXPERTS, GEMMA4_KEYS
-from validation.oracles.tiny_hybrid import TINY_HYBRIDS
 
 # Further families that differ from others by a few lines.
 EXPERTS = (
@@ -32,7 +32,16 @@ DENSE = ("youtu", "cwm", "ministral", "helium", "hyperclovax", "jais2", "vaultge
 
 
 def configurations() -> list[Config]:
-    return [*_ddp(), *_fsdp2(), *_fsdp1(), *deepspeed_configurations(), *_vision(), *_pairs(), *_further()]
+    return [
+        *_ddp(),
+        *_fsdp2(),
+        *_fsdp1(),
+        *deepspeed_configurations(),
+        *_vision(),
+        *_pairs(),
+        *_further(),
+        *hybrid_configurations(),
+    ]
 
 
 def _ddp() -> list[Config]:
@@ -217,8 +226,8 @@ def _vision() -> list[Config]:
 def _further() -> list[Config]:
     """Further families of decoders."""
     found = []
-    for model in ("glm4_moe", "granitemoe", "llama4_text", "ministral3", *TINY_HYBRIDS):
-        tag = "hybrid" if model in TINY_HYBRIDS else "dense" if model == "ministral3" else "moe"
+    for model in ("glm4_moe", "granitemoe", "llama4_text", "ministral3"):
+        tag = "dense" if model == "ministral3" else "moe"
         found += [
             config_of("fsdp2", tag, model=model),
             config_of("fsdp2", f"{tag}_accelerate", model=model, fsdp={"accelerate": True}),

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from validation.oracles.families import main
-from validation.oracles.family_configs import BOTH, FLASH, SMALL
+from validation.oracles.family_configs import BOTH, EAGER, FLASH, SMALL
 
 DELTA = {  # three layers of linear attention, one of full attention, and one more
     **SMALL, "num_hidden_layers": 5, "head_dim": 32, "linear_key_head_dim": 16, "linear_value_head_dim": 24,
@@ -26,6 +26,11 @@ SECTIONS = {
         "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1],
     },
 }  # fmt: skip
+STATE = {
+    "hidden_size": 64, "num_hidden_layers": 3, "num_heads": 4, "head_dim": 32, "state_size": 24, "n_groups": 2,
+    "chunk_size": 16, "vocab_size": 199,
+}  # fmt: skip
+NEMOTRON = {"mamba_num_heads": 4, "mamba_head_dim": 24, "ssm_state_size": 16}
 CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "lfm2": (
         BOTH,
@@ -53,6 +58,35 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         },
     ),
     "qwen3_5_moe": (BOTH, {"model_type": "qwen3_5_moe_text", **DELTA, **EXPERTS, **SECTIONS}),
+    "mamba2": (EAGER, {"model_type": "mamba2", **STATE}),
+    "mamba2-narrow": (
+        EAGER,
+        {"model_type": "mamba2", **STATE, "residual_in_fp32": False, "chunk_size": 48, "use_bias": True, "n_groups": 4},
+    ),
+    "nemotron_h": (
+        BOTH,
+        {
+            "model_type": "nemotron_h", **SMALL, **NEMOTRON, "hybrid_override_pattern": "M-M*", "head_dim": 32,
+            "n_groups": 2, "chunk_size": 16,
+        },
+    ),
+    "nemotron_h-moe": (
+        FLASH,
+        {
+            "model_type": "nemotron_h", **SMALL, **NEMOTRON, "layers_block_type": ["moe", "mamba", "attention", "moe"],
+            "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_group": 2, "topk_group": 1,
+            "moe_shared_expert_intermediate_size": 80, "n_groups": 4, "chunk_size": 48, "use_bias": True,
+        },
+    ),
+    "nemotron_h-latent": (
+        FLASH,
+        {
+            "model_type": "nemotron_h", **SMALL, **NEMOTRON, "hybrid_override_pattern": "ME*E", "n_routed_experts": 4,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 48, "moe_latent_size": 40, "mlp_bias": True,
+            "moe_shared_expert_intermediate_size": 80, "n_groups": 1, "chunk_size": 64,
+        },
+    ),
+    "mamba2-chunk": (EAGER, {"model_type": "mamba2", **STATE, "chunk_size": 64, "use_conv_bias": False, "n_groups": 1}),
 }  # fmt: skip
 
 if __name__ == "__main__":

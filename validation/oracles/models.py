@@ -205,7 +205,7 @@ def units(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def text_model(model: torch.nn.Module) -> torch.nn.Module:
-    owner = getattr(model, "model", model)
+    owner = getattr(model, "model", getattr(model, "backbone", model))
     text = getattr(owner, "language_model", getattr(owner, "text_model", owner))
     return getattr(text, "model", text)
 
@@ -231,7 +231,9 @@ def blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
         return [block for stack in found for block in (stack.block if hasattr(stack, "block") else stack.layers)]
     if sees(model):
         return list(text_model(model).layers)
-    return list(model.model.layers) if hasattr(model, "model") else list(model.transformer.h)
+    if hasattr(model, "model") or hasattr(model, "backbone"):
+        return list(model.base_model.layers)
+    return list(model.transformer.h)
 
 
 def marked(model: torch.nn.Module) -> list[str]:
@@ -250,6 +252,10 @@ def marked(model: torch.nn.Module) -> list[str]:
         "model.embed_tokens",
         "model.norm",
         "model.embedding_norm",
+        "model.embeddings",
+        "model.norm_f",
+        "backbone.embeddings",
+        "backbone.norm_f",
         "lm_head",
         "transformer.wte",
         "transformer.wpe",

@@ -29,4 +29,15 @@ TINY_HYBRIDS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": _DELTA | {"rope_parameters": _SECTIONS},
     "qwen3_next": _DELTA | _EXPERTS | {"mlp_only_layers": [1]},
     "qwen3_5_moe_text": _DELTA | _EXPERTS | {"rope_parameters": _SECTIONS},
+    "mamba2": {
+        "hidden_size": 128, "num_hidden_layers": 3, "num_heads": 8, "head_dim": 32, "state_size": 32, "n_groups": 2,
+        "chunk_size": 16, "vocab_size": 1000,
+    },
+    "nemotron_h": {
+        "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 32, "vocab_size": 1000, "hybrid_override_pattern": "M-ME*", "mamba_num_heads": 8,
+        "mamba_head_dim": 32, "ssm_state_size": 32, "n_groups": 2, "chunk_size": 16, "use_bias": True,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96,
+        "moe_shared_expert_intermediate_size": 160,
+    },
 }  # fmt: skip

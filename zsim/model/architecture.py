@@ -18,6 +18,7 @@ class Moe:
     scales_queries: bool = False  # attn_temperature_tuning (Llama 4)
     groups: int = 0  # of experts, of which a token's choice is limited to the best few (DeepSeek); 0: any
     bias: bool = False  # of experts, which takes part in their choice alone (LFM2)
+    latent: int = 0  # width that tokens are projected to before them (Nemotron-H); 0: they are not
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,29 @@ class LinearAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSpace:
+    """The mixer of Mamba-2, in place of attention or beside it. Widths in elements, `chunk` in tokens."""
+
+    heads: int
+    head_dim: int
+    state: int  # of each element of a head
+    groups: int  # of heads that share B and C
+    chunk: int
+    kernel: int  # tokens that the convolution spans
+    conv_bias: bool = True
+    bias: bool = False  # of the projections into it and out of it
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: what is mixed, B and C."""
+        return self.inner + 2 * self.groups * self.state
+
+
+@dataclass(frozen=True, slots=True)
 class LayerKind:
     """What distinguishes a layer from its neighbours."""
 
@@ -53,7 +77,10 @@ class LayerKind:
     unread: bool = False  # of a vision tower: nothing reads its result
     crossed: bool = False  # it attends to what a tower returned (Llama 3.2 Vision)
     rotary: bool = True  # SmolLM3 leaves every fourth layer without positions
-    mixer: str = "attention"  # or what takes its place: "conv", a short convolution (LFM2), "delta", linear attention
+    # or what takes its place: "conv", a short convolution (LFM2), "delta", linear attention, "mamba", a state space,
+    # "mlp" or "moe" (Nemotron-H)
+    mixer: str = "attention"
+    later: bool = False  # not the first, whose input is the embedding itself, where that shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +194,8 @@ class Architecture:
     gemma4: Gemma4 | None = None
     conv_kernel: int = 0  # tokens that a short convolution spans
     conv_bias: bool = False
+    mamba: StateSpace | None = None
+    wide_residual: bool = False  # the residual stream is float32
     remainder: int = 0  # of a bare parameter count: a vector that makes the count exact
 
     @property
@@ -192,6 +221,12 @@ class Architecture:
         """What a Gemma 4 has besides."""
         assert self.gemma4 is not None
         return self.gemma4
+
+    @property
+    def space(self) -> StateSpace:
+        """Heads and widths of a model with a state space."""
+        assert self.mamba is not None
+        return self.mamba
 
     @property
     def pair(self) -> Pair:

@@ -54,7 +54,13 @@ class Frame:
         self._differentiable = [tensor.needs_grad for tensor in tensors]
         self._cache: list[Kept] = []  # results, oldest first
         self._holders: list[Holder] = []
+        self._saving: set[int] = set()  # segments of these
         self._filled = self._next = self._products = 0
+
+    def asked_by(self, segment: Segment) -> bool:
+        """Whether the backward of `segment` makes the region run again: the first that wants what it saved. Under the
+        selective policy the first of all, which is early where that saves nothing."""
+        return not self.recomputed and (self._policy == "selective" or id(segment) in self._saving)
 
     def recompute(self, tape: Tape) -> None:
         """Run the region again, just before its backward."""
@@ -87,6 +93,7 @@ class Frame:
         if not self.recomputed:
             if not self._holders:
                 tensors[0].tape.keep(segment, *self._arguments)
+            self._saving.add(id(segment))
             self._holders.append(Holder((self._run, self._arguments, self._cache)))
             return self._holders[-1]
         tensors[0].tape.keep(segment, *tensors)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zsim.model.architecture import Architecture, LayerKind, Moe
+from zsim.model.architecture import Architecture, LayerKind, Moe, StateSpace
 from zsim.model.fields import Fields
-from zsim.model.reader_parts import read_layers, read_top_k, read_types
+from zsim.model.reader_parts import read_activation, read_layers, read_top_k, read_types
 from zsim.model.readers_relatives import common
 
 
@@ -56,6 +56,105 @@ def _lfm2_width(fields: Fields) -> int:
     return -(-width // multiple) * multiple
 
 
+def _mamba2(fields: Fields, family: str) -> Architecture:
+    hidden, layers = fields.size("hidden_size", default=4096), read_layers(fields, "num_hidden_layers")
+    space = StateSpace(
+        heads=fields.size("num_heads", default=128),
+        head_dim=fields.size("head_dim", default=64),
+        state=fields.size("state_size", default=128),
+        groups=fields.size("n_groups", default=8),
+        chunk=fields.size("chunk_size", default=256),
+        kernel=fields.size("conv_kernel", default=4),
+        conv_bias=fields.flag("use_conv_bias", default=True),
+        bias=fields.flag("use_bias", default=False),
+    )
+    _check(fields, space, "num_heads", "n_groups", hidden * fields.size("expand", default=2), "hidden_act")
+    wide = fields.flag("residual_in_fp32", default=True)
+    return Architecture(
+        family=family,
+        hidden=hidden,
+        heads=space.heads,
+        kv_heads=space.heads,
+        head_dim=space.head_dim,
+        intermediate=space.inner,
+        vocab=fields.size("vocab_size"),
+        kinds=tuple(LayerKind(mixer="mamba", later=layer > 0) for layer in range(layers)),
+        tied=fields.flag("tie_word_embeddings", default=False),
+        mamba=space,
+        wide_residual=wide,
+    )
+
+
+# transformers 5.24 configuration_utils.py, _LEGACY_LAYER_TYPE_REMAP
+FORMER = {"mamba": "linear_attention", "attention": "full_attention"}
+MIXERS = {"linear_attention": "mamba", "full_attention": "attention", "mlp": "mlp", "moe": "moe"}
+PATTERN = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
+
+
+def _nemotron_h(fields: Fields, family: str) -> Architecture:
+    mixers = _nemotron_layers(fields)
+    space = StateSpace(
+        heads=fields.size("mamba_num_heads", default=128),
+        head_dim=fields.size("mamba_head_dim", default=64),
+        state=fields.size("ssm_state_size", default=128),
+        groups=fields.size("mamba_n_groups", "n_groups", default=8),
+        chunk=fields.size("mamba_chunk_size", "chunk_size", default=128),
+        kernel=fields.size("mamba_d_conv", "conv_kernel", default=4),
+        conv_bias=fields.flag("mamba_conv_bias", "use_conv_bias", default=True),
+        bias=fields.flag("use_bias", default=False),
+    )
+    _check(fields, space, "mamba_num_heads", "n_groups", space.inner, "mamba_hidden_act")
+    values = common(
+        fields.over({"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": len(mixers),
+                     "intermediate_size": 21504}),
+        family,
+        kinds=tuple(LayerKind(mixer=mixer, later=layer > 0) for layer, mixer in enumerate(mixers)),
+        tied=False,  # whatever the file says: its class ties nothing
+        activation=read_activation(fields, "mlp_hidden_act", default="relu2"),
+        mlp_bias=fields.flag("mlp_bias", default=False),
+        mamba=space,
+    )  # fmt: skip
+    if "moe" not in mixers:
+        return Architecture(**values)
+    experts, groups = fields.size("n_routed_experts", "num_local_experts", default=8), fields.size("n_group", default=1)
+    if experts % groups:
+        fields.fail("n_group", f"is {groups}, which does not divide the {experts} experts", "a divisor")
+    routed = Moe(
+        experts,
+        read_top_k(fields, experts, default=2),
+        fields.size("moe_intermediate_size", default=7688),
+        fields.flag("norm_topk_prob", default=True),
+        fields.size("moe_shared_expert_intermediate_size", default=7688),
+        groups=groups,
+        latent=fields.size("moe_latent_size", default=0, least=0),
+    )
+    return Architecture(**values, moe=routed)
+
+
+def _nemotron_layers(fields: Fields) -> list[str]:
+    """NemotronHConfig: a list, else a pattern of one letter for each layer, else one layer of each."""
+    name = next((name for name in ("layer_types", "layers_block_type") if name in fields), None)
+    if name:
+        types = fields.items(name) or []
+        types = read_types(fields, len(types), name, *MIXERS, *FORMER) or []
+        return [MIXERS[FORMER.get(kind, kind)] for kind in types]
+    pattern = fields.text("hybrid_override_pattern", default="ME*-")
+    if not pattern or set(pattern) - set(PATTERN):
+        fields.fail("hybrid_override_pattern", f"is {pattern!r}", f"one of {' '.join(PATTERN)} for each layer")
+    return [PATTERN[letter] for letter in pattern]
+
+
+def _check(fields: Fields, space: StateSpace, heads: str, groups: str, inner: int, activation: str) -> None:
+    if space.inner != inner:
+        fields.fail(heads, f"is {space.heads}: heads of {space.head_dim} are {space.inner} wide", f"{inner} in all")
+    if space.heads % space.groups:
+        fields.fail(groups, f"is {space.groups}, which does not divide the {space.heads} heads", "a divisor")
+    if read_activation(fields, activation, default="silu") not in ("silu", "swish"):
+        fields.fail(activation, "is another one than the state space is simulated with", "silu")
+
+
 HYBRIDS: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("lfm2", "lfm2_moe"), _lfm2),
+    "mamba2": _mamba2,
+    "nemotron_h": _nemotron_h,
 }

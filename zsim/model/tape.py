@@ -342,7 +342,7 @@ class Tape:
         self._measure()
         self._current = None
         self._skip_to(segment.order + 1)
-        if segment.frame is not None and not segment.frame.recomputed:
+        if segment.frame is not None and segment.frame.asked_by(segment):
             segment.frame.recompute(self)
         self._start()
         self._current, self._pass = segment, segment.backward

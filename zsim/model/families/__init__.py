@@ -47,6 +47,8 @@ OTHERS = {  # model_type -> file here, class of the root
     **dict.fromkeys(("lfm2", "lfm2_moe"), ("lfm2", "Lfm2ForCausalLM")),
     **dict.fromkeys(DELTA[:3], ("qwen_next", "QwenNextForCausalLM")),
     **dict.fromkeys(("cwm", "ministral", "helium", "hyperclovax", "jais2"), ("siblings", "SiblingForCausalLM")),
+    "mamba2": ("mamba", "Mamba2ForCausalLM"),
+    "nemotron_h": ("nemotron_h", "NemotronHForCausalLM"),
     **dict.fromkeys(MOE_RELATIVES, ("moe_relatives", "MoeRelativeForCausalLM")),
     **dict.fromkeys(
         ("olmo", "olmo3", "granite", "seed_oss", "hunyuan_v1_dense", "exaone4", "arcee", "nemotron", "ministral3"),

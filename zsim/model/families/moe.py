@@ -64,7 +64,7 @@ class Experts(Module):
         offsets = F.pointwise(per_expert, dtype="int32")
         biases = self.biases("gate_up_proj", ordered)
         tape.part()
-        out = self.product(picked, self.gate_up_proj, offsets, biases)
+        out = self.product(picked, self.first(), offsets, biases)
         tape.part()
         out = self.gated(out)
         biases = self.biases("down_proj", ordered)
@@ -77,6 +77,9 @@ class Experts(Module):
         weighted = P.gather(weighted, inverse)
         final = F.sum_middle(F.reshape(weighted, tokens, moe.top_k, width))
         return F.to(final, x.dtype)
+
+    def first(self) -> Weight:
+        return self.gate_up_proj
 
     def biases(self, name: str, ordered: Tensor) -> Tensor | None:
         """Those of each row's expert."""
