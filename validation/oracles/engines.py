@@ -155,7 +155,7 @@ def run_fsdp2(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
         if settings.get("titan") or settings.get("accelerate"):
             text = models.text_model(model)
             embedding, norm, head = text.get_input_embeddings(), models.final_norm(text), model.lm_head
-            tail = [head] if settings.get("accelerate") and text is not model.model else [norm, head]
+            tail = [head] if settings.get("accelerate") and text is not getattr(model, "model", text) else [norm, head]
             tied = embedding.weight is head.weight
         if settings.get("upcast_trained"):  # as accelerate does since 1.14 with what was loaded in bfloat16
             for parameter in models.trained(model):
