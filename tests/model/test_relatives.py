@@ -279,30 +279,6 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
             "num_experts_per_tok": 8, "tie_word_embeddings": True,
         },
     ),
-    "LFM2-1.2B": (
-        1_170_340_608,
-        {
-            "model_type": "lfm2", "hidden_size": 2048, "block_ff_dim": 12288, "num_hidden_layers": 16,
-            "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 65536, "tie_embedding": True,
-            "full_attn_idxs": [2, 5, 8, 10, 12, 14],
-        },
-    ),
-    "LFM2-2.6B": (
-        2_569_272_320,
-        {
-            "model_type": "lfm2", "hidden_size": 2048, "intermediate_size": 10752, "num_hidden_layers": 30,
-            "num_attention_heads": 32, "vocab_size": 65536, "block_auto_adjust_ff_dim": False,
-            "full_attn_idxs": [2, 5, 9, 13, 17, 21, 25, 28],
-        },
-    ),
-    "LFM2-8B-A1B": (
-        8_339_929_856,
-        {
-            "model_type": "lfm2_moe", "hidden_size": 2048, "intermediate_size": 7168, "num_hidden_layers": 24,
-            "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 65536, "num_experts": 32,
-            "layer_types": ["full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)],
-        },
-    ),
     "Kimi-K2": (
         1_026_408_209_408,
         {

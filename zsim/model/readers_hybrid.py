@@ -104,14 +104,16 @@ def _nemotron_h(fields: Fields, family: str) -> Architecture:
         bias=fields.flag("use_bias", default=False),
     )
     _check(fields, space, "mamba_num_heads", "n_groups", space.inner, "mamba_hidden_act")
+    kinds = tuple(LayerKind(sparse=mixer == "moe", mixer=mixer, later=i > 0) for i, mixer in enumerate(mixers))
     values = common(
         fields.over({"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": len(mixers),
                      "intermediate_size": 21504}),
         family,
-        kinds=tuple(LayerKind(mixer=mixer, later=layer > 0) for layer, mixer in enumerate(mixers)),
+        kinds=kinds,
         tied=False,  # whatever the file says: its class ties nothing
         activation=read_activation(fields, "mlp_hidden_act", default="relu2"),
         mlp_bias=fields.flag("mlp_bias", default=False),
+        positions=fields.size("max_position_embeddings", default=4096),
         mamba=space,
     )  # fmt: skip
     if "moe" not in mixers:

@@ -11,6 +11,7 @@ from math import prod
 from zsim.model import functional as F
 from zsim.model import products as P
 from zsim.model.graph import Tensor
+from zsim.model.sequences import cumsum, last, pad_tokens, repeat_interleave, subtract
 from zsim.model.views import clone, view_of
 
 
@@ -32,7 +33,7 @@ def chunk_scan(
     c = repeat_interleave(F.to(c, "float32"), heads // c.shape[2])
 
     padding = -s % chunk
-    skipped = F.mul(F.reshape(d, heads, 1), pad_tokens(x, padding))
+    skipped = F.mul(F.reshape(d, heads, 1), pad_tokens(x, padding, 1))
 
     x = F.mul(x, F.to(F.reshape(dt, *dt.shape, 1), "float32"))
     a = F.mul(F.to(a, x.dtype), F.to(dt, "float32"))
@@ -48,7 +49,7 @@ def chunk_scan(
     diagonal = einsum("bclsh,bcshp->bclhp", masked, x)
 
     decay_states = F.activation_by_result(subtract(F.narrow(a_sums, -1, 1), a_sums))
-    b_decay = F.mul(b, _last(F.permute(decay_states, 0, 2, 3, 1)))
+    b_decay = F.mul(b, last(F.permute(decay_states, 0, 2, 3, 1)))
     states = einsum("bclhn,bclhp->bchpn", b_decay, x)
 
     previous = zeros_like(F.narrow(states, 1, 1))
@@ -59,7 +60,7 @@ def chunk_scan(
 
     state_decay = F.activation_by_result(a_sums)
     c_states = einsum("bclhn,bchpn->bclhp", c, states)
-    others = F.mul(c_states, _last(F.permute(state_decay, 0, 2, 3, 1)))
+    others = F.mul(c_states, last(F.permute(state_decay, 0, 2, 3, 1)))
 
     out = F.contiguous(F.add(diagonal, others))
     out = F.reshape(out, batch, -1, heads, p)
@@ -74,12 +75,8 @@ def zeros_like(x: Tensor) -> Tensor:
 
 
 def _chunks(x: Tensor, padding: int, chunk: int) -> Tensor:
-    x = pad_tokens(x, padding)
+    x = pad_tokens(x, padding, 1)
     return F.reshape(x, x.shape[0], -1, chunk, *x.shape[2:])
-
-
-def _last(x: Tensor) -> Tensor:
-    return F.reshape(x, *x.shape, 1)
 
 
 def segment_sum(x: Tensor) -> Tensor:
@@ -126,25 +123,6 @@ def _filled(x: Tensor, shape: tuple[int, ...], mask: Tensor) -> Tensor:
     return out
 
 
-def cumsum(x: Tensor, dim: int) -> Tensor:
-    """`grad.flip(dim).cumsum(dim).flip(dim)` backward."""
-    x = F.wide(x)
-    out = x.tape.empty(x.shape, x.dtype)
-    x.tape.memory(x.nbytes, out.nbytes)
-    if x.needs_grad and x.shape[dim] > 1:
-
-        def backward(g: Tensor) -> tuple[Tensor]:
-            flipped = F.pointwise(g)
-            summed = g.tape.empty(g.shape, g.dtype)
-            g.tape.memory(g.nbytes, summed.nbytes)
-            return (F.pointwise(summed, flipped),)
-
-        x.tape.link((x,), backward, out)
-    elif x.needs_grad:
-        x.tape.link((x,), lambda g: (g,), out)
-    return out
-
-
 def clamped(x: Tensor) -> Tensor:
     """`torch.clamp(x, low, high)`: where((self >= min).logical_and_(self <= max), grad, 0)."""
     saved = x.tape.save(x) if x.needs_grad else None
@@ -161,66 +139,6 @@ def clamped(x: Tensor) -> Tensor:
 
         x.tape.link((x,), backward, out)
     return out
-
-
-def subtract(a: Tensor, b: Tensor) -> Tensor:
-    """`a - b` in one dtype, of which `b` has the shape of the result."""
-    a_grad, b_grad = a.needs_grad, b.needs_grad
-    out = F.pointwise(b, a)
-    if a_grad or b_grad:
-
-        def backward(g: Tensor) -> tuple[Tensor | None, Tensor | None]:
-            grad_b = F.pointwise(g) if b_grad else None
-            return g if a_grad else None, grad_b
-
-        a.tape.link((a, b), backward, out)
-    return out
-
-
-def repeat_interleave(x: Tensor, repeats: int) -> Tensor:
-    """Groups of [b, s, g, n] repeated: expanded and cloned, even once. Backward sums."""
-    b, s, groups, n = x.shape
-    out = x.tape.empty((b, s, groups * repeats, n), x.dtype)
-    x.tape.memory(x.nbytes, out.nbytes, "copy")
-    if x.needs_grad:
-
-        def backward(g: Tensor) -> tuple[Tensor]:
-            if repeats == 1:
-                return (g,)
-            summed = g.tape.empty((b, s, groups, n), g.dtype)
-            g.tape.memory(g.nbytes, summed.nbytes)
-            return (summed,)
-
-        x.tape.link((x,), backward, out)
-    return out
-
-
-def pad_tokens(x: Tensor, padding: int) -> Tensor:
-    """`F.pad` behind dimension 1. Even by nothing it is a copy, forward and backward (`constant_pad_nd`). Padded it
-    lies as its input does if that lies as images with channels last do."""
-    tape, shape = x.tape, x.shape
-    padded = (shape[0], shape[1] + padding, *shape[2:])
-    out = tape.empty(padded, x.dtype, _padded_layout(x, padded) if padding else F.layout(x))
-    if padding:
-        tape.memory(0, out.nbytes, "copy")
-    tape.memory(x.nbytes, x.nbytes, "copy")
-    if x.needs_grad:
-
-        def backward(g: Tensor) -> tuple[Tensor]:
-            mine = view_of(g, shape, g.strides)
-            grad = tape.empty(shape, g.dtype, F.layout(mine))
-            tape.memory(grad.nbytes, grad.nbytes, "copy")
-            return (grad,)
-
-        tape.link((x,), backward, out)
-    return out
-
-
-def _padded_layout(x: Tensor, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    if len(shape) != 4 or x.strides[1] != 1 or not x.strides[2] >= x.strides[3] >= x.shape[1]:
-        return None
-    _, tokens, heads, width = shape
-    return (tokens * heads * width, 1, tokens * width, tokens)
 
 
 def _pad_front(x: Tensor) -> Tensor:

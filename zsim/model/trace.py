@@ -98,6 +98,10 @@ class _Tracer:
             workload.images,
             transformers=workload.transformers,
         )
+        if workload.compile and any(kind.mixer != "attention" for kind in getattr(spec.arch, "kinds", ())):
+            raise NotModeled(
+                f"torch.compile of {spec.family}'s layers that are not attention", field="compile", accepted="false"
+            )
         self.model = families.build(net)
         if spec.tuning is not None:
             from zsim.model.lora import attach

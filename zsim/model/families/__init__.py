@@ -91,6 +91,12 @@ def build(net: Net) -> Module:
             field="kernels",
             accepted=accepted,
         )
+    if net.sequence_parallel_size > 1 and any(kind.mixer != "attention" for kind in net.arch.kinds):
+        raise NotModeled(
+            f"sequence parallelism of {family}, some of whose layers read a sequence from its start",
+            field="sequence_parallel_size",
+            accepted="1",
+        )
     if net.loss == "compiled" and net.implementation != "torchtitan":
         raise NotModeled(
             f"a compiled loss in {net.implementation}'s {family}", field="loss", accepted="hf, held, fused"

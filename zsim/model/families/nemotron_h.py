@@ -157,7 +157,7 @@ class Model(Module):
     def buffers_bytes(self) -> int:
         """Routers' biases; templates stand for several layers."""
         arch = self.net.arch
-        sparse = sum(kind.mixer == "moe" for kind in arch.kinds)
+        sparse = sum(kind.sparse for kind in arch.kinds)
         return 4 * sparse * arch.experts.experts if sparse else 0
 
 

@@ -253,11 +253,6 @@ PREFIXES = {"qwen3_next": "Qwen3Next", "qwen3_5_text": "Qwen3_5", "qwen3_5_moe_t
 
 class QwenNextForCausalLM(llama.LlamaForCausalLM):
     def __init__(self, net: Net) -> None:
-        if net.sequence_parallel_size > 1:
-            raise NotModeled(
-                f"sequence parallelism of {net.arch.family}, whose linear attention passes a state along the sequence",
-                field="sequence_parallel_size", accepted="1",
-            )  # fmt: skip
         super().__init__(net, PREFIXES[net.arch.family])
 
     def decoder(self, prefix: str) -> Model:
