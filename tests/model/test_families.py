@@ -45,7 +45,14 @@ LATE_TABLES = {
     **dict.fromkeys(("gemma4-dense", "gemma4-moe"), 2 * 64 * 64),
 }
 EARLY_BIAS = dict.fromkeys(("gpt_bigcode", "gpt_bigcode-heads", "starcoder2", "bert", "roberta"), 2 * 64)
-FEW_MASKED = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "nemotron_h")  # not all layers have the mask of eager attention
+FEW_MASKED = (
+    "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "nemotron_h",
+    "granitemoehybrid",
+    "bamba",
+)  # some layers have no mask
 HANDED_WEIGHTS = {"mpt", "bloom", "gpt_neo"}
 # A block is recomputed where its first saved tensor is asked for. Experts copy their rows' gradient before that, and
 # the tape after it: that copy is missing from the peak, where recomputation is the peak.

@@ -18,6 +18,7 @@ NANO = {
     "vocab_size": 131072, "mamba_head_dim": 80,
     "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
 }  # fmt: skip
+GRANITE = ["attention" if layer in (5, 15, 25, 35) else "mamba" for layer in range(40)]
 CODESTRAL = {"model_type": "mamba2", "hidden_size": 4096, "num_hidden_layers": 64, "vocab_size": 32768}
 MODELS: dict[str, tuple[int, dict[str, Any]]] = {  # as transformers 5.24 has them on the meta device
     "LFM2-1.2B": (
@@ -58,6 +59,39 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {  # as transformers 5.24 has th
             "num_key_value_heads": 2, "vocab_size": 131072, "mamba_num_heads": 64, "n_routed_experts": 128,
             "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "num_experts_per_tok": 6,
             "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712,
+        },
+    ),
+    "Granite-4.0-H-Tiny": (
+        6_939_037_248,
+        {
+            "model_type": "granitemoehybrid", "hidden_size": 1536, "intermediate_size": 512, "vocab_size": 100352,
+            "num_hidden_layers": 40, "num_attention_heads": 12, "num_key_value_heads": 4, "num_local_experts": 64,
+            "num_experts_per_tok": 6, "position_embedding_type": "nope", "mamba_n_heads": 48, "mamba_d_state": 128,
+            "layer_types": GRANITE, "tie_word_embeddings": True,
+        },
+    ),
+    "Granite-4.0-H-Micro": (
+        3_191_396_096,
+        {
+            "model_type": "granitemoehybrid", "hidden_size": 2048, "shared_intermediate_size": 8192,
+            "num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 100352,
+            "num_local_experts": 0, "position_embedding_type": "nope", "mamba_n_heads": 64, "mamba_d_state": 128,
+            "layer_types": GRANITE, "tie_word_embeddings": True,
+        },
+    ),
+    "Bamba-9B": (
+        9_780_235_392,
+        {
+            "model_type": "bamba", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+            "num_attention_heads": 32, "vocab_size": 128256, "attn_layer_indices": [9, 18, 27], "mamba_d_state": 128,
+        },
+    ),
+    "Falcon-H1-7B": (
+        7_585_513_568,
+        {
+            "model_type": "falcon_h1", "hidden_size": 3072, "intermediate_size": 12288, "num_hidden_layers": 44,
+            "num_attention_heads": 12, "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 130048,
+            "mamba_d_ssm": 3072, "mamba_n_heads": 24, "mamba_d_head": 128,
         },
     ),
 }  # fmt: skip
@@ -112,6 +146,10 @@ def test_what_is_refused(config: dict[str, Any], changes: dict[str, Any]):
         (NANO | {"n_groups": 3}, "n_groups"),
         (NANO | {"mamba_hidden_act": "gelu"}, "mamba_hidden_act"),
         (CODESTRAL | {"head_dim": 32}, "num_heads"),
+        (MODELS["Bamba-9B"][1] | {"mamba_d_head": 32}, "mamba_n_heads"),
+        (MODELS["Bamba-9B"][1] | {"z_loss_coefficient": 0.1}, "z_loss_coefficient"),
+        (MODELS["Falcon-H1-7B"][1] | {"mamba_n_groups": 5}, "mamba_n_groups"),
+        (MODELS["Granite-4.0-H-Tiny"][1] | {"layer_types": ["mlp"] * 40}, "layer_types"),
         (MODELS["LFM2-8B-A1B"][1] | {"layer_types": None}, "layer_types"),
         (MODELS["LFM2-8B-A1B"][1] | {"num_experts_per_tok": 40}, "num_experts_per_tok"),
     ],

@@ -246,23 +246,7 @@ def _further() -> list[Config]:
             zero_of(tag, 2, **model, zero=SMALL_ZERO),
             zero_of(f"{tag}_regather", 3, ga=2, **model, zero=REGATHER),
         ]
-    return [*found, *_linear_attention(), *_gemma4()]
-
-
-def _linear_attention() -> list[Config]:
-    """transformers 5.24 cannot initialize its A_log under zero.Init."""
-    model, lora = "qwen3_5_text", LORA | {"targets": ["q_proj", "in_proj_qkv", "out_proj"]}
-    return [
-        config_of("ddp", "hybrid", model=model, ddp={"bucket_cap_mb": 1}),
-        config_of("ddp", "hybrid", model="qwen3_next", ddp={"bucket_cap_mb": 1}),
-        config_of("fsdp2", "hybrid_ckpt", ga=2, model=model, ckpt=True),
-        config_of("fsdp1", "hybrid_ckpt", model=model, ckpt=True),
-        config_of("fsdp2", "hybrid_lora", model=model, lora=lora),
-        zero_of("hybrid", 1, model=model, zero=SMALL_ZERO),
-        zero_of("hybrid_ckpt", 3, ga=2, model=model, zero=REGATHER, ckpt=True),
-        zero_of("hybrid_lora", 3, model=model, zero=SMALL_ZERO, lora=lora),
-        zero_of("hybrid_persistent", 3, model=model, zero=SMALL_ZERO | {"stage3_param_persistence_threshold": 2000}),
-    ]
+    return [*found, *_gemma4()]
 
 
 def _gemma4() -> list[Config]:

@@ -17,6 +17,7 @@ EXPERTS = (
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe", "granitemoe",
     "glm4_moe_lite", "dots1", "solar_open", "exaone_moe", "minimax_m2", "hunyuan_v1_moe", "granitemoeshared",
     "ernie4_5_moe", "lfm2_moe", "qwen3_next", "qwen3_5_moe_text", "gemma4_text", "nemotron_h",
+    "granitemoehybrid",
 )  # fmt: skip
 ENCODERS = ("bert", "roberta")
 ENCODER = {"intermediate_size": 256, "max_position_embeddings": 130, "attention_probs_dropout_prob": 0.0}

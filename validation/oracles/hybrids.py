@@ -30,6 +30,7 @@ STATE = {
     "hidden_size": 64, "num_hidden_layers": 3, "num_heads": 4, "head_dim": 32, "state_size": 24, "n_groups": 2,
     "chunk_size": 16, "vocab_size": 199,
 }  # fmt: skip
+MIXER = {"mamba_n_heads": 4, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_chunk_size": 16}
 NEMOTRON = {"mamba_num_heads": 4, "mamba_head_dim": 24, "ssm_state_size": 16}
 CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "lfm2": (
@@ -85,6 +86,34 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "num_experts_per_tok": 2, "moe_intermediate_size": 48, "moe_latent_size": 40, "mlp_bias": True,
             "moe_shared_expert_intermediate_size": 80, "n_groups": 1, "chunk_size": 64,
         },
+    ),
+    "granitemoehybrid": (
+        BOTH,
+        {
+            "model_type": "granitemoehybrid", **SMALL, **MIXER, "layer_types": ["mamba", "attention", "mamba"],
+            "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 80, "pad_token_id": 0,
+            "position_embedding_type": "nope",
+        },
+    ),
+    "granitemoehybrid-dense": (
+        FLASH,
+        {
+            "model_type": "granitemoehybrid", **SMALL, **MIXER, "layer_types": ["attention", "mamba", "mamba"],
+            "num_local_experts": 0, "shared_intermediate_size": 176, "pad_token_id": 0, "attention_bias": True,
+            "position_embedding_type": "rope", "mamba_proj_bias": True, "tie_word_embeddings": True,
+        },
+    ),
+    "bamba": (BOTH, {"model_type": "bamba", **SMALL, **MIXER, "attn_layer_indices": [1]}),
+    "falcon_h1": (BOTH, {"model_type": "falcon_h1", **SMALL, **MIXER, "mamba_d_ssm": 128}),
+    "falcon_h1-norm": (
+        FLASH,
+        {
+            "model_type": "falcon_h1", **SMALL, **MIXER, "mamba_d_ssm": 96, "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False, "projectors_bias": True, "mamba_chunk_size": 48,
+        },
+    ),
+    "falcon_h1-norm-first": (
+        FLASH, {"model_type": "falcon_h1", **SMALL, **MIXER, "mamba_d_ssm": 96, "mamba_rms_norm": True},
     ),
     "mamba2-chunk": (EAGER, {"model_type": "mamba2", **STATE, "chunk_size": 64, "use_conv_bias": False, "n_groups": 1}),
 }  # fmt: skip

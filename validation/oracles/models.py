@@ -254,6 +254,7 @@ def marked(model: torch.nn.Module) -> list[str]:
         "model.embedding_norm",
         "model.embeddings",
         "model.norm_f",
+        "model.final_layernorm",
         "backbone.embeddings",
         "backbone.norm_f",
         "lm_head",

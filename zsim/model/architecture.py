@@ -55,7 +55,10 @@ class StateSpace:
     chunk: int
     kernel: int  # tokens that the convolution spans
     conv_bias: bool = True
-    bias: bool = False  # of the projections into it and out of it
+    bias: bool = False  # of the projection into it
+    out_bias: bool = False  # of that out of it
+    normed: bool = True  # what the gate multiplies
+    norm_first: bool = False  # the gate multiplies behind the norm (Falcon-H1)
 
     @property
     def inner(self) -> int:
@@ -78,7 +81,7 @@ class LayerKind:
     crossed: bool = False  # it attends to what a tower returned (Llama 3.2 Vision)
     rotary: bool = True  # SmolLM3 leaves every fourth layer without positions
     # or what takes its place: "conv", a short convolution (LFM2), "delta", linear attention, "mamba", a state space,
-    # "mlp" or "moe" (Nemotron-H)
+    # "mlp" or "moe" (Nemotron-H), "hybrid", attention and a state space (Falcon-H1)
     mixer: str = "attention"
     later: bool = False  # not the first, whose input is the embedding itself, where that shows
 
@@ -195,6 +198,7 @@ class Architecture:
     conv_kernel: int = 0  # tokens that a short convolution spans
     conv_bias: bool = False
     mamba: StateSpace | None = None
+    rotary: bool = True  # layers with attention rotate queries and keys
     wide_residual: bool = False  # the residual stream is float32
     remainder: int = 0  # of a bare parameter count: a vector that makes the count exact
 

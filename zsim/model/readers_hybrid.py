@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from zsim.errors import NotModeled
 from zsim.model.architecture import Architecture, LayerKind, Moe, StateSpace
 from zsim.model.fields import Fields
 from zsim.model.reader_parts import read_activation, read_layers, read_top_k, read_types
@@ -67,6 +68,7 @@ def _mamba2(fields: Fields, family: str) -> Architecture:
         kernel=fields.size("conv_kernel", default=4),
         conv_bias=fields.flag("use_conv_bias", default=True),
         bias=fields.flag("use_bias", default=False),
+        out_bias=fields.flag("use_bias", default=False),
     )
     _check(fields, space, "num_heads", "n_groups", hidden * fields.size("expand", default=2), "hidden_act")
     wide = fields.flag("residual_in_fp32", default=True)
@@ -102,6 +104,7 @@ def _nemotron_h(fields: Fields, family: str) -> Architecture:
         kernel=fields.size("mamba_d_conv", "conv_kernel", default=4),
         conv_bias=fields.flag("mamba_conv_bias", "use_conv_bias", default=True),
         bias=fields.flag("use_bias", default=False),
+        out_bias=fields.flag("use_bias", default=False),
     )
     _check(fields, space, "mamba_num_heads", "n_groups", space.inner, "mamba_hidden_act")
     kinds = tuple(LayerKind(sparse=mixer == "moe", mixer=mixer, later=i > 0) for i, mixer in enumerate(mixers))
@@ -146,6 +149,91 @@ def _nemotron_layers(fields: Fields) -> list[str]:
     return [PATTERN[letter] for letter in pattern]
 
 
+def _space(fields: Fields, inner: int, *, out_bias: bool, normed: bool = True, norm_first: bool = False) -> StateSpace:
+    """The fields that Granite 4, Bamba and Falcon-H1 share. `inner`: the width of the mixer."""
+    heads = fields.size("mamba_n_heads", default=128)
+    automatic = fields.raw("mamba_d_head") in (None, "auto")
+    space = StateSpace(
+        heads=heads,
+        head_dim=inner // heads if automatic else fields.size("mamba_d_head"),
+        state=fields.size("mamba_d_state", default=256),
+        groups=fields.size("mamba_n_groups", default=1),
+        chunk=fields.size("mamba_chunk_size", default=256),
+        kernel=fields.size("mamba_d_conv", default=4),
+        conv_bias=fields.flag("mamba_conv_bias", default=True),
+        bias=fields.flag("mamba_proj_bias", default=False),
+        out_bias=out_bias,
+        normed=normed,
+        norm_first=norm_first,
+    )
+    _check(fields, space, "mamba_n_heads", "mamba_n_groups", inner, "hidden_act")
+    return space
+
+
+def _attention(fields: Fields) -> dict[str, bool]:
+    bias = fields.flag("attention_bias", default=False)
+    return {"attention_bias": bias, "output_bias": bias}
+
+
+def _granite(fields: Fields, family: str) -> Architecture:
+    layers = read_layers(fields, "num_hidden_layers")
+    name = "layers_block_type" if "layers_block_type" in fields else "layer_types"
+    types = read_types(fields, layers, name, "linear_attention", "full_attention", *FORMER)
+    mixers = [MIXERS[FORMER.get(kind, kind)] for kind in types or ["mamba"] * layers]
+    experts = fields.size("num_local_experts", default=8, least=0)
+    inner = fields.size("hidden_size") * fields.size("mamba_expand", default=2)
+    position = fields.raw("position_embedding_type")
+    values = common(
+        fields.over({"intermediate_size": 11008}),
+        family,
+        kinds=tuple(LayerKind(sparse=experts > 0, mixer=kind, later=i > 0) for i, kind in enumerate(mixers)),
+        rotary=position == "rope",
+        mamba=_space(fields, inner, out_bias=fields.flag("mamba_proj_bias", default=False)),
+        **_attention(fields),
+    )
+    width = values["intermediate"]
+    values["intermediate"] = fields.size("shared_intermediate_size", default=1024)
+    if not experts:
+        return Architecture(**values)
+    return Architecture(**values, moe=Moe(experts, read_top_k(fields, experts, default=2), width))
+
+
+def _bamba(fields: Fields, family: str) -> Architecture:
+    layers = read_layers(fields, "num_hidden_layers")
+    attending = fields.items("attn_layer_indices") or []
+    mixers = ["attention" if layer in attending else "mamba" for layer in range(layers)]
+    if fields.number("z_loss_coefficient", default=0.0, low=0.0, high=1e9):
+        field = "z_loss_coefficient"
+        raise NotModeled("the z-loss of Bamba", fields.path, fields.line(field), field, accepted="0")
+    inner = fields.size("hidden_size") * fields.size("mamba_expand", default=2)
+    values = common(
+        fields,
+        family,
+        kinds=tuple(LayerKind(mixer=mixer, later=layer > 0) for layer, mixer in enumerate(mixers)),
+        mlp_bias=fields.flag("mlp_bias", default=False),
+        mamba=_space(fields, inner, out_bias=fields.flag("mamba_proj_bias", default=False)),
+        **_attention(fields),
+    )
+    values["rotary_dim"] = values["head_dim"] // 2  # whatever the file says of partial_rotary_factor
+    return Architecture(**values)
+
+
+def _falcon_h1(fields: Fields, family: str) -> Architecture:
+    layers = read_layers(fields, "num_hidden_layers")
+    wide = fields.size("hidden_size") * fields.size("mamba_expand", default=2)
+    inner = fields.size("mamba_d_ssm", default=1024 if fields.absent("mamba_d_ssm") else wide)
+    space = _space(
+        fields,
+        inner,
+        out_bias=fields.flag("projectors_bias", default=False),
+        normed=fields.flag("mamba_rms_norm", default=False),
+        norm_first=fields.flag("mamba_norm_before_gate", default=True),
+    )
+    kinds = tuple(LayerKind(mixer="hybrid", later=layer > 0) for layer in range(layers))
+    bias = fields.flag("mlp_bias", default=False)
+    return Architecture(**common(fields, family, kinds=kinds, mlp_bias=bias, mamba=space, **_attention(fields)))
+
+
 def _check(fields: Fields, space: StateSpace, heads: str, groups: str, inner: int, activation: str) -> None:
     if space.inner != inner:
         fields.fail(heads, f"is {space.heads}: heads of {space.head_dim} are {space.inner} wide", f"{inner} in all")
@@ -159,4 +247,7 @@ HYBRIDS: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("lfm2", "lfm2_moe"), _lfm2),
     "mamba2": _mamba2,
     "nemotron_h": _nemotron_h,
+    "granitemoehybrid": _granite,
+    "bamba": _bamba,
+    "falcon_h1": _falcon_h1,
 }

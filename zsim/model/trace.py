@@ -69,8 +69,6 @@ class _Tracer:
         if workload.flat_units and spec.trainable_numel < spec.numel:
             spec = with_flat_units(spec, workload.flat_units)
         self.spec, self.workload = spec, workload
-        if workload.compile and getattr(spec.arch, "delta", None) is not None:
-            raise NotModeled(f"torch.compile of {spec.family}'s linear attention", field="compile", accepted="false")
         pair = getattr(spec.arch, "seq2seq", None)
         hooks = pair is None or not pair.inputs  # transformers hooks the embeddings of models that read tokens
         reached = workload.checkpointing != "none" and workload.implementation == "hf" and hooks

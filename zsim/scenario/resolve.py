@@ -105,7 +105,7 @@ def resolve(scenario: Scenario) -> Setup:
             *_length(scenario, model),
             *attention_notes,
             *_attention(workload, cluster),
-            *_linear_attention(workload, model),
+            *_sequential_layers(workload, model),
             *image_notes,
             *target_notes,
             *loss_notes,
@@ -137,9 +137,20 @@ def _check_whole(scenario: Scenario, plan: AnyPlan) -> None:
         raise scenario.error(("quantize",), "8-bit weights in shards", accepted, kind=NotModeled)
 
 
-def _linear_attention(workload: Workload, model: ModelSpec) -> tuple[str, ...]:
-    """Of no run with it a time is known."""
-    if getattr(model.arch, "delta", None) is None:
+def _sequential_layers(workload: Workload, model: ModelSpec) -> tuple[str, ...]:
+    """Of no run with them a time is known."""
+    mixers = {kind.mixer for kind in getattr(model.arch, "kinds", ())}
+    if getattr(model.arch, "mamba", None) is not None:
+        return (
+            "state spaces as PyTorch code, which transformers runs where mamba-ssm and causal-conv1d are not installed; "
+            "their kernels, which need less time and memory, are not modeled; no run with either has been measured",
+        )
+    if "conv" in mixers:
+        return (
+            "short convolutions as PyTorch code, which transformers runs where causal-conv1d is not installed; its "
+            "kernels are not modeled; no run with either has been measured",
+        )
+    if "delta" not in mixers:
         return ()
     if workload.kernels == "fla":
         return (

@@ -49,6 +49,7 @@ OTHERS = {  # model_type -> file here, class of the root
     **dict.fromkeys(("cwm", "ministral", "helium", "hyperclovax", "jais2"), ("siblings", "SiblingForCausalLM")),
     "mamba2": ("mamba", "Mamba2ForCausalLM"),
     "nemotron_h": ("nemotron_h", "NemotronHForCausalLM"),
+    **dict.fromkeys(("granitemoehybrid", "bamba", "falcon_h1"), ("mamba_hybrids", "HybridForCausalLM")),
     **dict.fromkeys(MOE_RELATIVES, ("moe_relatives", "MoeRelativeForCausalLM")),
     **dict.fromkeys(
         ("olmo", "olmo3", "granite", "seed_oss", "hunyuan_v1_dense", "exaone4", "arcee", "nemotron", "ministral3"),

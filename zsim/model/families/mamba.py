@@ -49,15 +49,24 @@ class Mixer(Module):
         self.in_proj = Linear(net, hidden, space.inner + space.channels + space.heads, space.bias)
         self.dt_bias = Weight(net, space.heads)
         self.A_log = Weight(net, space.heads)
-        self.norm = GatedNorm(net, norm)
+        self.norm = self.gated_norm(norm)
         self.D = Weight(net, space.heads)
-        self.out_proj = Linear(net, space.inner, hidden, space.bias)
+        self.out_proj = Linear(net, space.inner, hidden, space.out_bias)
+
+    def gated_norm(self, class_name: str) -> Module:
+        return GatedNorm(self.net, class_name)
+
+    def projected(self, x: Tensor) -> Tensor:
+        return self.in_proj(x)
+
+    def normed(self, x: Tensor, gate: Tensor) -> Tensor:
+        return self.norm(x, gate)
 
     def forward(self, x: Tensor) -> Tensor:
         space, dtype, (b, s, _) = self.net.arch.space, x.dtype, x.shape
-        projected = self.in_proj(x)
+        projected = self.projected(x)
         a = F.neg(F.activation_by_result(F.wide(F.to(self.A_log, "float32"))))  # of exp
-        self.net.tape.read(self.conv1d.weight, self.conv1d.bias, self.norm.weight)
+        self.net.tape.read(self.conv1d.weight, self.conv1d.bias, self.norm.weights.get("weight"))
         self.net.tape.read(self.out_proj.weight, self.out_proj.bias)
         gate, mixed, dt = F.split(projected, [space.inner, space.channels, space.heads])
         mixed = F.transpose(mixed, 1, 2)
@@ -76,7 +85,7 @@ class Mixer(Module):
             self.dt_bias,
         )
         out = F.reshape(scanned, b, s, -1)
-        out = self.norm(out, gate)
+        out = self.normed(out, gate)
         return self.out_proj(F.to(out, dtype))
 
 
