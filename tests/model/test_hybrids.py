@@ -158,11 +158,3 @@ def test_what_a_file_cannot_say(config: dict[str, Any], field: str):
     with pytest.raises(InputError) as caught:
         from_config(config, "m")
     assert caught.value.field == field
-
-
-@pytest.mark.parametrize(
-    ("config", "package"), [(NANO, "mamba-ssm"), (CODESTRAL, "mamba-ssm"), (MODELS["LFM2-1.2B"][1], "causal-conv1d")]
-)
-def test_that_kernels_are_not_modeled_is_said(config: dict[str, Any], package: str):
-    (note,) = from_config(config, "m").notes
-    assert package in note

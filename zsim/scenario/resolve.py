@@ -142,8 +142,9 @@ def _sequential_layers(workload: Workload, model: ModelSpec) -> tuple[str, ...]:
     mixers = {kind.mixer for kind in getattr(model.arch, "kinds", ())}
     if getattr(model.arch, "mamba", None) is not None:
         return (
-            "state spaces as PyTorch code, which transformers runs where mamba-ssm and causal-conv1d are not installed; "
-            "their kernels, which need less time and memory, are not modeled; no run with either has been measured",
+            "state spaces as PyTorch code, which transformers runs where mamba-ssm and causal-conv1d are not "
+            "installed; their kernels, which need less time and memory, are not modeled; no run with either has been "
+            "measured",
         )
     if "conv" in mixers:
         return (
