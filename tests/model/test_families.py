@@ -43,8 +43,11 @@ LATE_TABLES = {
     "opt-post-norm": 8 * 64,
     "olmo3": 4 * 64 * 16,
     **dict.fromkeys(("gemma4-dense", "gemma4-moe"), 2 * 64 * 64),
+    "modernbert": 2 * 64 * (2 * 16 + 64),
+    "modernbert-decoder": 2 * 64 * (2 * 16 + 64),
 }
-EARLY_BIAS = dict.fromkeys(("gpt_bigcode", "gpt_bigcode-heads", "starcoder2", "bert", "roberta"), 2 * 64)
+BERTS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "electra-wide")
+EARLY_BIAS = dict.fromkeys(("gpt_bigcode", "gpt_bigcode-heads", "starcoder2", *BERTS), 2 * 64)
 FEW_MASKED = (
     "qwen3_next",
     "qwen3_5",

@@ -291,6 +291,19 @@ def test_tied_weights_in_two_groups_are_refused_as_fully_shard_does():
         lower(model, tree, Fsdp2Plan(world_size=4, grouping="titan"), workload)
 
 
+def test_a_head_whose_bias_has_two_names_is_refused_as_fully_shard_does():
+    """BERT's is that of its predictions and of the decoder in them; with the tied embedding it would be in a group."""
+    encoder = {
+        "model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100,
+    }  # fmt: skip
+    model, workload = from_config(encoder, "bert"), Workload(1, 16)
+    tree = trace(model, workload)
+    lower(model, tree, Fsdp2Plan(world_size=4), workload)
+    with pytest.raises(InputError, match="bias is shared by two groups"):
+        lower(model, tree, Fsdp2Plan(world_size=4, grouping="accelerate"), workload)
+
+
 @pytest.mark.parametrize(
     ("plan", "said"),
     [

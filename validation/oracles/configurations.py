@@ -22,13 +22,14 @@ from validation.oracles.configuration_parts import (
 from validation.oracles.configurations_deepspeed import deepspeed_configurations
 from validation.oracles.configurations_hybrid import hybrid_configurations
 from validation.oracles.tiny_gemma import GEMMA4_EXPERTS, GEMMA4_KEYS
+from validation.oracles.tiny_relatives import TINY_ENCODERS
 
 # Further families that differ from others by a few lines.
 EXPERTS = (
     "glm4_moe_lite", "dots1", "solar_open", "exaone_moe", "minimax_m2", "hunyuan_v1_moe", "ernie4_5_moe",
     "granitemoeshared",
 )  # fmt: skip
-DENSE = ("youtu", "cwm", "ministral", "helium", "hyperclovax", "jais2", "vaultgemma")
+DENSE = ("youtu", "cwm", "ministral", "helium", "hyperclovax", "jais2", "vaultgemma", "modernbert-decoder")
 
 
 def configurations() -> list[Config]:
@@ -110,6 +111,7 @@ def _fsdp2() -> list[Config]:
         config_of("fsdp2", "accelerate_ckpt", ckpt=True, fsdp=ACCELERATE),
         config_of("fsdp2", "accelerate_tied", over=TIED, fsdp=ACCELERATE),
         config_of("fsdp2", "accelerate_tied", ga=2, model="qwen2", fsdp=ACCELERATE),
+        config_of("fsdp2", "accelerate_tied", model="gpt2", fsdp=ACCELERATE),
         config_of("fsdp2", "accelerate_grad_op", fsdp=ACCELERATE | {"reshard_after_forward": False}),
         config_of("fsdp2", "accelerate_offload", fsdp=ACCELERATE | {"offload": True}),
         config_of("fsdp2", "raf_true", model="gpt2"),
@@ -297,6 +299,16 @@ def _pairs() -> list[Config]:
             zero_of("pair_regather", 3, ga=2, model=model, zero=REGATHER),
             zero_of("pair_ckpt", 3, model=model, zero=REGATHER, ckpt=True),
             zero_of("pair_init", 3, model=model, zero=SMALL_ZERO, zero_init=True),
+        ]
+    for name in ("electra", "modernbert"):  # torch refuses the others, whose head's bias is known by two names
+        found.append(config_of("fsdp2", "encoder_accelerate", model=name, fsdp={"accelerate": True}))
+    for name in TINY_ENCODERS:
+        found += [
+            config_of("ddp", "encoder", model=name, ddp={"bucket_cap_mb": 1}),
+            config_of("fsdp2", "encoder", model=name),
+            config_of("fsdp1", "encoder", model=name),
+            zero_of("encoder", 2, model=name, zero=SMALL_ZERO),
+            zero_of("encoder_regather", 3, ga=2, model=name, zero=REGATHER),
         ]
     return found
 

@@ -154,7 +154,8 @@ def run_fsdp2(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
         blocks = models.blocks(model)
         if settings.get("titan") or settings.get("accelerate"):
             text = models.text_model(model)
-            embedding, norm, head = text.get_input_embeddings(), models.final_norm(text), model.lm_head
+            embedding, head = text.get_input_embeddings(), model.get_output_embeddings()
+            norm = models.final_norm(text if models.sees(model) else model.base_model)
             tail = [head] if settings.get("accelerate") and text is not getattr(model, "model", text) else [norm, head]
             tied = embedding.weight is head.weight
         if settings.get("upcast_trained"):  # as accelerate does since 1.14 with what was loaded in bfloat16
@@ -169,7 +170,7 @@ def run_fsdp2(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
         if settings.get("accelerate") and not tied:
             fully_shard(embedding, reshard_after_forward=reshard, **arguments)
         if settings.get("titan") or settings.get("accelerate"):
-            ends = [norm, embedding, head] if tied else tail
+            ends = [module for module in ([norm, embedding, head] if tied else tail) if module is not None]
             fully_shard(ends, reshard_after_forward=False, **arguments)
         root = {} if settings.get("root_reshard") == "default" else {"reshard_after_forward": reshard}
         fully_shard(model, **root, **arguments)

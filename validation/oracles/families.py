@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from transformers import masking_utils as masking
+from transformers.initialization import TORCH_INIT_FUNCTIONS
 
 from validation.oracles.family_configs import CONFIGS, ENCODERS, EXPERTS, MASKED
 from validation.oracles.memory import flash_attention, use_flash_attention
@@ -78,6 +79,7 @@ def build(config: dict[str, Any], attention: str) -> Any:
         made._experts_implementation = "grouped_mm"
     torch.set_default_dtype(torch.bfloat16)
     auto = transformers.AutoModelForMaskedLM if config["model_type"] in ENCODERS else transformers.AutoModelForCausalLM
+    TORCH_INIT_FUNCTIONS["trunc_normal_"] = lambda tensor, **_: tensor  # it would look at numbers
     model = auto.from_config(made).train()
     torch.set_default_dtype(torch.float32)
     for parameter in model.parameters():

@@ -19,7 +19,7 @@ EXPERTS = (
     "ernie4_5_moe", "lfm2_moe", "qwen3_next", "qwen3_5_moe_text", "gemma4_text", "nemotron_h",
     "granitemoehybrid",
 )  # fmt: skip
-ENCODERS = ("bert", "roberta")
+ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "modernbert")
 ENCODER = {"intermediate_size": 256, "max_position_embeddings": 130, "attention_probs_dropout_prob": 0.0}
 LATENT = {  # four heads of 24 + 8, values of 16
     **PLAIN, "num_key_value_heads": 4, "intermediate_size": 176, "q_lora_rank": 40, "kv_lora_rank": 32,
@@ -100,6 +100,31 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     ),
     "bert": (BOTH, {"model_type": "bert", "architectures": ["BertForMaskedLM"], **PLAIN, **ENCODER}),
     "roberta": (BOTH, {"model_type": "roberta", "architectures": ["RobertaForMaskedLM"], **PLAIN, **ENCODER}),
+    "xlm-roberta": (
+        BOTH, {"model_type": "xlm-roberta", "architectures": ["XLMRobertaForMaskedLM"], **PLAIN, **ENCODER},
+    ),
+    "camembert": (BOTH, {"model_type": "camembert", "architectures": ["CamembertForMaskedLM"], **PLAIN, **ENCODER}),
+    "electra": (
+        BOTH, {"model_type": "electra", "architectures": ["ElectraForMaskedLM"], **PLAIN, **ENCODER,
+               "embedding_size": 32},
+    ),
+    "electra-wide": (
+        FLASH, {"model_type": "electra", "architectures": ["ElectraForMaskedLM"], **PLAIN, **ENCODER,
+                "embedding_size": 64, "tie_word_embeddings": False},
+    ),
+    "modernbert": (
+        BOTH, {"model_type": "modernbert", "architectures": ["ModernBertForMaskedLM"], **PLAIN, **TOKENS,
+               "intermediate_size": 96, "num_hidden_layers": 5, "local_attention": 32},
+    ),
+    "modernbert-biases": (
+        FLASH, {"model_type": "modernbert", "architectures": ["ModernBertForMaskedLM"], **PLAIN, **TOKENS,
+                "intermediate_size": 96, "layer_types": ["full_attention"] * 3, "norm_bias": True, "mlp_bias": True,
+                "attention_bias": True, "decoder_bias": False, "embedding_dropout": 0.1, "mlp_dropout": 0.1},
+    ),
+    "modernbert-decoder": (
+        BOTH, {"model_type": "modernbert-decoder", **PLAIN, **TOKENS, "intermediate_size": 96, "num_hidden_layers": 5,
+               "local_attention": 32},
+    ),
     "gpt_oss": (
         EAGER,
         {

@@ -9,7 +9,7 @@ import torch
 from validation.oracles.tiny import TINY_PAIRS, TINY_VISION
 from validation.oracles.tiny_gemma import TINY_GEMMA
 from validation.oracles.tiny_hybrid import TINY_HYBRIDS
-from validation.oracles.tiny_relatives import TINY_RELATIVES
+from validation.oracles.tiny_relatives import TINY_ENCODERS, TINY_RELATIVES
 
 TINY: dict[str, dict[str, Any]] = {
     "llama": {
@@ -104,6 +104,7 @@ TINY: dict[str, dict[str, Any]] = {
     },
     **TINY_GEMMA,
     **TINY_RELATIVES,
+    **TINY_ENCODERS,
 }
 
 IMAGE = {"per_sequence": 1, "height": 56, "width": 56}  # four tokens of all
@@ -127,6 +128,8 @@ def build(
     if kind == "llama4":
         mend_llama4()
     auto = transformers.AutoModelForImageTextToText if kind in TINY_VISION else transformers.AutoModelForCausalLM
+    if kind in TINY_ENCODERS:
+        auto = transformers.AutoModelForMaskedLM
     if kind in TINY_PAIRS:
         auto = transformers.AutoModelForSpeechSeq2Seq if kind == "whisper" else transformers.AutoModelForSeq2SeqLM
     # float32 is not asked for: zero.Init would be overruled, which gives its own dtype
@@ -198,7 +201,8 @@ def target(tokens: int) -> int:
 
 
 def units(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """What FSDP wraps: blocks, of a vision-language model all of `_no_split_modules`."""
+    """What FSDP wraps: blocks, of a vision-language model all of `_no_split_modules`. Those of encoders have the tied
+    embedding, which FSDP cannot have in a unit and outside."""
     if sees(model):
         return [module for module in model.modules() if type(module).__name__ in model._no_split_modules]
     return blocks(model)
@@ -215,9 +219,9 @@ def sees(model: torch.nn.Module) -> bool:
     return text_model(model) is not getattr(model, "model", model)
 
 
-def final_norm(decoder: torch.nn.Module) -> torch.nn.Module:
+def final_norm(decoder: torch.nn.Module) -> torch.nn.Module | None:
     """The last of its children that is one, as accelerate looks for it (utils/fsdp_utils.py _find_final_norm)."""
-    return [child for child in decoder.children() if "Norm" in type(child).__name__][-1]
+    return ([child for child in decoder.children() if "Norm" in type(child).__name__] or [None])[-1]
 
 
 def stacks(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -231,6 +235,8 @@ def blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
         return [block for stack in found for block in (stack.block if hasattr(stack, "block") else stack.layers)]
     if sees(model):
         return list(text_model(model).layers)
+    if hasattr(model.base_model, "encoder"):
+        return list(model.base_model.encoder.layer)
     if hasattr(model, "model") or hasattr(model, "backbone"):
         return list(model.base_model.layers)
     return list(model.transformer.h)
@@ -249,6 +255,11 @@ def marked(model: torch.nn.Module) -> list[str]:
         "model.vision_model",
         "model.connector",
         "model.multi_modal_projector",
+        "model.embeddings",
+        "model.final_norm",
+        "bert.embeddings",
+        "roberta.embeddings",
+        "electra.embeddings",
         "model.embed_tokens",
         "model.norm",
         "model.embedding_norm",

@@ -43,5 +43,21 @@ TINY_RELATIVES: dict[str, dict[str, Any]] = {
     "hyperclovax": _SMALL,
     "jais2": _SMALL,
     "vaultgemma": _SMALL | {"head_dim": 32},
+    "modernbert-decoder": {key: size for key, size in _SMALL.items() if "key_value" not in key} | {
+        "local_attention": 16,
+    },
     "granitemoeshared": _SMALL | _FOUR | {"intermediate_size": 96, "shared_intermediate_size": 96},
 }  # fmt: skip
+
+_ENCODER = {
+    "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 1000,
+    "max_position_embeddings": 130, "pad_token_id": 0,
+}  # fmt: skip
+# Trained to fill masks.
+TINY_ENCODERS: dict[str, dict[str, Any]] = {
+    "bert": _ENCODER | {"architectures": ["BertForMaskedLM"]},
+    "roberta": _ENCODER | {"architectures": ["RobertaForMaskedLM"]},
+    "xlm-roberta": _ENCODER | {"architectures": ["XLMRobertaForMaskedLM"]},
+    "electra": _ENCODER | {"architectures": ["ElectraForMaskedLM"], "embedding_size": 64},
+    "modernbert": _ENCODER | {"architectures": ["ModernBertForMaskedLM"], "local_attention": 16},
+}

@@ -79,6 +79,7 @@ class LayerKind:
     stretch: int = 0  # of layers between those that something else than the next layer reads (Qwen3-VL)
     unread: bool = False  # of a vision tower: nothing reads its result
     crossed: bool = False  # it attends to what a tower returned (Llama 3.2 Vision)
+    first: bool = False  # it has no norm before attention (ModernBERT)
     rotary: bool = True  # SmolLM3 leaves every fourth layer without positions
     # or what takes its place: "conv", a short convolution (LFM2), "delta", linear attention, "mamba", a state space,
     # "mlp" or "moe" (Nemotron-H), "hybrid", attention and a state space (Falcon-H1)
@@ -187,6 +188,7 @@ class Architecture:
     delta: LinearAttention | None = None
     softcap: bool = False  # tanh on attention logits (Gemma 2)
     final_softcap: bool = False  # tanh on logits
+    norm_bias: bool = True  # of LayerNorms
     norm_affine: bool = True  # LayerNorms have a weight (OPT)
     two_norms: bool = False  # attention and MLP, though parallel, have norms of their own (Falcon 40b)
     grouped: bool = False  # fused qkv lies by key head (Falcon 40b)

@@ -68,7 +68,7 @@ def dense_mask(net: Net, b: int, s: int, dtype: str) -> Tensor:
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding of [b, h, s, d]: `x * cos + rotate_half(x) * sin`."""
-    return F.add(F.mul(x, cos), F.mul(_rotate_half(x), sin))
+    return F.add(F.mul(x, cos), F.mul(rotate_half(x), sin))
 
 
 def rotate_part(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,7 +82,7 @@ def rotate_part(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor,
     return q, F.cat((k_turned, k_passed))
 
 
-def _rotate_half(x: Tensor) -> Tensor:
+def rotate_half(x: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     first = F.narrow(x, -1, half)
     second = F.narrow(x, -1, half)
@@ -107,18 +107,19 @@ def attend(
     softcap: bool = False,
     wide: bool = False,
     floor: bool = False,
+    causal: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """Scaled-dot-product attention of [b, h, s, d]: the result, [b, s, h * d], and the weights if there are any.
 
     Eager: keys and values repeated for grouped queries, the softmax in float32 if `upcast`, `softcap` as in Gemma 2,
     queries and keys in float32 if `wide` (GPT-J), masked scores held to a `floor` (the first Llama). Efficient: see
-    `_efficient`.
+    `_efficient`. What is not `causal` looks both ways.
     Callers hand the weights on as transformers does, which keeps them alive to the end of the block.
     """
     shared = net.sequence_parallel_size > 1
     if shared and net.attention == "sdpa":
         window = None  # is in the mask that ulysses_sp.py drops
-    core = partial(_attend, net, mask, window, dropout, upcast, softcap, wide, floor)
+    core = partial(_attend, net, mask, window, dropout, upcast, softcap, wide, floor, causal)
     if shared:
         return ulysses.attend(net, q, k, v, core)
     out, weights = core(q, k, v)
@@ -134,6 +135,7 @@ def _attend(
     softcap: bool,
     wide: bool,
     floor: bool,
+    causal: bool,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -155,9 +157,9 @@ def _attend(
         # transformers 5.24 integrations/flash_attention.py: values are padded, and the result is cut
         width = v.shape[-1]
         v = F.pad(v, q.shape[-1])
-        out = F.narrow(P.flash_attention(q, k, v, net.attention, window=window), -1, width)
+        out = F.narrow(P.flash_attention(q, k, v, net.attention, window=window, causal=causal), -1, width)
     elif net.attention != "eager":
-        out = P.flash_attention(q, k, v, net.attention, window=window)
+        out = P.flash_attention(q, k, v, net.attention, window=window, causal=causal)
     else:
         k, v = F.repeat_heads(k, h // k.shape[1]), F.repeat_heads(v, h // v.shape[1])
         outer, net.tape.label = net.tape.label, "softmax"

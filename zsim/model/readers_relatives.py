@@ -6,7 +6,6 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from zsim.errors import NotModeled
 from zsim.model.architecture import Architecture, LayerKind
 from zsim.model.fields import Fields
 from zsim.model.reader_parts import (
@@ -213,34 +212,6 @@ def _gpt_bigcode(fields: Fields, family: str) -> Architecture:
     )
 
 
-def _bert(fields: Fields, family: str) -> Architecture:
-    """Encoders that are trained to fill masks. Their files stand for models with other heads as well, and say so."""
-    modeled = {"bert": "BertForMaskedLM", "roberta": "RobertaForMaskedLM"}[family]
-    said = fields.items("architectures") or []
-    if modeled not in said or fields.flag("is_decoder", default=False):
-        name = "architectures" if said else "model_type"
-        what = ", ".join(map(str, said)) or f"{family} without architectures, which say with what head it trains"
-        raise NotModeled(what, fields.path, fields.line(name), name, accepted=f'"architectures": ["{modeled}"]')
-    hidden = fields.size("hidden_size")
-    heads, head_dim = read_heads(fields, hidden, "num_attention_heads")
-    return Architecture(
-        family=family,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=head_dim,
-        intermediate=fields.size("intermediate_size"),
-        vocab=fields.size("vocab_size"),
-        kinds=(LayerKind(),) * read_layers(fields, "num_hidden_layers"),
-        tied=fields.flag("tie_word_embeddings", default=True),
-        positions=fields.size("max_position_embeddings", default=512),
-        token_types=fields.size("type_vocab_size", default=2),
-        activation=read_activation(fields, "hidden_act", default="gelu"),
-        dropout=read_dropout(fields, "hidden_dropout_prob", default=0.1),
-        attention_dropout=read_dropout(fields, "attention_probs_dropout_prob", default=0.1),
-    )
-
-
 def later(room: str) -> Callable[[Fields, str], Architecture]:
     """The readers of another file, which only who asks for one imports."""
 
@@ -250,6 +221,7 @@ def later(room: str) -> Callable[[Fields, str], Architecture]:
     return read
 
 
+ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "modernbert", "modernbert-decoder")
 SIBLINGS = ("cwm", "ministral", "helium", "hyperclovax", "jais2")
 MOE = (
     "deepseek_v2", "deepseek_v3", "gpt_oss", "llama4_text", "granitemoe", "granitemoeshared", "glm4_moe",
@@ -259,7 +231,7 @@ RELATIVES: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("granite", "hunyuan_v1_dense", "arcee"), _llama_like),
     **dict.fromkeys(("cohere", "cohere2"), _cohere),
     **dict.fromkeys(("glm", "glm4"), _glm),
-    **dict.fromkeys(("bert", "roberta"), _bert),
+    **dict.fromkeys(ENCODERS, later("readers_encoders")),
     **dict.fromkeys(MOE, later("readers_moe")),
     **dict.fromkeys(SIBLINGS, later("readers_siblings")),
     "olmo": _olmo,

@@ -46,10 +46,16 @@ def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf", *, adapter_u
         raise InputError(
             "encoder and decoder share an embedding, and two groups would", field="grouping", accepted="hf"
         )
-    if grouping == "accelerate" and _tied(of_role["embedding"], of_role["head"]):
-        wrapped.append([*of_role["embedding"], *norms, *of_role["head"]])
+    words = of_role["embedding"]
+    if grouping == "accelerate":  # get_input_embeddings: not those of positions
+        vocab = getattr(model.arch, "vocab", 0)
+        words = [
+            module for module in words if any(model.parameters[param].shape[0] == vocab for param in module.params)
+        ]
+    if grouping == "accelerate" and _tied(words, of_role["head"]):
+        wrapped.append([*words, *norms, *of_role["head"]])
     elif grouping in ("titan", "accelerate"):
-        wrapped += [[module] for module in of_role["embedding"]]
+        wrapped += [[module] for module in words]
         wrapped.append([*norms, *of_role["head"]])
     owner: dict[int, int] = {}
     members: list[tuple[Sequence[Module], list[int]]] = []
@@ -59,11 +65,13 @@ def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf", *, adapter_u
             params = [param for param in params if param not in nested]
         for param in params:
             if owner.setdefault(param, number) != number:
-                raise InputError(
-                    f"parameter {model.parameters[param].name} is shared by two groups", field="grouping",
-                    accepted="tied weights in one group, as in grouping hf",
-                )  # fmt: skip
+                raise _shared(model, param)
         members.append((part, params))
+    inside = {module.name for part in wrapped for top in part for module in modules_in_order(top)}
+    for module in modules:
+        if module.name not in inside:
+            for param in owner.keys() & set(module.params):
+                raise _shared(model, param)
     members.append(([tree], [param for param in range(len(model.parameters)) if param not in owner]))
     position = {module.name: index for index, module in enumerate(modules)}
     found = [
@@ -75,6 +83,13 @@ def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf", *, adapter_u
         if params
     ]  # fmt: skip
     return sorted(found, key=lambda group: position[group.modules[0]])
+
+
+def _shared(model: ModelSpec, param: int) -> InputError:
+    return InputError(
+        f"parameter {model.parameters[param].name} is shared by two groups", field="grouping",
+        accepted="tied weights in one group, as in grouping hf",
+    )  # fmt: skip
 
 
 def _trained_leaves(model: ModelSpec, modules: Sequence[Module]) -> list[Module]:

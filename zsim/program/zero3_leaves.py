@@ -91,14 +91,16 @@ def check_leaves(unnoticed: set[str], modules: Mapping[str, Module]) -> None:
 
 def by_keyword(module: Module) -> bool:
     """Attention of transformers 5: all decoder layers whose attention is called self_attn or linear_attn pass their
-    input by name; so do LFM2 and Nemotron-H, which call theirs otherwise, and vision-language models with what they
-    hand to the text model. The towers of Llama 3.2 and 4 do so with their layers, which do not with their attention."""
+    input by name; so do LFM2, Nemotron-H and ModernBERT's decoder, which call theirs otherwise, and vision-language
+    models with what they hand to the text model. The towers of Llama 3.2 and 4 do so with their layers, which do not
+    with their attention."""
     if module.module_class.startswith(("MllamaVision", "Llama4Vision")):
         return module.module_class.endswith("VisionEncoderLayer")
     named = module.name.rpartition(".")[2] in (
         "self_attn", "linear_attn", "cross_attn", "mamba", "language_model", "text_model",
     )  # fmt: skip
-    return named or module.module_class in ("Lfm2ShortConv", "Lfm2MoeShortConv", "NemotronHAttention")
+    others = "Lfm2ShortConv", "Lfm2MoeShortConv", "NemotronHAttention", "ModernBertDecoderAttention"
+    return named or module.module_class in others
 
 
 def _class(name: str) -> str:

@@ -16,8 +16,9 @@ FIELD = "sequence_parallel_size"
 # have attention of their own besides, which it would not reach. DeepSeek's head_dim, the width it reckons with, is that
 # of the rotated part alone. Gemma 4's heads are of two widths.
 _UNREACHED = (
-    "gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "falcon", "mpt", "bloom", "bert", "roberta", "deepseek_v2",
-    "deepseek_v3", "t5", "mt5", "gemma4_text",
+    "gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "falcon", "mpt", "bloom", "bert", "roberta", "xlm-roberta",
+    "camembert", "electra", "modernbert", "modernbert-decoder", "deepseek_v2", "deepseek_v3", "glm4_moe_lite",
+    "youtu", "t5", "mt5", "gemma4_text",
 )  # fmt: skip
 # register_with_transformers leaves masks away, and refuses what cannot do without.
 _MASKED = ("eager", "efficient")

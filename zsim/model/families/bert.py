@@ -1,4 +1,5 @@
-"""BERT and RoBERTa trained to fill masks: attention both ways, norms after residuals, a loss in the model's type."""
+"""BERT, RoBERTa, XLM-RoBERTa, CamemBERT and the generator of ELECTRA, trained to fill masks: attention both ways, norms
+after residuals, a loss in the model's type."""
 
 from __future__ import annotations
 
@@ -17,16 +18,16 @@ class Embeddings(Module):
 
     def __init__(self, net: Net, prefix: str) -> None:
         super().__init__(net)
-        arch = net.arch
-        self.class_name = f"{prefix}Embeddings"
-        self.word_embeddings = Embedding(net, arch.vocab, arch.hidden)
-        if prefix == "Bert":
-            self.position_embeddings = Embedding(net, arch.positions, arch.hidden)
-        self.token_type_embeddings = Embedding(net, arch.token_types, arch.hidden)
-        self.LayerNorm = LayerNorm(net, arch.hidden)
+        arch, width = net.arch, net.arch.embed_width or net.arch.hidden
+        self.class_name, self.counts = f"{prefix}Embeddings", prefix not in ("Bert", "Electra")
+        self.word_embeddings = Embedding(net, arch.vocab, width)
+        if not self.counts:
+            self.position_embeddings = Embedding(net, arch.positions, width)
+        self.token_type_embeddings = Embedding(net, arch.token_types, width)
+        self.LayerNorm = LayerNorm(net, width)
         self.dropout = Dropout(net, arch.dropout)
-        if prefix == "Roberta":
-            self.position_embeddings = Embedding(net, arch.positions, arch.hidden)
+        if self.counts:
+            self.position_embeddings = Embedding(net, arch.positions, width)
 
     def buffers_bytes(self) -> int:
         return 2 * 8 * self.net.arch.positions  # positions and types of tokens
@@ -50,7 +51,7 @@ class Embeddings(Module):
     def _positions(self, ids: Tensor) -> Tensor:
         """A row of a buffer; in RoBERTa counted past the padding of each sequence."""
         s = ids.shape[1]
-        if self.class_name == "BertEmbeddings":
+        if not self.counts:
             return Tensor(Storage(self.net.tape, (1, s), "int64", False), (1, s), row_major((1, s)), "int64")
         mask = F.pointwise(F.pointwise(ids, dtype="bool"), dtype="int32")
         counted = F.pointwise(F.pointwise(mask, dtype="int64"), dtype="int32")
@@ -169,11 +170,15 @@ class Model(Module):
     def __init__(self, net: Net, prefix: str) -> None:
         super().__init__(net)
         self.class_name = f"{prefix}Model"
+        width = net.arch.embed_width or net.arch.hidden
         self.embeddings = Embeddings(net, prefix)
+        self.embeddings_project = Linear(net, width, net.arch.hidden, bias=True) if width != net.arch.hidden else None
         self.encoder = Encoder(net, prefix)
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.embeddings(ids)
+        if self.embeddings_project:
+            x = self.embeddings_project(x)
         return self.encoder(x)
 
 
@@ -222,10 +227,10 @@ class RobertaHead(Module):
     """RoBERTa calls gelu as a function."""
 
     kind = "activation"
-    class_name = "RobertaLMHead"
 
-    def __init__(self, net: Net, words: Embedding) -> None:
+    def __init__(self, net: Net, prefix: str, words: Embedding) -> None:
         super().__init__(net)
+        self.class_name = f"{prefix}LMHead"
         self.dense = Linear(net, net.arch.hidden, net.arch.hidden, bias=True)
         self.layer_norm = LayerNorm(net, net.arch.hidden)
         self.decoder, self.bias = tied_decoder(net, words)
@@ -246,29 +251,80 @@ def tied_decoder(net: Net, words: Embedding) -> tuple[Head, Weight]:
     return decoder, decoder.bias
 
 
-class BertForMaskedLM(CausalLM):
-    def __init__(self, net: Net) -> None:
+class GeneratorPredictions(Module):
+    kind = "activation"
+    class_name = "ElectraGeneratorPredictions"
+
+    def __init__(self, net: Net, width: int) -> None:
         super().__init__(net)
+        self.activation = Activation(net, "gelu")
+        self.LayerNorm = LayerNorm(net, width)
+        self.dense = Linear(net, net.arch.hidden, width, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.dense(x)
+        x = self.activation(x)
+        return self.LayerNorm(x)
+
+
+class MaskedLM(CausalLM):
+    """`prefix` names the classes."""
+
+    def __init__(self, net: Net, prefix: str) -> None:
+        super().__init__(net)
+        self.class_name = f"{prefix}ForMaskedLM"
         if net.attention == "efficient":
             raise NotModeled("padded batches of an encoder", field="attention", accepted="flash, sdpa, eager")
         if net.loss not in ("hf", "held") or net.kernels != "torch":
             raise NotModeled("a fused loss of an encoder", field="loss", accepted="hf")
+
+    def scores(self, ids: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        return masked_loss(self.scores(ids), labels)
+
+
+class BertForMaskedLM(MaskedLM):
+    def __init__(self, net: Net) -> None:
+        super().__init__(net, "Bert")
         self.bert = Model(net, "Bert")
         self.cls = MaskedHead(net, self.bert.embeddings.word_embeddings)
 
-    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
-        return masked_loss(self.cls(self.bert(ids)), labels)
+    def scores(self, ids: Tensor) -> Tensor:
+        return self.cls(self.bert(ids))
 
 
-class RobertaForMaskedLM(BertForMaskedLM):
+ROBERTA = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
+
+
+class RobertaForMaskedLM(MaskedLM):
     def __init__(self, net: Net) -> None:
-        super().__init__(net)
-        del self.children["bert"], self.children["cls"]
-        self.roberta = Model(net, "Roberta")
-        self.lm_head = RobertaHead(net, self.roberta.embeddings.word_embeddings)
+        prefix = ROBERTA[net.arch.family]
+        super().__init__(net, prefix)
+        model = Model(net, prefix)
+        head = RobertaHead(net, prefix, model.embeddings.word_embeddings)
+        if prefix == "Roberta":
+            self.roberta, self.lm_head = model, head
+        else:
+            self.lm_head, self.roberta = head, model
 
-    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
-        return masked_loss(self.lm_head(self.roberta(ids)), labels)
+    def scores(self, ids: Tensor) -> Tensor:
+        return self.lm_head(self.roberta(ids))
+
+
+class ElectraForMaskedLM(MaskedLM):
+    def __init__(self, net: Net) -> None:
+        super().__init__(net, "Electra")
+        width = net.arch.embed_width or net.arch.hidden
+        self.electra = Model(net, "Electra")
+        self.generator_predictions = GeneratorPredictions(net, width)
+        self.generator_lm_head = Head(net, width, net.arch.vocab, bias=True)
+        if net.arch.tied:
+            self.generator_lm_head.weight = self.electra.embeddings.word_embeddings.weight
+
+    def scores(self, ids: Tensor) -> Tensor:
+        return self.generator_lm_head(self.generator_predictions(self.electra(ids)))
 
 
 def masked_loss(scores: Tensor, labels: Tensor) -> Tensor:

@@ -1,0 +1,95 @@
+"""What config.json means in encoders trained to fill masks, and in ModernBERT's decoder (rules as in `readers`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zsim.errors import NotModeled
+from zsim.model.architecture import Architecture, LayerKind
+from zsim.model.fields import Fields
+from zsim.model.reader_parts import read_activation, read_dropout, read_heads, read_layers, read_sliding
+
+MODELED = {
+    "bert": "BertForMaskedLM",
+    "roberta": "RobertaForMaskedLM",
+    "xlm-roberta": "XLMRobertaForMaskedLM",
+    "camembert": "CamembertForMaskedLM",
+    "electra": "ElectraForMaskedLM",
+    "modernbert": "ModernBertForMaskedLM",
+}
+
+
+def _check_head(fields: Fields, family: str) -> None:
+    """Their files stand for models with other heads as well, and say so."""
+    modeled, said = MODELED[family], fields.items("architectures") or []
+    if modeled not in said or fields.flag("is_decoder", default=False):
+        name = "architectures" if said else "model_type"
+        what = ", ".join(map(str, said)) or f"{family} without architectures, which say with what head it trains"
+        raise NotModeled(what, fields.path, fields.line(name), name, accepted=f'"architectures": ["{modeled}"]')
+
+
+def _bert(fields: Fields, family: str) -> Architecture:
+    _check_head(fields, family)
+    hidden = fields.size("hidden_size")
+    heads, head_dim = read_heads(fields, hidden, "num_attention_heads")
+    return Architecture(
+        family=family,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        intermediate=fields.size("intermediate_size"),
+        vocab=fields.size("vocab_size"),
+        kinds=(LayerKind(),) * read_layers(fields, "num_hidden_layers"),
+        tied=fields.flag("tie_word_embeddings", default=True),
+        positions=fields.size("max_position_embeddings", default=512),
+        embed_width=fields.size("embedding_size", default=128) if family == "electra" else 0,
+        token_types=fields.size("type_vocab_size", default=2),
+        activation=read_activation(fields, "hidden_act", default="gelu"),
+        dropout=read_dropout(fields, "hidden_dropout_prob", default=0.1),
+        attention_dropout=read_dropout(fields, "attention_probs_dropout_prob", default=0.1),
+    )
+
+
+def _modernbert(fields: Fields, family: str) -> Architecture:
+    """Every third layer, the first among these, attends to all tokens; the others to as many as half of
+    local_attention on both sides, itself among them (of the decoder: before it)."""
+    decoder = family == "modernbert-decoder"
+    if not decoder:
+        _check_head(fields, family)
+    for name, accepted in (("classifier_bias", False), ("sparse_prediction", False)):
+        if fields.flag(name, default=accepted):
+            raise NotModeled(f"{family} with it", fields.path, fields.line(name), name, accepted="false")
+    if (name := fields.text("classifier_activation", default="gelu")) != "gelu":
+        fields.fail("classifier_activation", f"is {name!r}", "gelu")
+    hidden = fields.size("hidden_size")
+    heads, head_dim = read_heads(fields, hidden, "num_attention_heads")
+    period = fields.size("global_attn_every_n_layers", default=3)
+    sliding = read_sliding(fields, read_layers(fields, "num_hidden_layers"), lambda layer: layer % period != 0)
+    return Architecture(
+        family=family,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        intermediate=fields.size("intermediate_size"),
+        vocab=fields.size("vocab_size"),
+        kinds=tuple(LayerKind(sliding=on, first=layer == 0) for layer, on in enumerate(sliding)),
+        tied=fields.flag("tie_word_embeddings", default=True),
+        positions=fields.size("max_position_embeddings", default=8192),
+        activation=read_activation(fields, "hidden_activation", default="gelu"),
+        attention_bias=fields.flag("attention_bias", default=False),
+        mlp_bias=fields.flag("mlp_bias", default=False),
+        head_bias=fields.flag("decoder_bias", default=True),
+        norm_bias=fields.flag("norm_bias", default=False),
+        dropout=read_dropout(fields, "mlp_dropout"),
+        attention_dropout=read_dropout(fields, "attention_dropout"),
+        embedding_dropout=read_dropout(fields, "embedding_dropout"),
+        window=fields.size("local_attention", default=128) // 2 + (0 if decoder else 1),
+    )
+
+
+READERS: dict[str, Callable[[Fields, str], Architecture]] = {
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra"), _bert),
+    **dict.fromkeys(("modernbert", "modernbert-decoder"), _modernbert),
+}
