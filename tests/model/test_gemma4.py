@@ -9,10 +9,11 @@ import pytest
 
 from tests.model.ledger import computes
 from zsim.errors import InputError, NotModeled
+from zsim.model import pixels
 from zsim.model.families.gemma4 import sharing
 from zsim.model.huggingface import from_config
 from zsim.model.kernels import Attention
-from zsim.model.spec import ModelSpec, Workload
+from zsim.model.spec import Images, ModelSpec, Workload
 from zsim.model.trace import trace
 
 S, F = "sliding_attention", "full_attention"
@@ -132,6 +133,74 @@ def test_what_is_not_simulated(changes: dict[str, Any], message: str) -> None:
 def test_errors(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         model(**changes)
+
+
+SMALL_TOWER = {"model_type": "gemma4_vision", "hidden_size": 768, "num_hidden_layers": 16, "use_clipped_linears": True}
+LARGE_TOWER = {
+    "model_type": "gemma4_vision", "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 72, "standardize": True,
+}  # fmt: skip
+
+
+def with_tower(name: str, **changes: Any) -> ModelSpec:
+    text, tower = MODELS[name][1], SMALL_TOWER if name.startswith("E") else LARGE_TOWER
+    return from_config({"model_type": "gemma4", "text_config": text, "vision_config": tower} | changes, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "buffers"),  # of Gemma4ForConditionalGeneration on the meta device, without sound
+    [
+        ("E2B", 4_797_113_600, 5140),
+        ("E4B", 7_632_344_064, 5168),
+        ("31B", 31_273_086_512, 12_676),
+        ("26B-A4B", 25_805_933_872, 12_556),
+    ],
+)
+def test_parameters_and_buffers_with_the_vision_tower(name: str, count: int, buffers: int) -> None:
+    spec = with_tower(name)
+    assert (spec.numel, spec.buffers_bytes) == (count, buffers)
+
+
+@pytest.mark.parametrize(
+    ("size", "grid"),  # rows and columns of patches, as get_aspect_ratio_preserving_size has them
+    [((768, 768), (48, 48)), ((1080, 1920), (36, 66)), ((224, 280), (42, 54)), ((20, 9000), (3, 840)),
+     ((9000, 40), (750, 3))],
+)  # fmt: skip
+def test_images_are_resized_to_what_280_tokens_hold(size: tuple[int, int], grid: tuple[int, int]) -> None:
+    vision = with_tower("E2B").arch.vision  # type: ignore[attr-defined]
+    assert pixels.grid(vision, Images(1, *size)) == grid
+    assert pixels.image_tokens(vision, Images(1, *size)) == grid[0] * grid[1] // 9 <= 280
+
+
+def test_image_tokens_of_the_larger_ones_see_each_other() -> None:
+    """In layers with a window, which have a mask then, however short the sequence."""
+    vision = {**SMALL_TOWER, "default_output_length": 70}
+    for both, expected in ((None, {"sdpa"}), ("vision", {"efficient"})):
+        text = {**E2B, "use_bidirectional_attention": both}
+        spec = from_config({"model_type": "gemma4", "text_config": text, "vision_config": vision}, "gemma")
+        tree = trace(spec, Workload(1, 256, attention="sdpa", images=Images(1, 64, 64)))
+        works = [work for each in computes(tree) for work in each.forward]
+        assert {k.impl for k in works if isinstance(k, Attention) and k.head_dim == 256} == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"audio_config": {"model_type": "gemma4_audio"}}, "audio tower"),
+        ({"vision_config": None}, "without its vision tower"),
+        ({"vision_config": {"model_type": "siglip_vision_model"}}, "a vision tower siglip"),
+    ],
+)
+def test_towers_that_are_not_simulated(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(NotModeled, match=message):
+        with_tower("E2B", **changes)
+
+
+def test_flash_attention_is_refused_with_images() -> None:
+    spec = from_config({"model_type": "gemma4", "text_config": {**E2B, "global_head_dim": 256},
+                        "vision_config": SMALL_TOWER}, "gemma")  # fmt: skip
+    with pytest.raises(NotModeled, match="with its tower"):
+        trace(spec, Workload(1, 512, attention="flash", images=Images(1, 768, 768)))
 
 
 def test_sequences_cannot_be_shared() -> None:

@@ -39,7 +39,7 @@ CASES = [(name, index) for name, model in recorded().items() for index in range(
 
 def frozen(spec: ModelSpec, what: str) -> ModelSpec:
     def trains(name: str) -> bool:
-        if any(part in name for part in ("merger", "projector", "connector")):
+        if any(part in name for part in ("merger", "projector", "connector", "embed_vision")):
             return True
         return not what or (
             what == "tower" and not any(part in name for part in ("visual.", "vision_tower.", "vision_model."))

@@ -21,7 +21,7 @@ from validation.oracles.configuration_parts import (
 )
 from validation.oracles.configurations_deepspeed import deepspeed_configurations
 from validation.oracles.configurations_hybrid import hybrid_configurations
-from validation.oracles.tiny_gemma import GEMMA4_EXPERTS, GEMMA4_KEYS
+from validation.oracles.tiny_gemma import GEMMA4_EXPERTS, GEMMA4_KEYS, GEMMA4_LARGE
 from validation.oracles.tiny_relatives import TINY_ENCODERS
 
 # Further families that differ from others by a few lines.
@@ -248,7 +248,7 @@ def _further() -> list[Config]:
             zero_of(tag, 2, **model, zero=SMALL_ZERO),
             zero_of(f"{tag}_regather", 3, ga=2, **model, zero=REGATHER),
         ]
-    return [*found, *_gemma4()]
+    return [*found, *_gemma4(), *_gemma4_vision()]
 
 
 def _gemma4() -> list[Config]:
@@ -278,6 +278,33 @@ def _gemma4() -> list[Config]:
         zero_of("layers_init", 3, **model, over={"pad_token_id": None}, zero=SMALL_ZERO, zero_init=True),
         zero_of("layers_frozen", 3, **model, zero=SMALL_ZERO, freeze=["embed_tokens_per_layer", "layers.0."]),
         zero_of("layers_lora", 3, **model, zero=SMALL_ZERO, lora=LORA),
+    ]
+
+
+def _gemma4_vision() -> list[Config]:
+    """As E2B and E4B without sound, which read a row of the embedding by itself, and as the larger ones."""
+    tower, align = ["vision_tower."], ["vision_tower.", "language_model", "lm_head"]
+    model: Config = {"model": "gemma4"}
+    large = model | {"over": GEMMA4_LARGE}
+    found = []
+    for tag, kind in (("vlm", model), ("vlm_large", large)):
+        found += [
+            config_of("fsdp2", tag, **kind),
+            config_of("fsdp2", f"{tag}_frozen", **kind, freeze=tower),
+            config_of("fsdp1", f"{tag}_frozen", **kind, freeze=tower),
+            zero_of(f"{tag}_frozen", 2, **kind, zero=SMALL_ZERO, freeze=tower),
+            zero_of(tag, 3, **kind, zero=SMALL_ZERO),
+            zero_of(f"{tag}_regather", 3, ga=2, **kind, zero=REGATHER, freeze=tower),
+        ]
+    return [
+        *found,
+        config_of("ddp", "vlm_frozen", **model, ddp={"bucket_cap_mb": 1}, freeze=tower),
+        config_of("fsdp2", "vlm_align", **model, freeze=align),
+        config_of("fsdp1", "vlm_align", **model, freeze=align),
+        config_of("fsdp2", "vlm_frozen_ckpt", **model, freeze=tower, ckpt=True),
+        config_of("fsdp1", "vlm_frozen_ckpt", **model, freeze=tower, ckpt=True),
+        zero_of("vlm_align", 3, **model, zero=SMALL_ZERO, freeze=align),
+        zero_of("vlm_frozen_ckpt", 3, ga=2, **model, zero=REGATHER, freeze=tower, ckpt=True),
     ]
 
 

@@ -178,6 +178,13 @@ def inputs(kind: str, tokens: torch.Tensor, dtype: torch.dtype = torch.float32) 
         }  # fmt: skip
     if kind == "llama4":  # in the dtype of the run
         return given | {"pixel_values": torch.zeros(len(ids), 3, 56, 56, dtype=dtype)}
+    if kind == "gemma4":  # 36 patches, and padding behind them
+        places = torch.full((len(ids), 45, 2), -1)
+        places[:, :36] = torch.cartesian_prod(torch.arange(6), torch.arange(6)).flip(-1)
+        pixels = torch.zeros(len(ids), 45, 48)
+        return given | {
+            "pixel_values": pixels, "image_position_ids": places, "mm_token_type_ids": (ids == token).int(),
+        }  # fmt: skip
     if kind in IDEFICS:  # whose squares of zeros are left out
         pixels, mask = torch.ones(len(ids), 1, 3, 56, 56), torch.ones(len(ids), 1, 56, 56, dtype=torch.long)
         return given | {"pixel_values": pixels, "pixel_attention_mask": mask}

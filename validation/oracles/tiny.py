@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from validation.oracles.tiny_gemma import TINY_GEMMA_VISION
 from validation.oracles.tiny_hybrid import TINY_HYBRIDS
 
 # Models with an encoder and a decoder, whose labels are half as long.
@@ -163,4 +164,5 @@ TINY_VISION: dict[str, dict[str, Any]] = {
             "num_attention_heads": 4, "image_size": 56, "patch_size": 28,
         },
     },
+    **TINY_GEMMA_VISION,
 }  # fmt: skip

@@ -78,3 +78,47 @@ GEMMA4_KEYS = {
 GEMMA4_EXPERTS = GEMMA4_KEYS | {
     "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 96,
 }  # fmt: skip
+
+# For `vision_models`: E2B and E4B without sound, and the larger ones, whose image tokens see each other.
+_TOWER = {
+    "model_type": "gemma4_vision", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 16, "patch_size": 4, "pooling_kernel_size": 3,
+    "position_embedding_size": 40, "default_output_length": 12,
+}  # fmt: skip
+_IMAGES = {"model_type": "gemma4", "image_token_id": 196, "video_token_id": 197, "audio_token_id": 198}
+GEMMA4_VISION: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[int, int]]] = {
+    "gemma4-layers": (
+        ("sdpa", "eager"),
+        {
+            **_IMAGES, "text_config": GEMMA4_CONFIGS["gemma4-layers"][1],
+            "vision_config": _TOWER | {"use_clipped_linears": True},
+        },
+        (56, 112),
+    ),
+    "gemma4-dense": (
+        ("sdpa", "eager"),
+        {
+            **_IMAGES, "text_config": GEMMA4_CONFIGS["gemma4-dense"][1] | {"use_bidirectional_attention": "vision"},
+            "vision_config": _TOWER | {"standardize": True},
+        },
+        (90, 120),
+    ),
+}  # fmt: skip
+TINY_GEMMA_VISION: dict[str, dict[str, Any]] = {
+    "gemma4": {
+        "image_token_id": 999, "video_token_id": 998, "audio_token_id": 997,
+        "text_config": {"model_type": "gemma4_text", **TINY_GEMMA["gemma4_text"]},
+        "vision_config": {
+            "model_type": "gemma4_vision", "hidden_size": 160, "intermediate_size": 400, "num_hidden_layers": 3,
+            "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 40, "patch_size": 4,
+            "pooling_kernel_size": 3, "position_embedding_size": 40, "default_output_length": 5,
+        },
+    },
+}  # fmt: skip
+# What makes that one a larger one.
+GEMMA4_LARGE = {
+    "text_config": {
+        "model_type": "gemma4_text", **TINY_GEMMA["gemma4_text"], **GEMMA4_KEYS,
+        "use_bidirectional_attention": "vision",
+    },
+}  # fmt: skip

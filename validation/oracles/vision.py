@@ -29,7 +29,7 @@ from validation.oracles.vision_models import CONFIGS
 
 RUNS = ((1, 64, 1, "none"), (2, 96, 2, "none"), (2, 96, 2, "full"))  # micro-batch, sequence, images, checkpointing
 FROZEN = {"": (), "tower": ("visual.", "vision_tower.", "vision_model."), "all but projector": ("",)}
-PROJECTOR = ("merger", "projector", "connector")
+PROJECTOR = ("merger", "projector", "connector", "embed_vision")
 IDEFICS = ("idefics3", "smolvlm")
 GRIDS = (
     "qwen2_vl",
@@ -90,6 +90,14 @@ def inputs(config: dict[str, Any], batch: int, seq: int, images: int, size: tupl
         shape = batch, images * idefics_squares(config, size), side, side
         mask = torch.ones(shape, dtype=torch.long)
         return {"pixel_values": torch.zeros(*shape[:2], 3, side, side), "pixel_attention_mask": mask}
+    if kind == "gemma4":
+        vision = config["vision_config"]
+        patches = vision["default_output_length"] * vision["pooling_kernel_size"] ** 2
+        return {
+            "pixel_values": torch.zeros(count, patches, 3 * vision["patch_size"] ** 2),
+            "image_position_ids": torch.zeros(count, patches, 2, dtype=torch.long),
+            "mm_token_type_ids": torch.zeros(batch, seq, dtype=torch.long),
+        }
     if config["vision_config"]["model_type"] == "pixtral":
         return {"pixel_values": torch.zeros(count, 3, *size), "image_sizes": np.array([size] * count).view(Sizes)}
     if kind not in GRIDS:
@@ -146,6 +154,8 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: Any = N
     """What torch's scaled_dot_product_attention runs on a GPU: with a mask its memory-efficient kernel."""
     if attn_mask is None:
         return flash_attention(q, k, v, **settings)
+    if attn_mask.dtype is torch.bool:
+        attn_mask = torch.where(attn_mask, 0.0, torch.scalar_tensor(float("-inf"), dtype=q.dtype))
     mask = attn_mask.expand(*q.shape[:2], q.shape[2], k.shape[2])
     efficient = torch.ops.aten._scaled_dot_product_efficient_attention
     return efficient(q, k, v, mask, True, settings["dropout_p"], False, scale=settings["scale"])[0]
@@ -154,9 +164,9 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: Any = N
 class Known(Follow):
     """Follows where the size of one result, of the places of image tokens, is known."""
 
-    def __init__(self, ignored: set[int], selected: int) -> None:
+    def __init__(self, ignored: set[int], tokens: int, width: int) -> None:
         super().__init__(ignored)
-        self.selected = selected
+        self.tokens, self.selected = tokens, tokens * width
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         new = torch.ops.aten.new_empty.default
@@ -165,8 +175,9 @@ class Known(Follow):
         if func._opname == "index" and args[1][0].dtype is torch.bool:
             if args[1][0].dim() == 1:  # of squares that are no padding
                 return super().__torch_dispatch__(new, types, (args[0], args[0].shape))
-            width = args[0].shape[-1]
-            return super().__torch_dispatch__(new, types, (args[0], [self.selected // width, width]))
+            if args[1][0].dim() == args[0].dim():
+                return super().__torch_dispatch__(new, types, (args[0], [self.selected]))
+            return super().__torch_dispatch__(new, types, (args[0], [self.tokens, args[0].shape[-1]]))
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
@@ -174,6 +185,8 @@ def tokens_of(config: dict[str, Any], images: int, size: tuple[int, int]) -> int
     if config["model_type"] in (*IDEFICS, "llama4"):
         side = config["vision_config"]["image_size"] // 14 // config.get("scale_factor", 2)
         return idefics_squares(config, size) * side**2
+    if config["model_type"] == "gemma4":
+        return gemma4_tokens(config["vision_config"], size)
     if "mm_tokens_per_image" in config:
         return config["mm_tokens_per_image"]
     if "image_grid_pinpoints" in config:
@@ -182,6 +195,14 @@ def tokens_of(config: dict[str, Any], images: int, size: tuple[int, int]) -> int
     patch = 14 if not kind.startswith("qwen3") else 16
     merge = 2 if kind in (*GRIDS, "mistral3", "internvl") else 1
     return (size[0] // patch) * (size[1] // patch) // merge**2
+
+
+def gemma4_tokens(vision: dict[str, Any], size: tuple[int, int]) -> int:
+    """As many squares as Gemma4ImageProcessor resizes an image to."""
+    side = vision["patch_size"] * vision["pooling_kernel_size"]
+    factor = (vision["default_output_length"] * side**2 / (size[0] * size[1])) ** 0.5
+    rows, columns = (int(factor * length // side) for length in size)
+    return rows * columns
 
 
 def processed_tokens(config: dict[str, Any], images: int, size: tuple[int, int]) -> int:
@@ -211,12 +232,15 @@ def record(
         if checkpointing == "full":
             model.gradient_checkpointing_enable({"use_reentrant": False})
         ids, labels = torch.zeros(batch, seq, dtype=torch.long), torch.zeros(batch, seq, dtype=torch.long)
-        selected = batch * images * tokens_of(config, images, size) * config["text_config"]["hidden_size"]
+        tokens, width = batch * images * tokens_of(config, images, size), config["text_config"]["hidden_size"]
         given |= {"input_ids": ids, "labels": labels, "use_cache": False}
         if config["model_type"] in GRIDS:  # as a collator computes them; the model itself would ask for values
             given["position_ids"] = torch.zeros(3, batch, seq, dtype=torch.long)
-        FakeTensor.tolist = lambda counts: [images * idefics_squares(config, size)] * len(counts)  # type: ignore
-        found = observe(model, given, lambda ignored: Known(ignored, selected))
+        if config["model_type"] == "gemma4":
+            FakeTensor.tolist = lambda counts: [tokens // len(counts)] * len(counts)  # type: ignore
+        else:
+            FakeTensor.tolist = lambda counts: [images * idefics_squares(config, size)] * len(counts)  # type: ignore
+        found = observe(model, given, lambda ignored: Known(ignored, tokens, width))
     about = {
         "attention": attention, "batch": batch, "seq": seq, "images": images, "checkpointing": checkpointing,
         "frozen": frozen, "size": size,
@@ -229,11 +253,17 @@ def main(arguments: list[str]) -> None:
     initialization.trunc_normal_ = lambda tensor, *_, **__: tensor  # asks for values
     torch.as_tensor = as_tensor
     models.mend_llama4()
-    masking_utils._ignore_bidirectional_mask_sdpa = lambda *_: True  # no square has padding
     torch.nn.functional.scaled_dot_product_attention = attend
     found = {}
+    no_mask = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
     for name in options.names or CONFIGS:
         attentions, config, size = CONFIGS[name]
+        masked = config["model_type"] == "gemma4"  # windows are in a mask, and patches may be padded
+        masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.register("sdpa", masking_utils.sdpa_mask if masked else no_mask)
+        padded = masked and tokens_of(config, 1, size) < config["vision_config"]["default_output_length"]
+        if masked:
+            masking_utils.find_packed_sequence_indices = lambda *_: None  # asks for values
+        masking_utils._ignore_bidirectional_mask_sdpa = lambda *_, padded=padded: not padded
         runs = [
             record(config, attention, frozen, size, run)
             for attention in attentions

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from validation.oracles.hybrids import DELTA, EXPERTS, SECTIONS
+from validation.oracles.tiny_gemma import GEMMA4_VISION
 
 TEXT = {
     "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -215,4 +216,5 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[int, int]]] = {
         },
         (56, 56),
     ),
+    **GEMMA4_VISION,
 }  # fmt: skip

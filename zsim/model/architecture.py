@@ -125,6 +125,9 @@ class Vision:
     projector_activation: str = "gelu"
     projector_bias: bool = True
     rms_norms: bool = False  # in the tower's layers (InternVL)
+    most_tokens: int = 0  # of an image, whose patches are padded to those of as many (Gemma 4)
+    standardizes: bool = False  # what it returns
+    clips: bool = False  # what goes into its products and comes out
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,7 @@ class Gemma4:
     double_wide: bool = False  # these have an MLP of twice the width
     layer_width: int = 0  # of each layer's own embedding of the tokens; 0: there is none
     layer_vocab: int = 0
+    images_see_each_other: bool = False  # in layers with a window (use_bidirectional_attention: vision)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ def layout(tensor: Tensor) -> tuple[int, ...] | None:
 def pointwise(*inputs: Tensor, shape: tuple[int, ...] | None = None, dtype: str | None = None) -> Tensor:
     """One kernel over its inputs: the result of the first one's layout, without autograd."""
     first = inputs[0]
-    shape = shape or first.shape
+    shape = first.shape if shape is None else shape
     strides = layout(first) if shape == first.shape else None
     out = first.tape.empty(shape, dtype or first.dtype, strides)
     first.tape.memory(sum(t.nbytes for t in inputs), out.nbytes)

@@ -13,6 +13,8 @@ EMBEDDINGS = ".vision_tower.embeddings."
 OWN_EMBEDDINGS = ("clip_vision_model", "siglip_vision_model")  # towers that have such a unit
 UNITS_IN_LAYERS = ("idefics3_vision", "smolvlm_vision")  # whose attention alone is a unit
 PROJECTOR = ".multi_modal_projector."  # PaliGemma's, a unit as well
+PATCHES = ".vision_tower.patch_embedder."  # and Gemma 4's
+LATE_PROJECTOR = ".embed_vision."  # registered behind the text model (Gemma 4)
 
 
 def with_flat_units(spec: ModelSpec, units: str) -> ModelSpec:
@@ -22,6 +24,7 @@ def with_flat_units(spec: ModelSpec, units: str) -> ModelSpec:
     vision = tower is not None
     own = [EMBEDDINGS] if tower is not None and tower.blocks.family in OWN_EMBEDDINGS else []
     own += [PROJECTOR] if spec.family == "paligemma" else []
+    own += [PATCHES] if spec.family == "gemma4" else []
     parts = tower is not None and tower.blocks.family in UNITS_IN_LAYERS
     apart = {
         parameter.name.rpartition(".")[0] for parameter in spec.parameters if parameter.trainable and units == "leaf"
@@ -89,7 +92,7 @@ def layer_keys(spec: ModelSpec, reached: bool, reached_tower: bool) -> tuple[Key
             before[in_tower] = before[in_tower] or parameter.trainable
             if pair:  # the embedding is that of both stacks
                 before[True] = before[True] or parameter.trainable
-        if in_tower and not crossed:  # whose output the text model's layers read
+        if (in_tower or LATE_PROJECTOR in parameter.name) and not crossed:  # whose output the text model's layers read
             before[False] = before[False] or parameter.trainable
         if PROJECTOR in f".{parameter.name}" or in_tower:
             read = read or parameter.trainable

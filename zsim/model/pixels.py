@@ -22,9 +22,24 @@ def grid(vision: Vision, images: Images) -> tuple[int, int]:
     if vision.image_size:
         side = vision.image_size // vision.patch
         return side, side
+    if vision.most_tokens:
+        return _filled(vision, images)
     step = vision.patch * vision.merge
     rows, columns = (max(1, round(side / step)) * vision.merge for side in (images.height, images.width))
     return rows, columns
+
+
+def _filled(vision: Vision, images: Images) -> tuple[int, int]:
+    """The largest image of the same shape that has as few tokens, in whole squares of patches (transformers 5.24
+    image_processing_gemma4.py get_aspect_ratio_preserving_size)."""
+    most, height, width = vision.most_tokens, images.height, images.width
+    factor = (most * (vision.pool * vision.patch) ** 2 / (height * width)) ** 0.5
+    rows, columns = (int(factor * side / (vision.pool * vision.patch)) for side in (height, width))
+    if rows == 0:
+        rows, columns = 1, min(width // height, most)
+    elif columns == 0:
+        rows, columns = min(height // width, most), 1
+    return rows * vision.pool, columns * vision.pool
 
 
 def squares(vision: Vision, images: Images) -> tuple[int, int]:
@@ -140,6 +155,38 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[int
             return grad_x, *grads
 
         tape.link((x, *params), backward, out)
+    return out
+
+
+def clamped(x: Tensor) -> Tensor:
+    """`x.clamp(low, high)` of two tensors: saves `x`. Backward: `where(self >= min & self <= max, grad, 0)`."""
+    if not x.needs_grad:
+        return pointwise(x)
+    tape = x.tape
+    saved = tape.save(x)
+    out = pointwise(x)
+
+    def backward(g: Tensor) -> tuple[Tensor]:
+        (x,) = saved()
+        above, below = pointwise(x, dtype="bool"), pointwise(x, dtype="bool")
+        tape.memory(above.nbytes + below.nbytes, above.nbytes)
+        return (pointwise(g, above),)
+
+    tape.link((x,), backward, out)
+    return out
+
+
+def entry(weight: Tensor) -> Tensor:
+    """`weight[i]` of a parameter: a view, whose backward writes zeros of the full shape."""
+    out = view_of(weight, weight.shape[1:], weight.strides[1:])
+    if weight.needs_grad:
+
+        def backward(g: Tensor) -> tuple[Tensor]:
+            grad = g.tape.gradient(weight, weight.shape, weight.dtype)
+            g.tape.memory(g.nbytes, grad.nbytes + g.nbytes, "copy")
+            return (grad,)
+
+        weight.tape.link((weight,), backward, out)
     return out
 
 

@@ -198,8 +198,8 @@ def flash_attention(
     def attend() -> tuple[Tensor, ...]:
         strides = _by_tokens((b, h, s, width)) if impl == "efficient" or narrow else layout(q)
         out = tape.empty((b, h, s, width), q.dtype, strides)
-        lse = tape.empty((b, h, s), "float32")
         flash = not narrow and impl != "efficient"
+        lse = tape.empty((b, h, s if flash else _up(s, 32)), "float32")  # kAlignLSE of the memory-efficient kernel
         rng_state, unused = tape.empty((2,) if flash else (), "uint64"), tape.empty((), "uint64")
         launch(backward=False)
         return out, lse, rng_state, unused

@@ -58,6 +58,7 @@ def _own(fields: Fields, heads: int, sliding: list[bool]) -> Gemma4:
         _refuse(fields, "num_kv_shared_layers", "shared keys and values without embeddings of each layer, on which "
                 "transformers 5.24 fails", "0, or a hidden_size_per_layer_input")  # fmt: skip
     return Gemma4(
+        images_see_each_other=fields.raw("use_bidirectional_attention") is not None,
         full_head_dim=full["head_dim"],
         full_kv_heads=full["num_key_value_heads"],
         values_are_keys=keys,

@@ -14,6 +14,7 @@ from zsim.model.architecture import Architecture, LayerKind, Vision
 from zsim.model.fields import Fields
 from zsim.model.reader_parts import read_activation, read_dropout, read_layers
 from zsim.model.reader_vision_parts import LANGUAGE_MODELS, read_blocks, read_side, read_text, read_tower, text_family
+from zsim.model.readers_gemma4_vision import gemma4
 from zsim.model.readers_vision_further import FURTHER
 
 
@@ -327,6 +328,7 @@ VISION_READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     "internvl": _internvl,
     **FURTHER,
     "gemma3": _gemma3,
+    "gemma4": gemma4,
     "paligemma": _paligemma,
     **dict.fromkeys(_QWEN, _qwen),
 }

@@ -97,6 +97,8 @@ class Execution:
                 self.backward(item)
             else:
                 self._backward_compute(module, item)
+        if self._dropped is module:  # it has no backward (a frozen tower)
+            self._dropped = None
         self.hooks.post_backward(module)
         self._layer = outer
 

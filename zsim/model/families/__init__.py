@@ -61,6 +61,7 @@ OTHERS = {  # model_type -> file here, class of the root
 }
 VISION = {
     "gemma3": ("vlm", "Gemma3ForConditionalGeneration"),
+    "gemma4": ("gemma4_vision", "Gemma4ForConditionalGeneration"),
     "paligemma": ("vlm", "PaliGemmaForConditionalGeneration"),
     **dict.fromkeys(
         ("llava", "llava_next", "llava_onevision", "mistral3", "internvl"), ("llava", "LlavaForConditionalGeneration")

@@ -17,6 +17,7 @@ from zsim.model.graph import Tensor
 from zsim.model.layers import Activation, Blocks, Linear, Module, Net, Weight
 
 Shared = dict[bool, tuple[Tensor, Tensor]]  # keys and values that later layers read, of layers with a window and others
+Masks = dict[bool, Tensor | None]  # of layers with a window and others
 TEXT = "Gemma4Text"
 
 
@@ -230,8 +231,15 @@ class Model(Module):
         scales = 2 if self.net.arch.gemma.layer_width else 1
         return 4 * (sum(self.widths.values()) + scales + self.net.arch.layers)
 
-    def forward(self, ids: Tensor | None, embeds: Tensor | None = None, layer_inputs: Tensor | None = None) -> Tensor:
-        """`embeds` and `layer_inputs`: what a multimodal model hands over instead of `ids`."""
+    def forward(
+        self,
+        ids: Tensor | None,
+        embeds: Tensor | None = None,
+        layer_inputs: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        masks: Masks | None = None,
+    ) -> Tensor:
+        """All but `ids`: what a multimodal model hands over instead of them."""
         net = self.net
         check(net)
         if embeds is None:
@@ -242,8 +250,9 @@ class Model(Module):
                 assert ids is not None
                 layer_inputs = self.layer_inputs(ids)
             layer_inputs = self.projected(embeds, layer_inputs)
-        position_ids = positions(net, embeds if ids is None else ids)
-        masks = masks_of(net, *embeds.shape[:2])
+        if position_ids is None or masks is None:
+            position_ids = positions(net, embeds if ids is None else ids)
+            masks = masks_of(net, *embeds.shape[:2])
         x = embeds
         tables = {sliding: self.tables(x, position_ids, sliding) for sliding in self.widths}
         shared: Shared = {}
@@ -295,7 +304,7 @@ def kinds(arch: Architecture) -> tuple[Hashable, ...]:
     )
 
 
-def masks_of(net: Net, b: int, s: int) -> dict[bool, Tensor | None]:
+def masks_of(net: Net, b: int, s: int) -> Masks:
     """Of layers with a window and of others. SDPA has one for a window that the sequence fills (masking_utils.py
     `_ignore_causal_mask_sdpa`), of bools and for all sequences at once."""
     if net.attention == "eager":
@@ -304,12 +313,16 @@ def masks_of(net: Net, b: int, s: int) -> dict[bool, Tensor | None]:
     needed = {False: net.attention == "efficient", True: net.attention in ("sdpa", "efficient")}
     if net.attention == "sdpa" and (window is None or s < window):
         needed[True] = False
-    masks: dict[bool, Tensor | None] = {}
+    masks: Masks = {}
     for sliding, need in needed.items():
-        masks[sliding] = F.expand(dense_mask(net, 1, s, "bool"), (b, 1, s, s)) if need else None
-        if (mask := masks[sliding]) is not None and net.checkpointing != "none":
-            net.tape.share(mask)
+        masks[sliding] = shared_mask(net, F.expand(dense_mask(net, 1, s, "bool"), (b, 1, s, s))) if need else None
     return masks
+
+
+def shared_mask(net: Net, mask: Tensor) -> Tensor:
+    if net.checkpointing != "none":
+        net.tape.share(mask)
+    return mask
 
 
 def check(net: Net) -> None:
