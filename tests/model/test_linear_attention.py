@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from tests.model.ledger import Ledger, block, computes, flops, modules
+from zsim import simulate
 from zsim.errors import InputError, NotModeled
 from zsim.model.huggingface import from_config
 from zsim.model.kernels import Gemm
 from zsim.model.lora import Lora, Tuning, tune
 from zsim.model.spec import Compute, Module, Workload
 from zsim.model.trace import trace
+from zsim.scenario import load
 
 DENSE = {
     "model_type": "qwen3_5_text", "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32,
@@ -207,3 +209,22 @@ def test_other_models_have_no_linear_attention():
         trace(from_config(llama, "l"), Workload(1, 64, kernels="fla"))
     with pytest.raises(NotModeled, match="compile of qwen3_5_text"):
         trace(from_config(SMALL, "q"), Workload(1, 64, compile=True))
+
+
+def test_a_scenario_says_what_is_assumed(tmp_path: Path):
+    root = FILE.parents[3]
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    path = tmp_path / "scenario.yaml"
+    path.write_text(
+        f"model: config.json\ncluster: {root / 'topologies' / 'hgx_h100_8.yaml'}\nframework: deepspeed\n"
+        "zero: {stage: 3}\nmicro_batch: 1\nseq_len: 4096\nattention: flash\n"
+    )
+    found = {kernels: load(path, [f"kernels={kernels}"]).resolve() for kernels in ("torch", "fla")}
+    notes = {kernels: " ".join(setup.assumptions) for kernels, setup in found.items()}
+    assert "linear attention as PyTorch code" in notes["torch"]
+    assert "no run with them has been measured" in notes["fla"]
+    results = {kernels: simulate(setup) for kernels, setup in found.items()}
+    speed = {kernels: result.throughput.tokens_per_s for kernels, result in results.items()}
+    assert speed["fla"] > speed["torch"]
+    with pytest.raises(NotModeled, match="sequence parallelism"):
+        load(path, ["sequence_parallel_size=2"]).resolve()

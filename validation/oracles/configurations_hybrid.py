@@ -29,6 +29,7 @@ def _linear_attention() -> list[Config]:
     return [
         config_of("ddp", "hybrid", model=model, ddp={"bucket_cap_mb": 1}),
         config_of("ddp", "hybrid", model="qwen3_next", ddp={"bucket_cap_mb": 1}),
+        config_of("ddp", "hybrid_autocast", autocast="bfloat16", model=model, over={"vocab_size": 300}),
         config_of("fsdp2", "hybrid_ckpt", ga=2, model=model, ckpt=True),
         config_of("fsdp1", "hybrid_ckpt", model=model, ckpt=True),
         config_of("fsdp2", "hybrid_lora", model=model, lora=lora),
