@@ -27,7 +27,7 @@ def recorded() -> dict[str, Any]:
 
 
 # What zsim knows to differ: the gradient of a bias counts from the start of its segment, before a dropout's backward.
-EARLY_BIAS = {"whisper": 2 * 64}
+EARLY_BIAS = dict.fromkeys(("whisper", "bart", "mbart", "pegasus", "marian"), 2 * 64)
 
 
 def trained(spec: ModelSpec, names: list[str]) -> ModelSpec:
@@ -88,6 +88,26 @@ COUNTS = {  # of published models, as transformers 5.24 has them on the meta dev
          "decoder_ffn_dim": 5120, "encoder_attention_heads": 20, "decoder_attention_heads": 20, "num_mel_bins": 128,
          "vocab_size": 51866},
     ),
+    "bart-large-cnn": (
+        406_290_432,
+        {"model_type": "bart", "d_model": 1024, "encoder_layers": 12, "decoder_layers": 12, "encoder_ffn_dim": 4096,
+         "decoder_ffn_dim": 4096, "vocab_size": 50264, "max_position_embeddings": 1024},
+    ),
+    "mbart-large-50": (
+        610_879_488,
+        {"model_type": "mbart", "d_model": 1024, "vocab_size": 250054, "max_position_embeddings": 1024},
+    ),
+    "pegasus-large": (
+        570_797_056,
+        {"model_type": "pegasus", "d_model": 1024, "encoder_layers": 16, "decoder_layers": 16, "vocab_size": 96103,
+         "max_position_embeddings": 1024, "activation_function": "relu"},
+    ),
+    "opus-mt-en-de": (
+        74_410_496,
+        {"model_type": "marian", "d_model": 512, "encoder_layers": 6, "decoder_layers": 6, "encoder_ffn_dim": 2048,
+         "encoder_attention_heads": 8, "decoder_attention_heads": 8, "decoder_ffn_dim": 2048, "vocab_size": 58101,
+         "decoder_vocab_size": 58101, "max_position_embeddings": 512, "activation_function": "swish"},
+    ),
 }  # fmt: skip
 
 
@@ -134,3 +154,31 @@ def test_what_whisper_cannot_be(changes: dict[str, Any], lengths: tuple[int, int
     with pytest.raises(InputError) as refused:
         run()
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("changes", "lengths", "field"),
+    [
+        ({}, (81, 32), "seq_len"),
+        ({}, (64, 81), "target_len"),
+        ({"decoder_layerdrop": 0.1}, (64, 32), "decoder_layerdrop"),
+        ({"tie_word_embeddings": False}, (64, 32), "tie_word_embeddings"),
+        ({"share_encoder_decoder_embeddings": False}, (64, 32), "share_encoder_decoder_embeddings"),
+        ({"decoder_vocab_size": 200}, (64, 32), "decoder_vocab_size"),
+        ({"encoder_attention_heads": 7}, (64, 32), "encoder_attention_heads"),
+    ],
+)
+def test_what_marian_cannot_be(changes: dict[str, Any], lengths: tuple[int, int], field: str):
+    def run() -> None:
+        spec = from_config(recorded()["marian"]["config"] | changes, "marian")
+        trace(spec, Workload(1, lengths[0], target_len=lengths[1]))
+
+    with pytest.raises(InputError) as refused:
+        run()
+    assert refused.value.field == field
+
+
+def test_sines_are_not_trained():
+    spec = from_config(COUNTS["pegasus-large"][1], "pegasus")
+    frozen = [p.name for p in spec.parameters if not p.trainable]
+    assert frozen == ["model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"]

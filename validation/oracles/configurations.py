@@ -311,7 +311,8 @@ def _gemma4_vision() -> list[Config]:
 def _pairs() -> list[Config]:
     """Models with an encoder and a decoder: all of it trained, the encoder frozen, checkpointed."""
     found = []
-    for model, encoder in {"t5": ["encoder.block", "encoder.final"], "whisper": ["encoder."]}.items():
+    frozen = {"t5": ["encoder.block", "encoder.final"], "whisper": ["encoder."], "bart": ["encoder."]}
+    for model, encoder in frozen.items():
         found += [
             config_of("ddp", "pair", model=model, ddp={"bucket_cap_mb": 1}),
             config_of("fsdp2", "pair", model=model),
@@ -336,6 +337,16 @@ def _pairs() -> list[Config]:
             config_of("fsdp1", "encoder", model=name),
             zero_of("encoder", 2, model=name, zero=SMALL_ZERO),
             zero_of("encoder_regather", 3, ga=2, model=name, zero=REGATHER),
+        ]
+    for model in ("mbart", "pegasus", "marian"):
+        found += [
+            config_of("ddp", "pair", model=model, ddp={"bucket_cap_mb": 1}),
+            config_of("fsdp2", "pair", model=model),
+            config_of("fsdp1", "pair", model=model),
+            zero_of("pair", 2, ga=2, model=model, zero=SMALL_ZERO),
+            zero_of("pair", 3, model=model, zero=SMALL_ZERO),
+            zero_of("pair_frozen_ckpt", 3, ga=2, model=model, zero=REGATHER, freeze=["encoder."], ckpt=True),
+            zero_of("pair_init", 3, model=model, zero=SMALL_ZERO, zero_init=True),
         ]
     return found
 

@@ -17,6 +17,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import masking_utils
 
 from validation.oracles.families import begin, observe, write
 from validation.oracles.vision import attend
@@ -46,6 +47,17 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
+BART = {
+    "d_model": 64, "encoder_layers": 4, "decoder_layers": 3, "encoder_ffn_dim": 176, "decoder_ffn_dim": 160,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 2, "vocab_size": 199, "max_position_embeddings": 80,
+    "pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2, "dropout": 0.1,
+}  # fmt: skip
+CONFIGS |= {
+    "bart": (BOTH, {"model_type": "bart", **BART}),
+    "mbart": (BOTH, {"model_type": "mbart", **BART, "activation_dropout": 0.1}),
+    "pegasus": (BOTH, {"model_type": "pegasus", **BART}),
+    "marian": (BOTH, {"model_type": "marian", **BART, "activation_function": "swish"}),
+}
 FROZEN = {"": (), "encoder": ("encoder.", "shared."), "decoder": ("decoder.", "lm_head.", "shared.", "proj_out.")}
 RUNS = (
     (1, 64, 64, "none"),
@@ -96,6 +108,7 @@ def record(config: dict[str, Any], attention: str, frozen: str, run: tuple[int, 
 def main(arguments: list[str]) -> None:
     options = begin(arguments, __doc__, CONFIGS)
     torch.nn.functional.scaled_dot_product_attention = attend
+    masking_utils._ignore_causal_mask_sdpa = lambda *_, **__: True  # no token is padding
     models = {}
     for name in options.names or CONFIGS:
         attentions, config = CONFIGS[name]

@@ -8,6 +8,11 @@ from validation.oracles.tiny_gemma import TINY_GEMMA_VISION
 from validation.oracles.tiny_hybrid import TINY_HYBRIDS
 
 # Models with an encoder and a decoder, whose labels are half as long.
+_BART = {
+    "d_model": 256, "encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 4, "vocab_size": 1000,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 688, "decoder_ffn_dim": 688, "max_position_embeddings": 64,
+    "dropout": 0.0, "decoder_start_token_id": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 TINY_PAIRS: dict[str, dict[str, Any]] = {
     "t5": {
         "d_model": 256, "d_kv": 32, "d_ff": 688, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 8,
@@ -19,6 +24,7 @@ TINY_PAIRS: dict[str, dict[str, Any]] = {
         "max_source_positions": 32, "max_target_positions": 48, "decoder_start_token_id": 1, "pad_token_id": 0,
         "bos_token_id": 1, "eos_token_id": 2,
     },
+    **dict.fromkeys(("bart", "mbart", "pegasus", "marian"), _BART),
 }  # fmt: skip
 
 _TEXT = {

@@ -388,7 +388,7 @@ def _relu_squared(x: Tensor) -> Tensor:
 
 ACTIVATIONS: dict[str, tuple[str, Any]] = {
     "silu": ("SiLUActivation", F.activation),
-    "swish": ("SiLUActivation", F.activation),
+    "swish": ("SiLU", F.activation),
     "gelu": ("GELUActivation", F.activation),
     "nn.gelu": ("GELU", F.activation),
     "quick_gelu": ("QuickGELUActivation", _quick_gelu),

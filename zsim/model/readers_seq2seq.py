@@ -80,7 +80,45 @@ def _whisper(fields: Fields, family: str) -> Architecture:
     return replace(stack("encoder", "max_source_positions", 1500), seq2seq=pair)
 
 
+def _bart(fields: Fields, family: str) -> Architecture:
+    """Fields that are left out take the defaults of the configuration classes, which are BART's large ones."""
+    for name in ("encoder_layerdrop", "decoder_layerdrop"):
+        if fields.number(name, default=0.0, low=0.0, high=1.0):
+            raise NotModeled(name, file=fields.path, line=fields.line(name), field=name, accepted="0")
+    for name in ("tie_word_embeddings", "share_encoder_decoder_embeddings"):
+        if not fields.flag(name, default=True):
+            raise NotModeled(f"{family} without {name}", file=fields.path, line=fields.line(name), field=name,
+                             accepted="true")  # fmt: skip
+    width, vocab = fields.size("d_model", "hidden_size", default=1024), fields.size("vocab_size")
+    if (other := fields.size("decoder_vocab_size", default=vocab)) != vocab:
+        fields.fail("decoder_vocab_size", f"is {other}, and the embedding is that of both", str(vocab))
+
+    def stack(which: str) -> Architecture:
+        heads = fields.size(f"{which}_attention_heads", default=16)
+        if width % heads:
+            fields.fail(f"{which}_attention_heads", f"is {heads}, which does not divide {width}", "a divisor")
+        return Architecture(
+            family=family,
+            hidden=width,
+            heads=heads,
+            kv_heads=heads,
+            head_dim=width // heads,
+            intermediate=fields.size(f"{which}_ffn_dim", default=4096),
+            vocab=vocab,
+            kinds=(LayerKind(),) * fields.size(f"{which}_layers", default=12, most=10_000),
+            tied=True,
+            positions=fields.size("max_position_embeddings", default=1024),
+            activation=read_activation(fields, "activation_function", default="gelu"),
+            dropout=read_dropout(fields, "dropout", default=0.1),
+            attention_dropout=read_dropout(fields, "attention_dropout"),
+            embedding_dropout=read_dropout(fields, "activation_dropout"),
+        )
+
+    return replace(stack("encoder"), seq2seq=Pair(stack("decoder")))
+
+
 SEQ2SEQ_READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("t5", "mt5"), _t5),
     "whisper": _whisper,
+    **dict.fromkeys(("bart", "mbart", "pegasus", "marian"), _bart),
 }

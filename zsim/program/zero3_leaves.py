@@ -96,6 +96,8 @@ def by_keyword(module: Module) -> bool:
     with their attention."""
     if module.module_class.startswith(("MllamaVision", "Llama4Vision")):
         return module.module_class.endswith("VisionEncoderLayer")
+    if module.module_class in ("BartAttention", "MarianAttention"):
+        return False
     named = module.name.rpartition(".")[2] in (
         "self_attn", "linear_attn", "cross_attn", "mamba", "language_model", "text_model",
     )  # fmt: skip

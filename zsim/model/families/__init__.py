@@ -74,6 +74,7 @@ VISION = {
 }
 SEQ2SEQ = {
     **dict.fromkeys(("t5", "mt5"), ("t5", "T5ForConditionalGeneration")),
+    **dict.fromkeys(("bart", "mbart", "pegasus", "marian"), ("bart", "BartForConditionalGeneration")),
     "whisper": ("whisper", "WhisperForConditionalGeneration"),
 }
 FAMILIES = (*LLAMA_LIKE, *GEMMA, *MOE, *OTHERS, *VISION, *SEQ2SEQ)

@@ -83,18 +83,21 @@ class Layer(Module):
         super().__init__(net)
         arch, self.decodes = net.arch, decodes
         self.class_name = "WhisperDecoderLayer" if decodes else "WhisperEncoderLayer"
-        self.self_attn = Attention(net, causal=decodes)
+        self.self_attn = self.attention(causal=decodes)
         if decodes:
             self.activation_fn = Activation(net, arch.activation)
         self.self_attn_layer_norm = LayerNorm(net, arch.hidden)
         if decodes:
-            self.encoder_attn = Attention(net)
+            self.encoder_attn = self.attention(causal=False)
             self.encoder_attn_layer_norm = LayerNorm(net, arch.hidden)
         else:
             self.activation_fn = Activation(net, arch.activation)
         self.fc1 = Linear(net, arch.hidden, arch.intermediate, bias=True)
         self.fc2 = Linear(net, arch.intermediate, arch.hidden, bias=True)
         self.final_layer_norm = LayerNorm(net, arch.hidden)
+
+    def attention(self, causal: bool) -> Attention:
+        return Attention(self.net, causal)
 
     def forward(self, x: Tensor, *context: Tensor) -> Tensor:
         """`context` of a decoder: the mask, if there is one, and what the encoder returned."""
