@@ -25,7 +25,6 @@ from zsim.model.reader_parts import (
 )
 from zsim.model.readers_gemma4 import gemma4_text
 from zsim.model.readers_hybrid import HYBRIDS
-from zsim.model.readers_qwen_next import QWEN_NEXT
 from zsim.model.readers_relatives import RELATIVES
 
 
@@ -316,6 +315,12 @@ def _bloom(fields: Fields, family: str) -> Architecture:
     )
 
 
+def _qwen_next(fields: Fields, family: str) -> Architecture:
+    from zsim.model.readers_qwen_next import read_qwen_next
+
+    return read_qwen_next(fields, family)
+
+
 READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2"), _llama),
     **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"), _llama),
@@ -329,6 +334,6 @@ READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     "bloom": _bloom,
     "gemma4_text": gemma4_text,
     **RELATIVES,
-    **QWEN_NEXT,
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _qwen_next),
     **HYBRIDS,
 }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from zsim.model.architecture import Architecture, LayerKind, LinearAttention, Moe
 from zsim.model.fields import Fields
 from zsim.model.reader_parts import (
@@ -18,7 +16,7 @@ from zsim.model.reader_parts import (
 )
 
 
-def _qwen_next(fields: Fields, family: str) -> Architecture:
+def read_qwen_next(fields: Fields, family: str) -> Architecture:
     """Dense (`qwen3_5_text`), with experts in all layers (`qwen3_5_moe_text`) or in those that its file says."""
     layers = read_layers(fields, "num_hidden_layers")
     heads, head_dim = read_heads(fields, fields.size("hidden_size"), "num_attention_heads", family=family)
@@ -91,8 +89,3 @@ def _experts(fields: Fields, family: str) -> Moe:
         fields.flag("norm_topk_prob", default=True) if following else True,
         fields.size("shared_expert_intermediate_size", default=512),
     )
-
-
-QWEN_NEXT: dict[str, Callable[[Fields, str], Architecture]] = dict.fromkeys(
-    ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _qwen_next
-)
