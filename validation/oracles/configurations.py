@@ -29,7 +29,7 @@ EXPERTS = (
     "glm4_moe_lite", "dots1", "solar_open", "exaone_moe", "minimax_m2", "hunyuan_v1_moe", "ernie4_5_moe",
     "granitemoeshared",
 )  # fmt: skip
-DENSE = ("youtu", "cwm", "ministral", "helium", "hyperclovax", "jais2", "vaultgemma", "modernbert-decoder")
+DENSE = ("youtu", "cwm", "ministral", "helium", "hyperclovax", "jais2", "vaultgemma", "apertus", "modernbert-decoder")
 
 
 def configurations() -> list[Config]:

@@ -280,6 +280,7 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         FLASH, {"model_type": "hyperclovax", **SMALL, "pad_token_id": 0, "use_post_norm": False, "mlp_bias": True},
     ),
     "jais2": (BOTH, {"model_type": "jais2", **SMALL}),
+    "apertus": (BOTH, {"model_type": "apertus", **SMALL, "pad_token_id": 0, "attention_bias": True}),
     "vaultgemma": (EAGER, {"model_type": "vaultgemma", **SMALL, "head_dim": 32}),
     "gpt_bigcode-heads": (
         FLASH,

@@ -42,6 +42,7 @@ TINY_RELATIVES: dict[str, dict[str, Any]] = {
     "helium": _SMALL | {"head_dim": 32},
     "hyperclovax": _SMALL,
     "jais2": _SMALL,
+    "apertus": _SMALL,
     "vaultgemma": _SMALL | {"head_dim": 32},
     "modernbert-decoder": {key: size for key, size in _SMALL.items() if "key_value" not in key} | {
         "local_attention": 16,

@@ -34,7 +34,7 @@ def common(fields: Fields, family: str, **families: Any) -> dict[str, Any]:
         "kinds": (LayerKind(),) * read_layers(fields, "num_hidden_layers"),
         "tied": fields.flag("tie_word_embeddings", default=False),
         "positions": fields.size("max_position_embeddings", default=2048),
-        "activation": read_activation(fields, "hidden_act", default="silu"),
+        "activation": families.get("activation") or read_activation(fields, "hidden_act", default="silu"),
         "attention_dropout": read_dropout(fields, "attention_dropout"),
     } | families
 
@@ -222,7 +222,7 @@ def later(room: str) -> Callable[[Fields, str], Architecture]:
 
 
 ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "modernbert", "modernbert-decoder")
-SIBLINGS = ("cwm", "ministral", "helium", "hyperclovax", "jais2")
+SIBLINGS = ("cwm", "ministral", "helium", "hyperclovax", "jais2", "apertus")
 MOE = (
     "deepseek_v2", "deepseek_v3", "gpt_oss", "llama4_text", "granitemoe", "granitemoeshared", "glm4_moe",
     "glm4_moe_lite", "dots1", "solar_open", "exaone_moe", "minimax_m2", "hunyuan_v1_moe", "ernie4_5_moe", "youtu",

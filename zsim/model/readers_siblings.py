@@ -42,10 +42,17 @@ def _jais2(fields: Fields, family: str) -> Architecture:
     return Architecture(**common(fields, family, mlp_bias=mlp_bias, activation=activation, **bias))
 
 
+def _apertus(fields: Fields, family: str) -> Architecture:
+    if (name := fields.text("hidden_act", default="xielu")) != "xielu":
+        fields.fail("hidden_act", f"is {name!r}", "xielu")
+    return Architecture(**common(fields, family, activation=name, qk_norm="head", **bias_of(fields)))
+
+
 READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     "cwm": _cwm,
     "ministral": _ministral,
     "helium": _helium,
     "hyperclovax": _hyperclovax,
     "jais2": _jais2,
+    "apertus": _apertus,
 }

@@ -49,7 +49,9 @@ OTHERS = {  # model_type -> file here, class of the root
     "llama4_text": ("llama4", "Llama4ForCausalLM"),
     **dict.fromkeys(("lfm2", "lfm2_moe"), ("lfm2", "Lfm2ForCausalLM")),
     **dict.fromkeys(DELTA[:3], ("qwen_next", "QwenNextForCausalLM")),
-    **dict.fromkeys(("cwm", "ministral", "helium", "hyperclovax", "jais2"), ("siblings", "SiblingForCausalLM")),
+    **dict.fromkeys(
+        ("cwm", "ministral", "helium", "hyperclovax", "jais2", "apertus"), ("siblings", "SiblingForCausalLM")
+    ),
     "mamba2": ("mamba", "Mamba2ForCausalLM"),
     "nemotron_h": ("nemotron_h", "NemotronHForCausalLM"),
     **dict.fromkeys(("granitemoehybrid", "bamba", "falcon_h1"), ("mamba_hybrids", "HybridForCausalLM")),
