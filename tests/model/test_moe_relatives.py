@@ -78,6 +78,14 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
             49155, "num_local_experts": 40, "num_experts_per_tok": 8, "shared_intermediate_size": 1024,
         },
     ),
+    "Phi-3.5-MoE": (
+        41_873_153_344,
+        {
+            "model_type": "phimoe", "hidden_size": 4096, "intermediate_size": 6400, "num_hidden_layers": 32,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32064, "num_local_experts": 16,
+            "num_experts_per_tok": 2, "attention_bias": True, "lm_head_bias": True, "input_jitter_noise": 0.01,
+        },
+    ),
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from zsim.errors import InputError
 from zsim.model.huggingface import SAME, from_config
 from zsim.model.spec import Workload
 from zsim.model.trace import trace
@@ -103,6 +104,13 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
             32, "num_attention_heads": 16, "vocab_size": 128256,
         },
     ),
+    "Apertus-8B": (
+        8_053_338_176,
+        {
+            "model_type": "apertus", "hidden_size": 4096, "intermediate_size": 21504, "num_hidden_layers": 32,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 131072,
+        },
+    ),
 }  # fmt: skip
 
 
@@ -141,6 +149,11 @@ def test_windows():
     assert all(sliding("Ministral-8B-2410"))
     assert not any(sliding("Ministral-8B-2410", sliding_window=None))
     assert sliding("VaultGemma-1B")[:2] == [True, False]
+
+
+def test_apertus_knows_its_own_activation_alone():
+    with pytest.raises(InputError, match="xielu"):
+        from_config(MODELS["Apertus-8B"][1] | {"hidden_act": "silu"}, "a")
 
 
 def test_norms_behind_attention_and_mlp_are_optional():

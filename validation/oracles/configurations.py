@@ -27,7 +27,7 @@ from validation.oracles.tiny_relatives import TINY_ENCODERS
 # Further families that differ from others by a few lines.
 EXPERTS = (
     "glm4_moe_lite", "dots1", "solar_open", "exaone_moe", "minimax_m2", "hunyuan_v1_moe", "ernie4_5_moe",
-    "granitemoeshared",
+    "granitemoeshared", "phimoe",
 )  # fmt: skip
 DENSE = ("youtu", "cwm", "ministral", "helium", "hyperclovax", "jais2", "vaultgemma", "apertus", "modernbert-decoder")
 

@@ -16,7 +16,7 @@ TOKENS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}  # inside the
 EXPERTS = (
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe", "granitemoe",
     "glm4_moe_lite", "dots1", "solar_open", "exaone_moe", "minimax_m2", "hunyuan_v1_moe", "granitemoeshared",
-    "ernie4_5_moe", "lfm2_moe", "qwen3_next", "qwen3_5_moe_text", "gemma4_text", "nemotron_h",
+    "ernie4_5_moe", "phimoe", "lfm2_moe", "qwen3_next", "qwen3_5_moe_text", "gemma4_text", "nemotron_h",
     "granitemoehybrid",
 )  # fmt: skip
 ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "modernbert")
@@ -281,6 +281,11 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     ),
     "jais2": (BOTH, {"model_type": "jais2", **SMALL}),
     "apertus": (BOTH, {"model_type": "apertus", **SMALL, "pad_token_id": 0, "attention_bias": True}),
+    "phimoe": (BOTH, {"model_type": "phimoe", **SMALL, "num_local_experts": 4, "lm_head_bias": True}),
+    "phimoe-noise": (
+        FLASH, {"model_type": "phimoe", **SMALL, "num_local_experts": 4, "input_jitter_noise": 0.01,
+                "attention_bias": True},
+    ),
     "vaultgemma": (EAGER, {"model_type": "vaultgemma", **SMALL, "head_dim": 32}),
     "gpt_bigcode-heads": (
         FLASH,

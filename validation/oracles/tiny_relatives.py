@@ -47,6 +47,7 @@ TINY_RELATIVES: dict[str, dict[str, Any]] = {
     "modernbert-decoder": {key: size for key, size in _SMALL.items() if "key_value" not in key} | {
         "local_attention": 16,
     },
+    "phimoe": _SMALL | {"intermediate_size": 96, "num_local_experts": 4},
     "granitemoeshared": _SMALL | _FOUR | {"intermediate_size": 96, "shared_intermediate_size": 96},
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ class Moe:
     shared: int = 0  # width of the expert that every token goes through (Qwen2-MoE)
     autoep_size: int = 0  # ranks that share the experts, in DeepSpeed's own layer (AutoEP); 0: transformers' layer
     scales_queries: bool = False  # attn_temperature_tuning (Llama 4)
+    noise: bool = False  # on what experts read, in training (Phi-3.5-MoE)
     groups: int = 0  # of experts, of which a token's choice is limited to the best few (DeepSeek); 0: any
     bias: bool = False  # of experts, which takes part in their choice alone (LFM2)
     latent: int = 0  # width that tokens are projected to before them (Nemotron-H); 0: they are not

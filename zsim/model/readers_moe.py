@@ -253,6 +253,18 @@ def _granitemoe(fields: Fields, family: str) -> Architecture:
     return Architecture(**values, moe=Moe(experts, top_k, fields.size("intermediate_size"), shared=shared))
 
 
+def _phimoe(fields: Fields, family: str) -> Architecture:
+    """A token goes to two experts, whatever num_experts_per_tok says. Its class does not read router_jitter_noise as
+    others do, and hands no window to attention."""
+    values = common(fields, family, head_bias=fields.flag("lm_head_bias", default=False), **bias_of(fields))
+    experts = fields.size("num_local_experts", default=16)
+    if experts < 2:
+        fields.fail("num_local_experts", f"is {experts}", "2 or more")
+    noise = fields.number("input_jitter_noise", default=0.0, low=0.0, high=1.0) > 0
+    kinds = (LayerKind(sparse=True),) * len(values["kinds"])
+    return Architecture(**values | {"kinds": kinds}, moe=Moe(experts, 2, values["intermediate"], noise=noise))
+
+
 READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _deepseek),
     **dict.fromkeys(("granitemoe", "granitemoeshared"), _granitemoe),
@@ -267,4 +279,5 @@ READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     "hunyuan_v1_moe": _hunyuan,
     "ernie4_5_moe": _ernie_moe,
     "youtu": _youtu,
+    "phimoe": _phimoe,
 }

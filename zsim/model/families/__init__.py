@@ -35,6 +35,7 @@ OTHERS = {  # model_type -> file here, class of the root
     "bloom": ("alibi", "BloomForCausalLM"),
     "bert": ("bert", "BertForMaskedLM"),
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), ("bert", "RobertaForMaskedLM")),
+    "phimoe": ("phimoe", "PhimoeForCausalLM"),
     "electra": ("bert", "ElectraForMaskedLM"),
     "modernbert": ("modernbert", "ModernBertForMaskedLM"),
     "modernbert-decoder": ("modernbert", "ModernBertDecoderForCausalLM"),
