@@ -79,7 +79,7 @@ class MoE(Module):
 
 
 def noisy(x: Tensor, view: bool = False) -> Tensor:
-    """`x *= noise`. Of a view, backward goes through the whole (autograd's CopySlices): its copy, and one of the part."""
+    """`x *= noise`. Of a view, backward goes through the whole (CopySlices): its copy, and one of the part."""
     tape = x.tape
     noise = F.pointwise(x)
     saved = tape.save(noise)
