@@ -33,6 +33,7 @@ ACCELERATE = {"accelerate": True, "root_reshard": "default"}  # as its fsdp2_pre
 # The optimizer that partial offload and master weights in bf16 ask for.
 CPU_ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "zero_force_ds_cpu_optimizer": True}
 ON_NVME = {"device": "nvme", "pin_memory": False, "buffer_count": 80, "buffer_size": 300000, "max_in_cpu": 0}
+FLOAT8 = {"recipe": "tensorwise", "all_gather": True}
 LORA = {"r": 8, "targets": ["q_proj", "v_proj", "down_proj"]}
 
 

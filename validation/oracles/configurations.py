@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from validation.oracles.configuration_parts import (
     ACCELERATE,
+    FLOAT8,
     LORA,
     ODD_SIZES,
     REGATHER,
@@ -119,6 +120,12 @@ def _fsdp2() -> list[Config]:
         config_of("fsdp2", "raf_true", model="mixtral"),
         config_of("fsdp2", "frozen", freeze=["embed_tokens", "layers.0.", "layers.1."]),
         config_of("fsdp2", "frozen_titan", fsdp={"titan": True}, freeze=["embed_tokens", "layers.0."]),
+        config_of("fsdp2", "float8", float8={"recipe": "rowwise"}),
+        config_of("fsdp2", "float8_gather", float8=FLOAT8),
+        config_of("fsdp2", "float8_gather_ckpt", ga=2, ckpt=True, float8=FLOAT8, fsdp=ACCELERATE),
+        config_of("fsdp2", "float8_gather_hsdp2x2", 4, float8=FLOAT8, fsdp={"mesh": [2, 2]}),
+        config_of("fsdp2", "float8_precompute", ga=2, float8=FLOAT8 | {"precompute": True}, fsdp={"titan": True}),
+        config_of("fsdp2", "float8_precompute", model="qwen3", float8=FLOAT8 | {"precompute": True}),
     ]
 
 

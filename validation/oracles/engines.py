@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from validation.oracles import aio, autocast, experts, mics, models, quantizer, ulysses
+from validation.oracles import aio, autocast, experts, float8, mics, models, quantizer, ulysses
 from validation.oracles.recorder import Recorder
 from validation.oracles.storage import StorageTracker
 
@@ -39,6 +39,8 @@ def _build(recorder: Watcher, config: Config) -> tuple[torch.nn.Module, dict[str
     if "lora" in config:
         models.adapt(model, config["lora"])
     models.freeze(model, config.get("freeze", []))
+    if "float8" in config:
+        float8.convert(model, emulate=True, **float8.of_conversion(config))
     recorder.watch(model, models.marked(model))
     if config.get("ckpt"):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -102,6 +104,8 @@ def _train(
             (clip or (lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))()
         for optimizer in optimizers:
             optimizer.step()
+        if config.get("float8", {}).get("precompute"):
+            float8.precompute(model)
         model.zero_grad()
     recorder.at("end")
     recorder.enabled = False

@@ -28,9 +28,18 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from validation.oracles import float8
 from validation.oracles.titan import TitanLlama, per_op_checkpointing
 from zsim.validation.memory import COMMON, SHAPES
 
+# With so few logits that the peak is of the blocks.
+FLOAT8 = [
+    *[
+        ("llama3.1-8b", "titan", 8, 1, 8192, "none", recipe)
+        for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+    ],
+    ("qwen2.5-7b", "hf", 8, 2, 4096, "full", "rowwise"),
+]
 ADAM_TENSORS = 5  # foreach AdamW at its peak: parameter, gradient, two moments, one temporary
 
 
@@ -98,6 +107,9 @@ def track(config: dict[str, Any]) -> dict[str, Any]:
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build(config)
         found["params"] = sum(parameter.numel() for parameter in model.parameters())
+        if "float8" in config:
+            float8.convert(model, config["float8"], all_gather=config.get("gather", False))
+            found["versions"]["torchao"] = float8.version()
         shard(model, config, mesh)
         optimizer = torch.optim.AdamW(model.parameters())
         for parameter in model.parameters():
@@ -130,7 +142,9 @@ def _snapshot(tracker: FSDPMemTracker, which: str) -> dict[str, int]:
 
 def configurations() -> list[dict[str, Any]]:
     def make(model: str, impl: str, world: int, batch: int, seq: int, ac: str, **more: Any) -> dict[str, Any]:
-        name = f"{model}_{impl}_w{world}_b{batch}_s{seq}_ac-{ac}" + "".join(f"_{k}{v}" for k, v in more.items())
+        name = f"{model}_{impl}_w{world}_b{batch}_s{seq}_ac-{ac}" + "".join(
+            f"_{k}{v}" for k, v in more.items() if k != "shape"
+        )
         return {
             "name": name,
             "model": model,
@@ -161,6 +175,8 @@ def configurations() -> list[dict[str, Any]]:
         make("qwen2.5-7b", "hf", 8, 1, 4096, "full"),
         make("qwen2.5-32b", "hf", 64, 1, 4096, "none"),
         make("qwen2.5-32b", "hf", 8, 1, 4096, "full"),
+        make("llama3.1-8b", "titan", 8, 1, 8192, "op", float8="tensorwise"),
+        *(make(*few[:6], layers=2, float8=few[6], shape={"vocab_size": 1024}) for few in FLOAT8),
     ]
 
 

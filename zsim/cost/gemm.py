@@ -18,6 +18,8 @@ def seconds(gemm: Gemm, cost: GemmCost, peak: float) -> float:
     The output is cut into square tiles, computed whole even where they stick out; each pays for filling its pipeline
     and writing its result as much as for `depth` elements of k.
     """
+    if gemm.float8:
+        cost = cost.of_float8(gemm.float8)
     tiles = ceil(gemm.m / cost.tile) * ceil(gemm.n / cost.tile) * gemm.batch
     work = tiles * 2.0 * cost.tile**2 * (gemm.k + cost.depth)
     return work / (peak * cost.efficiency)

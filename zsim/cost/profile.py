@@ -31,6 +31,12 @@ class GemmCost:
     efficiency: float
     tile: int
     depth: int
+    # By `Gemm.float8` the efficiency, of float8's own peak, in shares of that above; and its "depth"
+    float8: Mapping[str, float]
+
+    def of_float8(self, kind: str) -> GemmCost:
+        depth = int(self.float8["depth"])
+        return GemmCost(self.efficiency * self.float8[kind], self.tile, depth, {})
 
 
 @dataclass(frozen=True, slots=True)

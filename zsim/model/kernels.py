@@ -17,7 +17,11 @@ DTYPE_BYTES: dict[str, float] = {
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """C[m, n] += A[m, k] B[k, n], `batch` times. 2 m n k FLOP each."""
+    """C[m, n] += A[m, k] B[k, n], `batch` times. 2 m n k FLOP each.
+
+    `float8`: how a product of that dtype sums and scales, with a result in 16 bits: "tensorwise" (cuBLAS), "rowwise"
+    (CUTLASS), "split" (cuBLAS, sums promoted to float32 as they go).
+    """
 
     m: int
     n: int
@@ -26,6 +30,7 @@ class Gemm:
     batch: int = 1
     label: str = "gemm"
     launches: int = 1
+    float8: str = ""
 
     @property
     def flops(self) -> float:
@@ -33,8 +38,10 @@ class Gemm:
 
     @property
     def bytes(self) -> float:
-        elements = self.m * self.k + self.k * self.n + self.m * self.n
-        return elements * self.batch * DTYPE_BYTES[self.dtype]
+        operands, result = self.m * self.k + self.k * self.n, self.m * self.n
+        if self.float8:
+            result *= 2
+        return (operands + result) * self.batch * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,7 @@ class Memory:
     `label` names the kind for reports and for kind-specific efficiencies: norm, rotary, activation, residual,
     dropout, softmax, cross_entropy, embedding, copy (clones, concatenations, zeroed gradients of slices), router,
     experts, gemm (column sums for biases, sums of gradients), attention, pointwise; of strategies cast, optimizer,
-    grad_norm.
+    grad_norm; float8 (casts to it, and their scales).
     """
 
     label: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zsim.model import functional as F
 from zsim.model import liger
@@ -13,6 +13,9 @@ from zsim.model.architecture import Architecture
 from zsim.model.graph import Param, Storage, Tensor, row_major
 from zsim.model.spec import Images
 from zsim.model.tape import Tape
+
+if TYPE_CHECKING:
+    from zsim.model.float8 import Casts
 
 
 @dataclass
@@ -220,6 +223,7 @@ class Blocks(Module):
 class Linear(Module):
     kind = "gemm"
     class_name = "Linear"
+    float8: Casts | None = None  # it is a Float8Linear
 
     def __init__(self, net: Net, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__(net)
@@ -233,6 +237,8 @@ class Linear(Module):
         return outputs, inputs
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.float8 is not None:
+            return self.float8.linear(x, self.weight, self.bias)
         return P.linear(x, self.weight, self.bias)
 
 

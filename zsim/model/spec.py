@@ -147,6 +147,18 @@ class Images:
 
 
 @dataclass(frozen=True, slots=True)
+class Float8:
+    """Linear modules in float8 (torchao). `recipe`: tensorwise | rowwise | rowwise_with_gw_hp. `exclude`: parts of
+    names of modules that stay as they are; also first_linear, last_linear, auto_filter_small_kn (model.float8).
+    `all_gather`: FSDP2 gathers them in float8."""
+
+    recipe: str = "tensorwise"
+    exclude: tuple[str, ...] = ()
+    all_gather: bool = False
+    precompute: bool = False  # of the scales of what is gathered, for all at once after the optimizer's step
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """What one rank runs per micro-batch, apart from sharding.
 
@@ -177,6 +189,7 @@ class Workload:
     # are tuples, in training without checkpointing, by accelerate's autocast (utils/operations.py convert_to_fp32)
     wide_cache: bool = False
     compile: bool = False
+    float8: Float8 | None = None
     device: str = "cuda"  # whose kernels; "cpu" is what torch records with fake tensors (the oracles)
     sequence_parallel_size: int = 1
     images: Images | None = None

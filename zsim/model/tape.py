@@ -80,6 +80,7 @@ class Tape:
         self._leads = False  # what segments to come do, they do before each block
         self._unread = ""  # whether what autograd saves is held, though no backward will ask for it
         self._released = 0  # segments from here on have given their saved tensors back
+        self._made: set[tuple[str, str, int | None]] = set()  # see `first`
 
     # -- modules and segments ------------------------------------------------------------------------------
 
@@ -218,9 +219,16 @@ class Tape:
         self.open()
         self._pass.kernels.append(Memory(label or self.label, reads, writes))
 
-    def gemm(self, m: int, n: int, k: int, dtype: str, batch: int = 1, label: str = "gemm") -> None:
+    def gemm(self, m: int, n: int, k: int, dtype: str, batch: int = 1, label: str = "gemm", float8: str = "") -> None:
         self.open()
-        self._pass.kernels.append(Gemm(m, n, k, dtype, batch, label))
+        self._pass.kernels.append(Gemm(m, n, k, dtype, batch, label, float8=float8))
+
+    def first(self, what: str, tensor: Tensor) -> bool:
+        """Whether `what` is made of these bytes for the first time in this phase, as compilers see it."""
+        key = what, self.phase, getattr(tensor.storage, "number", None)
+        known = key in self._made
+        self._made.add(key)
+        return not known
 
     def link(self, inputs: tuple[Tensor, ...], backward: Backward, *outputs: Tensor) -> None:
         """Make `outputs` the result of a node whose backward returns one gradient (or None) per input.

@@ -100,12 +100,18 @@ class _Tracer:
             raise NotModeled(
                 f"torch.compile of {spec.family}'s layers that are not attention", field="compile", accepted="false"
             )
+        if workload.float8 is not None:
+            from zsim.model import float8
+
+            net.layer_keys = float8.layer_keys(net, workload.float8)
         self.model = families.build(net)
         if spec.tuning is not None:
             from zsim.model.lora import attach
 
             attach(self.model, net, spec.tuning)
         self.model.set_paths("")
+        if workload.float8 is not None:
+            float8.convert(self.model, workload.float8, workload.compile)
         self.index = {parameter.name: i for i, parameter in enumerate(spec.parameters)}
         for layer in self.model.all_modules():
             for name, weight in layer.weights.items():

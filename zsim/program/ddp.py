@@ -184,7 +184,8 @@ class Ddp(Hooks[DdpPlan]):
         return self.numels[param] * int(DTYPE_BYTES[self.plan.autocast or self.plan.dtype])
 
     def pre_forward(self, module: Module, phase: str) -> None:
-        if not self.plan.autocast or module.role == "embedding":
+        # a Float8Linear casts its own weight, from the type it has
+        if not self.plan.autocast or module.role == "embedding" or module.module_class == "Float8Linear":
             return
         for param in module.params:
             wide = self.dtypes[param] not in (self.plan.autocast, "int8")  # in 16 bits, or not cast by its own product

@@ -14,6 +14,7 @@ from zsim.plan.spec import Fsdp2Plan
 from zsim.program.builder import Builder, repeated
 from zsim.program.execute import Execution, Hooks
 from zsim.program.fsdp2_collectives import Collectives, Training, Unit
+from zsim.program.fsdp2_float8 import Float8Shards, gathered_in_float8
 from zsim.program.ops import ALL_GATHER, COMPUTE, COPY_IN, D2H, Collective, Compute, Program
 from zsim.program.optimizer import clip, grad_norm, update
 from zsim.program.units import consecutive, groups_of, strided
@@ -29,6 +30,10 @@ class Fsdp2(Hooks[Fsdp2Plan]):
         self.loss_outside = workload.loss in ("uncast", "uncast_held")
         self.builder = Builder()
         self.comm = Collectives(model, plan, self.builder)
+        self.float8 = gathered_in_float8(tree, plan, workload, self.comm.shards)
+        if self.float8 and workload.float8:
+            group, precompute = self.comm.group(self.comm.shards), workload.float8.precompute
+            self.comm.float8 = Float8Shards(self.builder, plan, self.comm.store_size, group, precompute=precompute)
         self.units = self._units()
         self.by_module = {name: unit for unit in self.units for name in unit.modules}
         self.owner = {param: unit for unit in self.units for param in unit.params}
@@ -48,7 +53,7 @@ class Fsdp2(Hooks[Fsdp2Plan]):
                 reshard = bool(plan.root_reshard_after_forward) and reshard
             elif len(group.modules) > 1 or group.role == "head":
                 reshard = False  # torchtitan parallelize_llama: the last unit is needed again at once
-            units.append(Unit(group, self.model, plan, self.comm.shards, reshard))
+            units.append(Unit(group, self.model, plan, self.comm.shards, reshard, self.float8))
         blocks = [unit for unit in units if unit.role == "block"]
         if plan.grouping == "titan2024":
             blocks[-1].reshard = False  # its backward comes first
@@ -320,6 +325,8 @@ class Fsdp2(Hooks[Fsdp2Plan]):
         update(builder, plan.optimizer, owned, plan.storage_dtype, first=first, device=comm.device)
         if plan.optimizer.impl == "loop":
             builder.host_work("fsdp2 update", "optimizer", len(owned))
+        if comm.float8:
+            comm.float8.after_step([numel for unit in self.units for numel in unit.in_float8])
         for unit in self.units:  # zero_grad
             if unit.has_sharded_grad:
                 builder.free(f"sharded grad:{unit.name}")

@@ -15,6 +15,7 @@ from zsim.model.spec import ModelSpec
 from zsim.plan.spec import Fsdp2Plan
 from zsim.program.builder import Builder, pinned_bytes
 from zsim.program.foreach import foreach
+from zsim.program.fsdp2_float8 import Float8Shards
 from zsim.program.ops import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -39,7 +40,10 @@ class Training(Enum):
 class Unit:
     """FSDPParamGroup: parameters that travel together. Element counts include the padding of dim 0 to the shards."""
 
-    def __init__(self, group: Group, model: ModelSpec, plan: Fsdp2Plan, shards: int, reshard: bool | int) -> None:
+    def __init__(
+        self, group: Group, model: ModelSpec, plan: Fsdp2Plan, shards: int, reshard: bool | int,
+        float8: frozenset[int] = frozenset(),
+    ) -> None:  # fmt: skip
         self.name, self.modules, self.params, self.role = group.name, group.modules, group.params, group.role
         self.input_has_grad, self.in_backward = group.input_has_grad, group.in_backward
         parameters = [model.parameters[index] for index in self.params]
@@ -52,6 +56,9 @@ class Unit:
         self.store_sizes = [trained if parameter.trainable else frozen for parameter in parameters]  # bytes per element
         self.shard_sizes = [numel * size for numel, size in zip(self.shard_numels, self.store_sizes, strict=True)]
         self.full = self.shard * shards
+        size = int(DTYPE_BYTES[plan.param_dtype])
+        self.wire_sizes = [1 if param in float8 else size for param in self.params]  # bytes per element, gathered
+        self.in_float8 = [n for param, n in zip(self.params, self.shard_numels, strict=True) if param in float8]
         self.reshard = reshard  # after forward; an int: to that many ranks
         self.forward_prefetch: Sequence[Unit] = ()
         self.backward_prefetch: Sequence[Unit] = ()
@@ -80,6 +87,7 @@ class Collectives:
         self.store_size = int(DTYPE_BYTES[plan.storage_dtype])
         self.reduce_size = int(DTYPE_BYTES[plan.reduce_dtype])
         self.device = "host" if plan.cpu_offload else "gpu"
+        self.float8: Float8Shards | None = None
 
     def stored_bytes(self, sizes: Sequence[int]) -> int:
         """Of shards or their gradients, as kept between steps: on the host each is pinned by itself."""
@@ -106,11 +114,12 @@ class Collectives:
         """foreach_all_gather; returns its event."""
         builder, plan, ranks = self.builder, self.plan, self.ranks(unit)
         numels = [numel * self.shards // ranks for numel in unit.shard_numels]
-        shard, cast = (
-            sum(numels),
-            [n for n, size in zip(numels, unit.store_sizes, strict=True) if size != self.compute_size],
-        )
+        shard = sum(n * size for n, size in zip(numels, unit.wire_sizes, strict=True))
+        stored = zip(numels, unit.store_sizes, unit.wire_sizes, strict=True)
+        cast = [n for n, size, wire in stored if size != self.compute_size == wire]
         copied, flat = f"shard on GPU:{unit.name}", f"gather input:{unit.name}"
+        if self.float8 and unit.in_float8:
+            self.float8.cast(unit.name, unit.in_float8, phase, micro)
         # _get_param_all_gather_inputs: the shards in the compute dtype, cast into one flat buffer
         if plan.cpu_offload:
             sizes = [numel * size for numel, size in zip(numels, unit.store_sizes, strict=True)]
@@ -125,11 +134,14 @@ class Collectives:
             builder.alloc(flat, "all_gather_buffers", sum(cast) * self.compute_size, lane=COPY_IN)
             reads = self.compute_size if unit.post_forward_shard else self.store_size
             self._kernel(COPY_IN, "all-gather cast", phase, unit, micro, cast, reads, self.compute_size)
-        builder.alloc(self.gather_key(unit), "all_gather_buffers", shard * ranks * self.compute_size, lane=COPY_IN)
-        self._kernel(COPY_IN, "all-gather copy-in", phase, unit, micro, numels, self.compute_size, self.compute_size)
+        builder.alloc(self.gather_key(unit), "all_gather_buffers", shard * ranks, lane=COPY_IN)
+        self._copy(COPY_IN, "all-gather copy-in", phase, unit, micro, numels)
         builder.wait_stream(ALL_GATHER, COPY_IN)
-        work = Collective("all_gather", plan.param_dtype, shard, shard * ranks, self.group(ranks))
+        dtype, size = self._wire(unit)
+        work = Collective("all_gather", dtype, shard // size, shard // size * ranks, self.group(ranks))
         event = builder.launch(ALL_GATHER, "all-gather", phase, work, module=unit.name, micro=micro)
+        if self.float8 and unit.in_float8:
+            self.float8.free(unit.name, len(unit.in_float8))
         if cast:
             builder.free(flat)
         if plan.cpu_offload:
@@ -139,15 +151,14 @@ class Collectives:
     def copy_out(self, unit: Unit, phase: str, micro: int) -> int:
         """foreach_all_gather_copy_out: from the gathered buffer into the parameters; returns its event."""
         builder = self.builder
-        sizes = tuple([numel * self.shards * self.compute_size for numel in unit.shard_numels])
+        full = zip(unit.shard_numels, unit.wire_sizes, strict=True)
+        sizes = tuple([numel * self.shards * size for numel, size in full])
         builder.alloc(self.unsharded_key(unit), "all_gather_buffers", sum(sizes), tensors=sizes)
         if self.ranks(unit) > 1:
             assert unit.gathered is not None
             builder.stream_wait(COMPUTE, unit.gathered)
             numels = [numel * self.shards for numel in unit.shard_numels]
-            event = self._kernel(
-                COMPUTE, "all-gather copy-out", phase, unit, micro, numels, self.compute_size, self.compute_size
-            )
+            event = self._copy(COMPUTE, "all-gather copy-out", phase, unit, micro, numels)
         else:  # wait_for_unshard without a group: a cast and a copy per parameter
             self._fetch(unit, phase, micro)
             cast = unit.full * self.compute_size
@@ -178,6 +189,19 @@ class Collectives:
         label = "reshard to fewer ranks"
         unit.reshard_event = self.builder.launch(COMPUTE, label, "forward", copy, module=unit.name, micro=micro)
         unit.post_forward_shard = True
+
+    def _wire(self, unit: Unit) -> tuple[str, int]:
+        """_get_all_gather_input_metadatas: the type of what is gathered, bytes where they differ, and its size."""
+        if not unit.in_float8:
+            return self.plan.param_dtype, self.compute_size
+        return ("float8" if len(unit.in_float8) == len(unit.params) else "uint8"), 1
+
+    def _copy(self, lane: str, label: str, phase: str, unit: Unit, micro: int, numels: Sequence[int]) -> int:
+        """Of a unit's parameters as they are gathered."""
+        if unit.in_float8:
+            numels = [numel * size for numel, size in zip(numels, unit.wire_sizes, strict=True)]
+        size = self._wire(unit)[1]
+        return self._kernel(lane, label, phase, unit, micro, numels, size, size)
 
     @staticmethod
     def gather_key(unit: Unit) -> str:

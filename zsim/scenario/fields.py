@@ -93,6 +93,22 @@ class QuantizeField(Section):
     double_quant: bool = Field(True, description="of 4-bit weights")
 
 
+class Float8Field(Section):
+    """torchao's convert_to_float8_training: Linear modules that multiply in float8."""
+
+    shorthand = "recipe"
+    recipe: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] = "tensorwise"
+    exclude: list[str] | None = Field(
+        None,
+        description="parts of names of modules that stay as they are (filter_fqns); also first_linear, last_linear and "
+        "auto_filter_small_kn; unless given output for torchtitan, else the first and the last, as accelerate has it",
+    )
+    all_gather: bool | None = Field(None, description="fsdp2: enable_fsdp_float8_all_gather; tensorwise")
+    precompute: bool | None = Field(
+        None, description="with all_gather: precompute_float8_dynamic_scale_for_fsdp, after the optimizer's step"
+    )
+
+
 class OffloadOptimizerField(Section):
     """DeepSpeed's offload_optimizer."""
 
@@ -332,6 +348,7 @@ class ScenarioFields(Section):
     optimizer: OptimizerField = OptimizerField()
     lora: LoraField | None = None
     quantize: QuantizeField | None = Field(None, description="of the frozen weights; needs lora")
+    float8: Float8Field | None = Field(None, description="products in float8, by torchao")
     checkpointing: CheckpointingField = CheckpointingField(policy="none", every=None, blocks=None, frozen_tower=True)
     attention: Literal["flash", "flash3", "cudnn", "sdpa", "efficient", "eager"] | None = Field(
         None,

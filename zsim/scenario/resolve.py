@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from zsim.cluster.spec import Cluster
 from zsim.errors import InputError, NotModeled
 from zsim.model.architecture import Architecture
-from zsim.model.spec import Images, ModelSpec, Module, Workload, every_nth
+from zsim.model.spec import Float8, Images, ModelSpec, Module, Workload, every_nth
 from zsim.plan.batch import triangle
 from zsim.plan.document import siblings
 from zsim.plan.spec import TORCH_DTYPE, Allocator, AnyPlan, DdpPlan, DeepSpeedPlan
@@ -61,6 +61,7 @@ def resolve(scenario: Scenario) -> Setup:
     release = transformers_release(scenario)
     attention, attention_notes = attention_of(fields, release, model.family)
     loss, loss_notes = loss_of(fields, release, model.family)
+    float8, float8_notes = _float8(scenario, cluster)
     workload = Workload(
         micro_batch=micro_batch,
         seq_len=fields.seq_len,
@@ -72,6 +73,7 @@ def resolve(scenario: Scenario) -> Setup:
         loss=loss,
         kernels=fields.kernels,
         compile=fields.compile,
+        float8=float8,
         sequence_parallel_size=fields.sequence_parallel_size,
         images=images,
         target_len=target,
@@ -93,10 +95,17 @@ def resolve(scenario: Scenario) -> Setup:
         raise scenario.error((error.field or "kernels",), error.message, error.accepted, kind=type(error)) from None
     model, plan, shared_experts = _with_experts_shared(scenario, model, plan)
     plan_notes += shared_experts
+    try:
+        tree = trace(model, workload)
+    except InputError as error:
+        if error.field and error.field.startswith("float8"):
+            path = tuple(error.field.split("."))
+            raise scenario.error(path, error.message, error.accepted, kind=type(error)) from None
+        raise
     return Setup(
         name=fields.name or Path(scenario.document.file).stem,
         model=model,
-        tree=trace(model, workload),
+        tree=tree,
         workload=workload,
         plan=plan,
         cluster=cluster,
@@ -109,6 +118,7 @@ def resolve(scenario: Scenario) -> Setup:
             *image_notes,
             *target_notes,
             *loss_notes,
+            *float8_notes,
             *model.notes,
             *cluster.assumptions,
             *scenario.notes,
@@ -126,6 +136,14 @@ def _images(scenario: Scenario, model: ModelSpec) -> tuple[Images | None, list[s
     from zsim.scenario.images import WAITS, images_of
 
     return *images_of(scenario, model), [WAITS]
+
+
+def _float8(scenario: Scenario, cluster: Cluster) -> tuple[Float8 | None, list[str]]:
+    if scenario.fields.float8 is None:
+        return None, []
+    from zsim.scenario.float8 import float8_of
+
+    return float8_of(scenario, cluster)
 
 
 def _check_whole(scenario: Scenario, plan: AnyPlan) -> None:

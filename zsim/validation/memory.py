@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from zsim.errors import InputError, NotModeled
-from zsim.model.spec import Workload
+from zsim.model.spec import Float8, Workload
 from zsim.plan.spec import Fsdp2Plan, Optimizer
 from zsim.program.lower import lower
 from zsim.program.ops import ALL_REDUCE, COMPUTE, REDUCE_SCATTER, Alloc, Collective, Free, Instruction, Launch, Program
@@ -44,7 +44,7 @@ COMMON = {"max_position_embeddings": 131072, "tie_word_embeddings": False}
 CHECKPOINTING = {"none": "none", "full": "full", "op": "selective"}
 IMPLEMENTATIONS = {"hf": "hf", "titan": "torchtitan"}
 
-KNOWN = {"name", "model", "impl", "world", "batch", "seq", "ac", "raf", "layers", "shape"}
+KNOWN = {"name", "model", "impl", "world", "batch", "seq", "ac", "raf", "layers", "shape", "float8", "gather"}
 
 MOMENTS = ("start", "after_forward", "peak_forward", "after_backward", "peak")
 # Categories that need not agree to the byte: activations and temporaries; in counts of all storages the totals too,
@@ -214,6 +214,9 @@ def predict(oracle: Mapping[str, Any]) -> Program:
         config["seq"],
         checkpointing=_one_of(CHECKPOINTING, config, "ac"),
         implementation=_one_of(IMPLEMENTATIONS, config, "impl"),
+        float8=Float8(config["float8"], ("lm_head", "output"), config.get("gather", False))
+        if "float8" in config
+        else None,
     )
     plan = Fsdp2Plan(
         world_size=config["world"],

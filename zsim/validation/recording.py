@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zsim.errors import InputError, NotModeled
-from zsim.model.spec import Images, ModelSpec, Module, Workload
+from zsim.model.spec import Float8, Images, ModelSpec, Module, Workload
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 from zsim.program.lower import under
 
@@ -330,12 +330,18 @@ def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
         attention=header["config"].get("attention", "sdpa"),
         checkpointing="full" if header["config"].get("ckpt") else "none",
         compile=bool(header["config"].get("compile")),
+        float8=_float8(header["config"].get("float8")),
         sequence_parallel_size=header["config"].get("sequence_parallel", 1),
         images=Images(**header["images"]) if "images" in header else None,
         target_len=header.get("target"),
     )
     workload = under(plan, workload)
     return model, trace(model, workload), workload
+
+
+def _float8(settings: Mapping[str, Any] | None) -> Float8 | None:
+    """Recorded with the output projection left out."""
+    return None if settings is None else Float8(exclude=("lm_head",), **settings)
 
 
 def _converted(header: Mapping[str, Any], model: ModelSpec, plan: DeepSpeedPlan) -> ModelSpec:
