@@ -74,8 +74,7 @@ def _stack(row: Row) -> str:
 
 def _refuse_unmodeled(row: Row) -> None:
     text = " ".join((row.get("framework"), row["precision"], row.get("strategy"), row.get("notes")))
-    if "fp8" in row["precision"].lower():
-        raise NotModeled("float8 training", row.file, row.line, "precision")
+    stated.float8(row)
     if PARALLELISM.search(text):
         raise NotModeled("tensor, pipeline, context or sequence parallelism", row.file, row.line, "notes")
     if re.search(r"LoRA|PEFT", text) and stated.adapters(row) is None:
@@ -115,6 +114,7 @@ def _workload(row: Row, cluster: Cluster, assumed: list[str]) -> Workload:
         kernels="unsloth" if fused else stated.kernels(row, "liger" if huge else "torch"),
         wide_cache="--bf16" in row["precision"] and checkpointing == "none" and "transformers 4.35" in row.get("notes"),
         compile=row.get("compile") == "yes",
+        float8=stated.float8(row),
         workspace_bytes=cluster.devices[0].workspace_bytes,
     )
 

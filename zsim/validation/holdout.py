@@ -17,11 +17,11 @@ def section(folder: Path) -> Iterator[str]:
     """Markdown lines. `folder` holds the CSV files, blind.yaml (errors of the first prediction) and explained.yaml."""
     record, explained = read_yaml(folder / "blind.yaml"), read_yaml(folder / "explained.yaml")
     predictions = [predict(row) for row in read_folder(folder)]
+    kind = record.get("kind", "of sources that no constant, rule or choice of zsim's had been looked at with").strip()
     yield (
-        f"{len(predictions)} runs of sources that no constant, rule or choice of zsim's had been looked at with, all "
-        f"`test`. They were predicted once, on {record['date']}, by the code of commit {record['commit']}: that is the "
-        "blind error, and stays. Beside it what the present code says of the same rows. In percent. `zsim validate "
-        f"published validation/published/{folder.name}/*.csv`\n"
+        f"{len(predictions)} runs {kind}, all `test`. They were predicted once, on {record['date']}, by the code of "
+        f"commit {record['commit']}: that is the blind error, and stays. Beside it what the present code says of the "
+        f"same rows. In percent. `zsim validate published validation/published/{folder.name}/*.csv`\n"
     )
     if known := record.get("known_before"):
         yield f"Known before: {known.strip()}\n"

@@ -28,6 +28,7 @@ def markdown(evidence: Path) -> Iterator[str]:
         ("Runs never seen before", _holdout(evidence / "published" / "holdout")),
         ("Runs never seen before, second round", _holdout(evidence / "published" / "second_holdout")),
         ("Runs never seen before, third round", _holdout(evidence / "published" / "third_holdout")),
+        ("Float8", _holdout(evidence / "published" / "float8")),
         ("What users reported", _cases(evidence / "cases" / "cases.yaml")),
         ("Reports never seen before", _blind(evidence / "cases", "blind")),
         ("Reports never seen before, second round", _blind(evidence / "cases", "blind2")),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from zsim.errors import NotModeled
 from zsim.model.lora import Lora, Tuning
+from zsim.model.spec import Float8
 from zsim.plan.version import parse_version
 from zsim.validation.loops import loop
 from zsim.validation.rows import Row
@@ -50,6 +52,20 @@ def adapters(row: Row) -> Tuning | None:
         return Tuning(own, "nf4" if "4-bit" in row["precision"] else None) if own else None
     dropout = re.search(r"LoRA dropout (0?\.\d+)", row.get("notes"))
     return Tuning(Lora(int(found[1]), tuple(found[2].split(", ")), dropout=float(dropout[1]) if dropout else 0.0))
+
+
+def float8(row: Row) -> Float8 | None:
+    """torchao's recipe, where torchtitan runs it: "fp8 rowwise", or "fp8 linear", which is tensorwise. Its
+    configurations leave out the output projection; where they gather in float8 they compute the scales after the
+    optimizer's step, as all commands of these sources have it. Raises NotModeled for other float8."""
+    precision = row["precision"]
+    if not re.search(r"fp8|float8", precision, re.IGNORECASE):
+        return None
+    found = re.match(r"fp8 (linear|tensorwise|rowwise_with_gw_hp|rowwise)\b", precision)
+    if found is None or "torchtitan" not in row["framework"]:
+        raise NotModeled("float8 that is not torchao's", row.file, row.line, "precision")
+    recipe, gathers = found[1].replace("linear", "tensorwise"), "fp8 all-gather" in precision
+    return Float8(recipe, ("output",), gathers, gathers)
 
 
 def master_weights(row: Row, version: str, offloads: bool) -> dict[str, Any]:
