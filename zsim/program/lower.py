@@ -88,6 +88,8 @@ def _lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, st
     if workload.sequence_parallel_size != sharing:
         found = f"{workload.sequence_parallel_size} ranks share a sequence in the model and {sharing} in the plan"
         raise InputError(found, field="sequence_parallel_size", accepted="the same number; 1 without DeepSpeed")
+    if workload.float8 is not None and not isinstance(plan, DdpPlan | Fsdp2Plan):
+        raise NotModeled("float8 under DeepSpeed or FSDP1", field="float8", accepted="framework: fsdp2, ddp")
     if isinstance(plan, DeepSpeedPlan):
         if model.conversion and model.conversion.executed and not (plan.stage == 3 and plan.zero_init):
             from zsim.model.trace import trace

@@ -28,7 +28,7 @@ def markdown(evidence: Path) -> Iterator[str]:
         ("Runs never seen before", _holdout(evidence / "published" / "holdout")),
         ("Runs never seen before, second round", _holdout(evidence / "published" / "second_holdout")),
         ("Runs never seen before, third round", _holdout(evidence / "published" / "third_holdout")),
-        ("Float8", _holdout(evidence / "published" / "float8")),
+        ("Float8", _float8(evidence / "published")),
         ("What users reported", _cases(evidence / "cases" / "cases.yaml")),
         ("Reports never seen before", _blind(evidence / "cases", "blind")),
         ("Reports never seen before, second round", _blind(evidence / "cases", "blind2")),
@@ -102,6 +102,14 @@ def _holdout(folder: Path) -> Iterator[str]:
     from zsim.validation.holdout import section
 
     yield from section(folder)
+
+
+def _float8(folder: Path) -> Iterator[str]:
+    from zsim.validation.rows import read_folder
+    from zsim.validation.speedups import table
+
+    yield from _holdout(folder / "float8")
+    yield from table(read_folder(folder / "float8"), read_folder(folder))
 
 
 def _cases(path: Path) -> Iterator[str]:
