@@ -75,7 +75,7 @@ def test_gathering_in_float8_halves_what_blocks_gather(write: Write) -> None:
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
 def test_compiled_float8_is_faster_and_eager_is_not(write: Write, recipe: str) -> None:
-    """As torchao says of both; memory is that of 16 bits once compiled (30.89 and 30.91 GiB in its log of June 2025)."""
+    """As torchao says of both; compiled, memory is that of 16 bits (30.89 and 30.91 GiB in its log of June 2025)."""
     plain, low = zsim.simulate(write(**TITAN)), zsim.simulate(write(**TITAN, float8=recipe))
     speedup = plain.time.step_s / low.time.step_s
     assert 1.05 < speedup < 1.3
