@@ -13,8 +13,11 @@ from zsim.model import pixels
 from zsim.model.families.gemma4 import sharing
 from zsim.model.huggingface import from_config
 from zsim.model.kernels import Attention
+from zsim.model.parts import part_of
 from zsim.model.spec import Images, ModelSpec, Workload
 from zsim.model.trace import trace
+from zsim.plan.spec import DdpPlan, Fsdp2Plan
+from zsim.program.lower import lower
 
 S, F = "sliding_attention", "full_attention"
 COMMON = {
@@ -186,7 +189,6 @@ def test_image_tokens_of_the_larger_ones_see_each_other() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"audio_config": {"model_type": "gemma4_audio"}}, "audio tower"),
         ({"vision_config": None}, "without its vision tower"),
         ({"vision_config": {"model_type": "siglip_vision_model"}}, "a vision tower siglip"),
     ],
@@ -194,6 +196,31 @@ def test_image_tokens_of_the_larger_ones_see_each_other() -> None:
 def test_towers_that_are_not_simulated(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(NotModeled, match=message):
         with_tower("E2B", **changes)
+
+
+SOUND = {"audio_config": {"model_type": "gemma4_audio"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "buffers"), [("E2B", 5_104_297_504, 9156), ("E4B", 7_941_100_832, 9184)]
+)  # as published
+def test_parameters_and_buffers_with_the_audio_tower(name: str, count: int, buffers: int) -> None:
+    spec = with_tower(name, **SOUND)
+    assert (spec.numel, spec.buffers_bytes) == (count, buffers)
+    assert any("given nothing" in note for note in spec.notes)
+    heard = [p.name for p in spec.parameters if part_of(p.name) != "language_model" and "audio" in p.name]
+    assert heard == [p.name for p in spec.parameters if "audio" in p.name]
+
+
+def test_an_audio_tower_runs_where_it_is_recorded() -> None:
+    """With DeepSpeed, and under DDP if it is frozen: validation/oracles/sequences, `*_vlm_silent_*`."""
+    spec = with_tower("E2B", **SOUND)
+    workload = Workload(1, 512, attention="sdpa", images=Images(1, 768, 768))
+    tree = trace(spec, workload)
+    with pytest.raises(NotModeled, match="under FSDP"):
+        lower(spec, tree, Fsdp2Plan(world_size=2), workload)
+    with pytest.raises(InputError, match="waits for the gradients"):
+        lower(spec, tree, DdpPlan(world_size=2), workload)
 
 
 def test_flash_attention_is_refused_with_images() -> None:

@@ -22,7 +22,7 @@ from validation.oracles.configuration_parts import (
 )
 from validation.oracles.configurations_deepspeed import deepspeed_configurations
 from validation.oracles.configurations_hybrid import hybrid_configurations
-from validation.oracles.tiny_gemma import GEMMA4_EXPERTS, GEMMA4_KEYS, GEMMA4_LARGE
+from validation.oracles.tiny_gemma import GEMMA4_EXPERTS, GEMMA4_KEYS, GEMMA4_LARGE, GEMMA4_SOUND
 from validation.oracles.tiny_relatives import TINY_ENCODERS
 
 # Further families that differ from others by a few lines.
@@ -303,8 +303,16 @@ def _gemma4_vision() -> list[Config]:
             zero_of(tag, 3, **kind, zero=SMALL_ZERO),
             zero_of(f"{tag}_regather", 3, ga=2, **kind, zero=REGATHER, freeze=tower),
         ]
+    sound: Config = {"model": "gemma4", "over": GEMMA4_SOUND}
+    silent = [*tower, "audio_tower.", "embed_audio."]
     return [
         *found,
+        zero_of("vlm_silent", 1, **sound, zero=SMALL_ZERO),
+        zero_of("vlm_silent", 2, **sound, zero=SMALL_ZERO),
+        zero_of("vlm_silent_frozen", 2, **sound, zero=SMALL_ZERO, freeze=silent),
+        zero_of("vlm_silent", 3, **sound, zero=SMALL_ZERO),
+        zero_of("vlm_silent_regather", 3, ga=2, **sound, zero=REGATHER, freeze=silent),
+        config_of("ddp", "vlm_silent_frozen", **sound, ddp={"bucket_cap_mb": 1}, freeze=silent),
         config_of("ddp", "vlm_frozen", **model, ddp={"bucket_cap_mb": 1}, freeze=tower),
         config_of("fsdp2", "vlm_align", **model, freeze=align),
         config_of("fsdp1", "vlm_align", **model, freeze=align),

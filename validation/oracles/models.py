@@ -125,6 +125,8 @@ def build(
     for part in parts:
         part.use_cache = False
         part._attn_implementation = attention
+    if getattr(config, "audio_config", None) is not None:
+        config.audio_config._attn_implementation = "eager"  # all that it has
     if kind == "llama4":
         mend_llama4()
     auto = transformers.AutoModelForImageTextToText if kind in TINY_VISION else transformers.AutoModelForCausalLM

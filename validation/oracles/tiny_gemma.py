@@ -122,3 +122,10 @@ GEMMA4_LARGE = {
         "use_bidirectional_attention": "vision",
     },
 }  # fmt: skip
+# With an audio tower, which is given nothing.
+GEMMA4_SOUND = {
+    "audio_config": {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "output_proj_dims": 48,
+        "subsampling_conv_channels": [16, 8],
+    },
+}  # fmt: skip

@@ -132,6 +132,19 @@ class Vision:
 
 
 @dataclass(frozen=True, slots=True)
+class Sound:
+    """A tower of sounds, whose parameters are there and which is given nothing (Gemma 4)."""
+
+    hidden: int
+    layers: int
+    heads: int
+    channels: tuple[int, int]  # of the convolutions that come first
+    kernel: int  # of the layers' convolutions
+    outputs: int
+    clips: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Gemma4:
     """What Gemma 4 has besides. Layers of full attention have heads of a width of their own, the last layers read keys
     and values that earlier ones made, and every layer may add an embedding of its own. Widths in elements."""
@@ -202,6 +215,7 @@ class Architecture:
     vision: Vision | None = None
     seq2seq: Pair | None = None
     gemma4: Gemma4 | None = None
+    sound: Sound | None = None
     conv_kernel: int = 0  # tokens that a short convolution spans
     conv_bias: bool = False
     mamba: StateSpace | None = None

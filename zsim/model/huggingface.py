@@ -101,6 +101,8 @@ def _other_code(fields: Fields, family: str) -> Iterator[str]:
         yield f"architectures names {said[0]}: {family} with the head of a language model is simulated"
     if family == "llama4_text":
         yield "every expert works on every token, as in transformers' class"
+    if family == "gemma4" and "audio_config" in fields:
+        yield "its audio tower is there, and given nothing"
     own = fields.raw("auto_map")
     code = isinstance(own, dict) and (own.get("AutoModelForCausalLM") or own.get("AutoModel"))
     if code:

@@ -14,6 +14,7 @@ OWN_EMBEDDINGS = ("clip_vision_model", "siglip_vision_model")  # towers that hav
 UNITS_IN_LAYERS = ("idefics3_vision", "smolvlm_vision")  # whose attention alone is a unit
 PROJECTOR = ".multi_modal_projector."  # PaliGemma's, a unit as well
 PATCHES = ".vision_tower.patch_embedder."  # and Gemma 4's
+SOUND = (".audio_tower.", ".embed_audio.")  # which are given nothing
 LATE_PROJECTOR = ".embed_vision."  # registered behind the text model (Gemma 4)
 
 
@@ -81,6 +82,8 @@ def layer_keys(spec: ModelSpec, reached: bool, reached_tower: bool) -> tuple[Key
     before, read = {False: reached, True: reached_tower}, False
     crossed = {number for number, kind in enumerate(getattr(spec.arch, "kinds", ())) if kind.crossed}
     for parameter in spec.parameters:
+        if any(part in parameter.name for part in SOUND):
+            continue
         parts, at = parameter.name.split("."), _layer_at(parameter.name, vision)
         in_tower = (vision and any(part in TOWERS for part in parts[:2])) or (pair and "encoder" in parts[:2])
         if at is not None:

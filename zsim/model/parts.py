@@ -5,7 +5,7 @@ from __future__ import annotations
 # LLaMA-Factory's words (model/model_utils/visual.py), whose parts these are.
 PARTS = ("vision_tower", "multi_modal_projector", "language_model")
 TOWERS = ("visual", "vision_tower", "vision_model")  # registered first, before projector and text model
-_PROJECTORS = ("multi_modal_projector", "connector", "merger", "embed_vision")
+_PROJECTORS = ("multi_modal_projector", "connector", "merger", "embed_vision", "embed_audio")
 
 
 def part_of(name: str) -> str:
@@ -13,4 +13,4 @@ def part_of(name: str) -> str:
     parts = name.split(".")
     if any(part in _PROJECTORS for part in parts):
         return "multi_modal_projector"
-    return "vision_tower" if any(part in TOWERS for part in parts[:2]) else "language_model"
+    return "vision_tower" if any(part in (*TOWERS, "audio_tower") for part in parts[:2]) else "language_model"

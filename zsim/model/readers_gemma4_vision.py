@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.errors import NotModeled
-from zsim.model.architecture import Architecture, LayerKind, Vision
+from zsim.model.architecture import Architecture, LayerKind, Sound, Vision
 from zsim.model.fields import Fields
 from zsim.model.reader_parts import read_activation
 from zsim.model.reader_vision_parts import read_blocks, read_text, read_tower
@@ -17,8 +17,6 @@ _LAYERS = {
 
 
 def gemma4(fields: Fields, family: str) -> Architecture:
-    if fields.raw("audio_config") is not None:
-        _refuse(fields, "audio_config", "Gemma 4 with its audio tower", "null, or the text_config as a file of its own")
     if fields.raw("vision_config") is None:
         _refuse(fields, "vision_config", "Gemma 4 without its vision tower", "the text_config as a file of its own")
     text = read_text(fields, family, ("gemma4_text",), "gemma4_text", tied=True)
@@ -32,6 +30,7 @@ def gemma4(fields: Fields, family: str) -> Architecture:
     activation = read_activation(vision, "hidden_activation", default="gelu_pytorch_tanh")
     return replace(
         text,
+        sound=_sound(fields) if "audio_config" in fields else None,
         vision=Vision(
             replace(blocks, head_dim=head_dim, activation=activation, mlp_bias=False),
             patch=vision.size("patch_size", default=16),
@@ -43,6 +42,25 @@ def gemma4(fields: Fields, family: str) -> Architecture:
             standardizes=vision.flag("standardize", default=False),
             clips=vision.flag("use_clipped_linears", default=False),
         ),
+    )
+
+
+def _sound(fields: Fields) -> Sound:
+    audio = fields.section("audio_config")
+    hidden, heads = audio.size("hidden_size", default=1024), audio.size("num_attention_heads", default=8)
+    if hidden % heads:
+        audio.fail("num_attention_heads", f"is {heads}, which does not divide the width {hidden}", "a divisor of it")
+    channels = audio.items("subsampling_conv_channels", 2) or [128, 32]
+    if not all(isinstance(each, int) and not isinstance(each, bool) and each > 3 for each in channels):
+        audio.fail("subsampling_conv_channels", f"is {channels}", "two numbers of channels")
+    return Sound(
+        hidden=hidden,
+        layers=audio.size("num_hidden_layers", default=12, most=10_000),
+        heads=heads,
+        channels=(channels[0], channels[1]),
+        kernel=audio.size("conv_kernel_size", default=5),
+        outputs=audio.size("output_proj_dims", default=1536),
+        clips=audio.flag("use_clipped_linears", default=True),
     )
 
 

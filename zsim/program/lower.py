@@ -45,7 +45,8 @@ def under(plan: AnyPlan, workload: Workload, model: ModelSpec | None = None) -> 
     """The workload as the plan runs it: under torch.autocast over weights of the plan's dtype, where it has that, with
     adapters in the dtype of their shards, or on views of flat parameters; SDPA as its release of torch has it
     (FlashAttention first until 2.10: sdp_utils.cpp; a vision tower calls it once per image or window all the same), but
-    for the latent attention of a `model`, whose two widths of heads FlashAttention never takes.
+    for the latent attention of a `model`, whose two widths of heads FlashAttention never takes, and the wide heads of
+    Gemma 4.
 
     Of xformers' SwiGLU (0.0.22 to 0.0.25, ops/swiglu_op.py `SwiGLUOpDispatch`), in bfloat16, only the kernel for packed
     weights is taken; without it torch's own ones run. The weights of gate and up are packed where they lie in one
@@ -67,8 +68,8 @@ def under(plan: AnyPlan, workload: Workload, model: ModelSpec | None = None) -> 
             raise NotModeled(why, field="kernels", accepted="torch, liger; flash-attn under DDP and ZeRO-1 and 2")
         workload = replace(workload, kernels="flash-attn packed" if packed else "flash-attn")
     of_torch = not isinstance(plan, DeepSpeedPlan) and workload.images is None
-    two_widths = model is not None and getattr(model.arch, "latent", None) is not None
-    if of_torch and not two_widths and workload.attention == "sdpa" and parse_version(plan.version) < (2, 11):
+    never = model is not None and any(getattr(model.arch, part, None) for part in ("latent", "gemma4"))
+    if of_torch and not never and workload.attention == "sdpa" and parse_version(plan.version) < (2, 11):
         workload = replace(workload, attention="flash")
     return workload
 
@@ -83,6 +84,21 @@ def _scales(plan: AnyPlan) -> bool:
     return isinstance(plan, (Fsdp1Plan, Fsdp2Plan)) and plan.param_dtype == "float16"
 
 
+def _check_idle(model: ModelSpec, plan: AnyPlan) -> None:
+    """A tower that is given nothing: FSDP makes units of its layers that nobody gathers, and DDP's reducer refuses the
+    next step where it waits for gradients that do not come. Raises NotModeled or InputError."""
+    if getattr(model.arch, "sound", None) is None:
+        return
+    accepted = "framework: deepspeed, or audio_config: null"
+    if not isinstance(plan, DdpPlan):
+        raise NotModeled("an audio tower that is given nothing, under FSDP", field="framework", accepted=accepted)
+    if any(parameter.trainable and ".audio_tower." in parameter.name for parameter in model.parameters):
+        raise InputError(
+            "DDP waits for the gradients of an audio tower that is given nothing",
+            field="freeze", accepted=f"audio_tower and embed_audio frozen; {accepted}",
+        )  # fmt: skip
+
+
 def _lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, steps: int) -> Program:
     sharing = plan.sequence_parallel_size if isinstance(plan, DeepSpeedPlan) else 1
     if workload.sequence_parallel_size != sharing:
@@ -90,6 +106,8 @@ def _lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, st
         raise InputError(found, field="sequence_parallel_size", accepted="the same number; 1 without DeepSpeed")
     if workload.float8 is not None and not isinstance(plan, DdpPlan | Fsdp2Plan):
         raise NotModeled("float8 under DeepSpeed or FSDP1", field="float8", accepted="framework: fsdp2, ddp")
+    if not isinstance(plan, DeepSpeedPlan):
+        _check_idle(model, plan)
     if isinstance(plan, DeepSpeedPlan):
         if model.conversion and model.conversion.executed and not (plan.stage == 3 and plan.zero_init):
             from zsim.model.trace import trace

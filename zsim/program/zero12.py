@@ -334,7 +334,8 @@ class Zero12(Hooks[DeepSpeedPlan]):
         if self.plan.stage == 1 and not overlaps(self.plan):
             for group in self.groups:
                 for param in group:
-                    self._add(param)
+                    if param in self.gradients.held or param in self.summed:  # a tower that is given nothing has none
+                        self._add(param)
         self._flush()
         self._synchronize()
         self.owner.end_backward()

@@ -283,7 +283,14 @@ class Gemma4Model(Combined):
         vision = vision_of(net)
         self.vision_tower = Tower(net.tower(), vision)
         self.language_model = gemma4.Model(net)
+        sound = net.arch.sound
+        if sound is not None:
+            from zsim.model.families.gemma4_audio import AudioTower
+
+            self.audio_tower = AudioTower(net, sound, vision)
         self.embed_vision = Embedder(net, vision.blocks.hidden)
+        if sound is not None:
+            self.embed_audio = Embedder(net, sound.outputs)
 
     def forward(self, ids: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         net, text = self.net, self.language_model
