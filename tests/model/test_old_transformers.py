@@ -50,3 +50,12 @@ def test_scores_of_gpt_neox_were_not_widened_nor_those_of_opt_in_bfloat16(dtype:
     scores = 2 * 4 * 64 * 64
     assert layer("gpt_neox", None, dtype) - layer("gpt_neox", (4, 48), dtype) == 4 * scores
     assert layer("opt", None, dtype) - layer("opt", (4, 48), dtype) == opt_less * scores
+
+
+@pytest.mark.parametrize(("dtype", "counted"), [("bfloat16", 1246208), ("float16", 1377296)])
+def test_softmax_of_t5_was_in_float32(dtype: str, counted: int) -> None:
+    """Storages that T5Block of transformers 4.45.2 saved (torch 2.13), the second of an encoder, without dropout."""
+    sizes = {"d_model": 256, "d_kv": 64, "d_ff": 512, "num_heads": 4, "num_layers": 3, "dropout_rate": 0.0}
+    spec = from_config({"model_type": "t5", "vocab_size": 96, "feed_forward_proj": "relu", **sizes}, "t5")
+    root = trace(spec, Workload(2, 64, dtype, attention="eager", transformers=(4, 45)))
+    assert next(kept(module) for module in _modules(root) if module.name.endswith("encoder.block.1")) == counted

@@ -56,7 +56,7 @@ def test_adapters_are_on_projections_of_both_stacks(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("overrides", "field"),
-    [(("attention=flash",), "attention"), (("precision=fp16",), "precision"), (("target_len=0",), "target_len")],
+    [(("attention=flash",), "attention"), (("target_len=0",), "target_len")],
 )
 def test_what_cannot_be_is_refused_at_its_field(tmp_path: Path, overrides: tuple[str, ...], field: str):
     with pytest.raises(InputError) as refused:

@@ -64,13 +64,14 @@ RUNS = (
     (2, 64, 32, "none"),
     (2, 64, 32, "full"),
 )  # micro-batch, tokens, of the target, checkpoints
+HALF = ("t5", "flan-t5", "whisper")  # with everything trained in float16 too, where infinities are clamped
 
 
-def build(config: dict[str, Any], attention: str) -> Any:
+def build(config: dict[str, Any], attention: str, dtype: str) -> Any:
     fields = dict(config)
     made = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
     made._attn_implementation, made.use_cache = attention, False
-    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_dtype(getattr(torch, dtype))
     sound = made.model_type == "whisper"
     auto = transformers.AutoModelForSpeechSeq2Seq if sound else transformers.AutoModelForSeq2SeqLM
     model = auto.from_config(made).train()
@@ -78,10 +79,12 @@ def build(config: dict[str, Any], attention: str) -> Any:
     return model
 
 
-def record(config: dict[str, Any], attention: str, frozen: str, run: tuple[int, int, int, str]) -> dict[str, Any]:
+def record(
+    config: dict[str, Any], attention: str, frozen: str, run: tuple[int, int, int, str], dtype: str = "bfloat16"
+) -> dict[str, Any]:
     batch, seq, target, checkpointing = run
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = build(config, attention)
+        model = build(config, attention, dtype)
         for parameter_name, parameter in model.named_parameters():
             if any(part in parameter_name for part in FROZEN[frozen]):
                 parameter.requires_grad_(False)
@@ -90,7 +93,7 @@ def record(config: dict[str, Any], attention: str, frozen: str, run: tuple[int, 
         ids, labels = torch.zeros(batch, seq, dtype=torch.long), torch.zeros(batch, target, dtype=torch.long)
         given = {"input_ids": ids}
         if config["model_type"] == "whisper":
-            given = {"input_features": torch.zeros(batch, config["num_mel_bins"], 2 * seq, dtype=torch.bfloat16)}
+            given = {"input_features": torch.zeros(batch, config["num_mel_bins"], 2 * seq, dtype=getattr(torch, dtype))}
         trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         found = observe(model, {**given, "labels": labels, "use_cache": False})
         found |= {"trained": trained}
@@ -101,6 +104,7 @@ def record(config: dict[str, Any], attention: str, frozen: str, run: tuple[int, 
         "seq": seq,
         "target": target,
         "checkpointing": checkpointing,
+        "dtype": dtype,
     }
     return about | found
 
@@ -119,6 +123,8 @@ def main(arguments: list[str]) -> None:
             for run in RUNS
             if not (frozen and attention != attentions[0])
         ]
+        if name in HALF:
+            runs += [record(config, attention, "", run, "float16") for attention in attentions for run in RUNS]
         shared = {key: runs[0][key] for key in ("parameters", "calls")}
         for run in runs:  # the same however it is run
             for key, value in shared.items():

@@ -60,6 +60,27 @@ def pointwise(*inputs: Tensor, shape: tuple[int, ...] | None = None, dtype: str 
     return out
 
 
+def clamped(x: Tensor, bounds: int, *limits: Tensor) -> Tensor:
+    """`x.clamp(...)`: where its backward finds an entry inside, in booleans, the gradient passes. Bounds that are
+    tensors are kept as well."""
+    if not x.needs_grad:
+        return pointwise(x)
+    saved = x.tape.save(x, *limits)
+    out = pointwise(x)
+
+    def backward(g: Tensor) -> tuple[Tensor]:
+        x, *kept = saved()  # noqa: RUF059
+        inside = pointwise(x, dtype="bool")
+        if bounds == 2:
+            below = pointwise(x, dtype="bool")
+            x.tape.memory(inside.nbytes + below.nbytes, inside.nbytes)
+            del below
+        return (pointwise(g, inside),)
+
+    x.tape.link((x,), backward, out)
+    return out
+
+
 _RANK = {
     "bool": 0, "uint8": 1, "int8": 1, "int32": 2, "int64": 3, "float16": 4, "bfloat16": 4, "float32": 5, "float64": 6,
 }  # fmt: skip

@@ -55,8 +55,7 @@ def attention_of(fields: ScenarioFields, release: Release | None, family: str) -
     if family in BIASED and not fields.attention:
         if release is None:
             return "sdpa", (f"attention: sdpa, as transformers 5.24 has it for {family}; releases without it: eager",)
-        older = "whose softmax was in float32, which is left out"
-        return "eager", (f"attention: eager, all that {family} had in transformers {_text(release)}, {older}",)
+        return "eager", (f"attention: eager, all that {family} had in transformers {_text(release)}",)
     if family in WIDE_HEADS and not fields.attention:
         return "sdpa", (f"attention: sdpa, for FlashAttention takes no heads as wide as those of {family}",)
     stated = fields.attention or fields.kernels.startswith(("flash-attn", "unsloth"))

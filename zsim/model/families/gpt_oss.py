@@ -129,30 +129,10 @@ class Experts(moe.Experts):
     def gated(self, out: Tensor) -> Tensor:
         width = self.net.arch.experts.intermediate
         gate, up = F.narrow(out, -1, width), F.narrow(out, -1, width)  # every second entry
-        gate = clamped(gate, bounds=1)
-        up = clamped(up, bounds=2)
+        gate = F.clamped(gate, bounds=1)
+        up = F.clamped(up, bounds=2)
         glu = F.mul(gate, F.activation_by_result(F.scale(gate)))
         return F.mul(F.shift(up), glu)
-
-
-def clamped(x: Tensor, bounds: int) -> Tensor:
-    """`x.clamp(...)`: where its backward finds an entry inside, in booleans, the gradient passes."""
-    if not x.needs_grad:
-        return F.pointwise(x)
-    saved = x.tape.save(x)
-    out = F.pointwise(x)
-
-    def backward(g: Tensor) -> tuple[Tensor]:
-        (x,) = saved()
-        inside = F.pointwise(x, dtype="bool")
-        if bounds == 2:
-            below = F.pointwise(x, dtype="bool")
-            x.tape.memory(inside.nbytes + below.nbytes, inside.nbytes)
-            del below
-        return (F.pointwise(g, inside),)
-
-    x.tape.link((x,), backward, out)
-    return out
 
 
 class MLP(Module):

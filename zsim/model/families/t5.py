@@ -82,7 +82,7 @@ class Attention(Module):
         weights = F.add(weights, bias)
         if mask is not None:
             weights = F.add(weights, mask)
-        weights = P.softmax(weights)
+        weights = F.to(P.softmax(F.to(weights, "float32")), weights.dtype) if net.older(4, 49) else P.softmax(weights)
         weights = F.dropout(weights, dropout)
         out = P.matmul(weights, v)
         return F.contiguous(F.transpose(out, 1, 2)), weights
@@ -223,10 +223,12 @@ class Block(Module):
         layers = list(self.layer.children.values())
         mask = rest.pop(0) if self.decodes and self.net.attention == "eager" else None
         x, bias, _ = layers[0](x, None, mask, None if self.first else rest.pop(0))
+        x, bound = finite(x)
         if not self.decodes:
-            return layers[-1](x), bias
+            return finite(layers[-1](x))[0], bias
         x, between, _ = layers[1](x, rest[0], None, None if self.first else rest[1])
-        return layers[-1](x), bias, between
+        x, bound = finite(x)  # noqa: RUF059  which lives on
+        return finite(layers[-1](x))[0], bias, between
 
 
 class Stack(Module):
@@ -272,10 +274,6 @@ class T5ForConditionalGeneration(CausalLM):
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         net = self.net
         check_pair(net, ("sdpa", "efficient", "eager"))
-        if "float16" in (net.dtype, net.tape.autocast):
-            raise NotModeled(
-                f"float16 in {net.arch.family}, which clamps infinities", field="precision", accepted="bf16"
-            )
         memory = self.encoder(ids)
         decoder_ids = shifted_right(labels)
         hidden = decoded = self.decoder(decoder_ids, memory)  # noqa: F841  the second is a part of the output
@@ -283,6 +281,17 @@ class T5ForConditionalGeneration(CausalLM):
             hidden = F.scale(hidden)
         logits = self.lm_head(hidden)
         return masked_loss(F.wide(logits), labels)
+
+
+def finite(x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """What float16 makes infinite is clamped, to a bound that is lower if there is any; and that bound."""
+    if x.dtype != "float16":
+        return x, None
+    found = F.pointwise(F.pointwise(x), dtype="bool")  # isinf
+    x.tape.memory(found.nbytes, 1)
+    del found
+    most = x.tape.empty((), "float32")
+    return F.clamped(x, 2, F.pointwise(most), most), most
 
 
 def sharing(net: Net) -> tuple[tuple[bool, bool], ...]:

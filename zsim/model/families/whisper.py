@@ -3,7 +3,7 @@ that reads it in every layer."""
 
 from __future__ import annotations
 
-from zsim.errors import InputError, NotModeled
+from zsim.errors import InputError
 from zsim.model import functional as F
 from zsim.model import pixels
 from zsim.model import products as P
@@ -122,7 +122,7 @@ class Layer(Module):
         x = F.dropout(x, arch.dropout)
         x = F.add(residual, x)
         if x.dtype == "float16" and not self.decodes:
-            raise NotModeled("float16 in Whisper, which clamps infinities", field="precision", accepted="bf16")
+            x = F.clamped(x, bounds=2)
         return x
 
 
