@@ -110,13 +110,13 @@ def test_within_one_node_nothing_is_reduced_in_four_bits():
     for gpus_per_node in (8, 16, None):
         one = program_of(**GRADIENTS | {"gpus_per_node": gpus_per_node})
         assert one.steps == program_of(world_size=8).steps
-        assert set(one.groups) == {"world"}
+        assert set(one.groups) == {"world", "world's clone"}
 
 
 def test_nodes_have_to_be_full():
     with pytest.raises(InputError, match="12 ranks do not fill nodes of 8"):
         program_of(**GRADIENTS | {"world_size": 12, "gpus_per_node": 8})
-    assert program_of(**GRADIENTS | {"world_size": 4, "gpus_per_node": 8}).groups.keys() == {"world"}
+    assert program_of(**GRADIENTS | {"world_size": 4, "gpus_per_node": 8}).groups.keys() == {"world", "world's clone"}
 
 
 def test_mics_shards_within_groups_and_reduces_between_them_once_per_step():

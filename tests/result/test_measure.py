@@ -1,14 +1,24 @@
 """Every figure of the miniature run, worked out by hand."""
 
 import json
+from typing import Any
 
 import pytest
 
 from tests.result import made
 from zsim.cluster import catalog
 from zsim.cluster.load import cluster_from
+from zsim.plan.spec import DeepSpeedPlan
+from zsim.program.deepspeed import whole_world
 from zsim.program.ops import Program
-from zsim.result.memory import CUDA_CONTEXT_BYTES, NCCL_FIRST_BYTES, NVLS_BYTES, framework_bytes, process_bytes
+from zsim.result.memory import (
+    CUDA_CONTEXT_BYTES,
+    NCCL_FIRST_BYTES,
+    NCCL_FURTHER_BYTES,
+    NVLS_BYTES,
+    framework_bytes,
+    process_bytes,
+)
 
 
 @pytest.fixture(scope="module")
@@ -115,12 +125,20 @@ def test_where_gpus_talk_through_host_memory_nccls_buffers_lie_there(gpu, machin
     assert outside(gpu, **machine) == held
 
 
-def outside(gpu: str, *, nvlink: object = None, gpus: int = 8, p2p: str = "all") -> int:
-    """Of a rank in one communicator with all others on a machine of `gpus`."""
+def test_deepspeed_talks_in_two_communicators_of_all_ranks():
+    groups = whole_world(DeepSpeedPlan(world_size=8, stage=2))
+    assert outside("A100", groups=groups) == CUDA_CONTEXT_BYTES + NCCL_FIRST_BYTES + NCCL_FURTHER_BYTES
+    assert outside("A100", gpus=1, groups=whole_world(DeepSpeedPlan(world_size=1, stage=2))) == CUDA_CONTEXT_BYTES
+
+
+def outside(
+    gpu: str, *, nvlink: object = None, gpus: int = 8, p2p: str = "all", groups: dict[str, Any] | None = None
+) -> int:
+    """Of a rank in `groups`, or in one communicator with all others, on a machine of `gpus`."""
     cpu = {"sockets": 1, "cores": 8, "dram_gib": 64, "dram_gbps": 100}
     wires = {"nvlink": "switch" if nvlink is True else nvlink} if nvlink else {}
     cluster = cluster_from({"gpu": gpu, "gpus": gpus, "p2p": p2p, "cpu": cpu, **wires})
-    world = Program(gpus, {"world": (tuple(range(gpus)),)}, (), ())
+    world = Program(gpus, groups or {"world": (tuple(range(gpus)),)}, (), ())
     return framework_bytes(catalog.device(gpu), world, cluster)
 
 

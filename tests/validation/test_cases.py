@@ -60,6 +60,7 @@ def test_every_collected_report_is_a_case_or_lacks_something() -> None:
         ("blind", (67, 83), (10, 12)),
         ("blind2", (14, 18), (0, 0)),
         ("blind3", (36, 54), (1, 2)),
+        ("blind4", (63, 88), (5, 6)),
         ("saving", (9, 12), (0, 0)),
     ],
 )
@@ -80,10 +81,31 @@ def test_what_was_said_of_reports_never_seen_is_kept(
 
 # One of each kind that is quick to simulate: fits, out of memory, host out of memory, a difference that is explained.
 @pytest.mark.parametrize(
-    "name", ["B04", "B12", "B20", "B46", "B53", "B57", "D07", "D11", "E01", "E06", "E08", "F02", "F22", "F33"]
+    "name",
+    [
+        "B04",
+        "B12",
+        "B20",
+        "B46",
+        "B53",
+        "B57",
+        "D07",
+        "D11",
+        "E01",
+        "E06",
+        "E08",
+        "F02",
+        "F22",
+        "F33",
+        "G04",
+        "G14",
+        "G16",
+        "G33",
+        "G40",
+    ],
 )
 def test_reports_never_seen_before_come_out_as_they_are_said_to(name: str) -> None:
-    file = {"B": "blind.yaml", "D": "blind2.yaml", "E": "saving.yaml", "F": "blind3.yaml"}[name[0]]
+    file = {"B": "blind.yaml", "D": "blind2.yaml", "E": "saving.yaml", "F": "blind3.yaml", "G": "blind4.yaml"}[name[0]]
     document = cases.read(BLIND.with_name(file))
     case = next(case for case in document["cases"] if case["id"] == name)
     runs = {run.name: run for run in cases.outcomes(document, case)}
@@ -107,8 +129,13 @@ def test_the_section_on_reports_tells_what_was_said_first_and_what_is_said_now(t
                 "source": "nowhere",
                 "common": run,
                 "runs": {
-                    "one": {"micro_batch": 1, "observed": "fits"},
-                    "two": {"micro_batch": 2, "observed": "out of memory", "why": "made up"},
+                    "one": {"micro_batch": 1, "observed": "fits", "measured": {"allocated_gib": 1, "outside_gib": 1}},
+                    "two": {
+                        "micro_batch": 2,
+                        "observed": "out of memory",
+                        "why": "made up",
+                        "measured": {"reserved_gib": 1},
+                    },
                 },
                 "faster": [["two", "one"]],
             }
@@ -128,3 +155,6 @@ def test_the_section_on_reports_tells_what_was_said_first_and_what_is_said_now(t
     assert "| X1 | two | out of memory | out of memory | fits |" in text
     assert "| **differs**: made up |" in text
     assert "| X1 | two | one | 0.90 x |" in text
+    assert "| outside | 1 | 49% | 49% | 49% |" in text  # 500 MiB of a context
+    assert "| X1 | one | outside | 1.00 | 0.49 |" in text
+    assert "| X1 | two | reserved" not in text  # what it holds when it fails is not its peak

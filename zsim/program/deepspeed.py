@@ -128,7 +128,10 @@ def _check_muon(plan: DeepSpeedPlan) -> None:
 
 
 def whole_world(plan: DeepSpeedPlan) -> dict[str, tuple[tuple[int, ...], ...]]:
-    groups = {"world": (tuple(range(plan.world_size)),), **ulysses.groups(plan)}
+    """Two communicators of all ranks: what the engine reduces runs in a clone (utils/groups.py, _clone_world_group),
+    the gathers of zero.Init, stage 3's barriers and the losses that the Trainer gathers run in the default one."""
+    everyone = (tuple(range(plan.world_size)),)
+    groups = {"world": everyone, "world's clone": everyone, **ulysses.groups(plan)}
     if plan.autoep_size:
         from zsim.program import experts
 

@@ -28,7 +28,9 @@ MIB = 1 << 20
 # nvidia-smi) to 0.55 GiB (stas00/ml-engineering 744d01e18b79, first barrier test); 500 MiB taken.
 CUDA_CONTEXT_BYTES = 500 * MIB
 # NCCL per communicator: 544-688 MB on 4x A100 (NVIDIA/nccl issue 964), 0.7 GiB for the first of a job with its kernels,
-# 0.5 GiB for each further one that shares nothing. NVLS buffers on sm_90, 8 GPUs: 256 MiB (nccl src/transport/nvls.cc).
+# 0.5 GiB for each further one that shares nothing. With both of DeepSpeed's 1.78 and 1.94 GiB lie outside PyTorch on 7
+# and 4 A100 (OpenBMB/MiniCPM-V issue 299, huggingface/peft issue 1703), and 1.20 on 8 while it loads, with the first
+# alone (hiyouga/LlamaFactory issue 9510). NVLS buffers on sm_90, 8 GPUs: 256 MiB (nccl src/transport/nvls.cc).
 NCCL_FIRST_BYTES = 717 * MIB
 NCCL_FURTHER_BYTES = 512 * MIB
 # Where GPUs talk through host memory, NCCL's buffers lie there (src/transport/shm.cc), and all that is outside the

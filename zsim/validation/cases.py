@@ -7,9 +7,10 @@ a user's: a config.json, a topology and a scenario are written out, and read aga
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -35,6 +36,8 @@ class Run:
     says: str = ""  # of GPU memory, as zsim.result.reported counts it; "" where another memory decides
     open: str = ""
     why: str = ""
+    measured: Mapping[str, float] = field(default_factory=dict)  # kind -> GiB that the report prints
+    peaks: Mapping[str, float] = field(default_factory=dict)  # kind -> GiB that zsim says
 
     @property
     def agrees(self) -> bool:
@@ -126,6 +129,27 @@ def blind(path: Path, first: Path) -> Iterator[str]:
         factor = factors[order.case, order.fast, order.slow]
         line = f"| {order.case} | {order.fast} | {order.slow} | {factor:.2f} x | {order.factor:.2f} x |"
         yield f"{line} {order.remark} |"
+    yield from printed(found.runs)
+
+
+def printed(runs: Sequence[Run]) -> Iterator[str]:
+    """What reports print of memory beside what zsim says. A run that ran out tells what lies outside the allocator; how
+    much it had allocated when it failed is not its peak."""
+    rows = [
+        (run, kind.removesuffix("_gib"), gib, run.peaks[kind.removesuffix("_gib")])
+        for run in runs
+        for kind, gib in run.measured.items()
+        if run.peaks and (run.observed == FITS or kind == "outside_gib")
+    ]
+    if not rows:
+        return
+    yield "\n| printed | runs | zsim, of what is printed: median | least | most |\n|---|--:|--:|--:|--:|"
+    for kind in dict.fromkeys(kind for _, kind, *_ in rows):
+        shares = [said / gib for _, of, gib, said in rows if of == kind]
+        yield f"| {kind} | {len(shares)} | {median(shares):.0%} | {min(shares):.0%} | {max(shares):.0%} |"
+    yield "\n| report | run | GiB | printed | zsim |\n|---|---|---|--:|--:|"
+    for run, kind, gib, said in rows:
+        yield f"| {run.case} | {run.name} | {kind} | {gib:.2f} | {said:.2f} |"
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -165,33 +189,41 @@ def outcomes(document: dict[str, Any], case: dict[str, Any]) -> Iterator[Run]:
     for name, own in case["runs"].items():
         settings = {**case.get("common", {}), **own}
         remarks = {key: settings.pop(key, "") for key in ("observed", "open", "why")}
-        peak = settings.pop("peak", "")
-        predicted, detail, of_all, of_each, tight, says = _simulate(document, settings)
-        detail += f"; reported: {peak}" if peak else ""
-        yield Run(
-            case["id"], name, case["source"], predicted=predicted, detail=detail,
-            tokens_per_s=of_all, tokens_per_s_per_gpu=of_each, tight=tight, says=says,
-            **remarks,
-        )  # fmt: skip
+        peak, measured = settings.pop("peak", ""), settings.pop("measured", {})
+        said = _simulate(document, settings)
+        said["detail"] += f"; reported: {peak}" if peak else ""
+        yield Run(case["id"], name, case["source"], measured=measured, **said, **remarks)
 
 
-def _simulate(document: dict[str, Any], settings: dict[str, Any]) -> tuple[str, str, float, float, bool, str]:
-    """(outcome, what it rests on, tokens/s, tokens/s of one GPU, whether it fits tightly, `Run.says`)"""
+def _simulate(document: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """What zsim says of a run, by the fields of `Run`."""
     from zsim.api import simulate
 
     with TemporaryDirectory() as folder:
         try:
             result = simulate(_scenario(document, Path(folder), settings))
         except InputError as error:
-            return "refused", error.message, 0, 0, False, ""
+            return {"predicted": "refused", "detail": error.message, "tokens_per_s": 0, "tokens_per_s_per_gpu": 0}
     gpu, host, gib = result.gpu, result.host, 2**30
     used = f"GPU {gpu.nvidia_smi_bytes / gib:.1f} of {gpu.capacity_bytes / gib:.1f} GiB"
     if host.peak_bytes:
         used += f", host {host.peak_bytes / gib:.0f} of {host.capacity_bytes / gib:.0f}"
-    predicted = FITS if result.fits else HOST if not result.host_fits else GPU
     rates, known = result.throughput, record(result)
-    says = known.says if known and result.host_fits and not result.checkpoints else ""
-    return predicted, used, rates.tokens_per_s, rates.tokens_per_s_per_gpu, result.fits and result.tight, says
+    peaks = {
+        "allocated": gpu.peak_allocated_bytes,
+        "reserved": gpu.peak_reserved_bytes,
+        "outside": gpu.framework_bytes,
+        "host": host.peak_bytes,
+    }
+    return {
+        "predicted": FITS if result.fits else HOST if not result.host_fits else GPU,
+        "detail": used,
+        "tokens_per_s": rates.tokens_per_s,
+        "tokens_per_s_per_gpu": rates.tokens_per_s_per_gpu,
+        "tight": result.fits and result.tight,
+        "says": known.says if known and result.host_fits and not result.checkpoints else "",
+        "peaks": {kind: nbytes / gib for kind, nbytes in peaks.items()},
+    }
 
 
 def _scenario(document: dict[str, Any], folder: Path, settings: dict[str, Any]) -> Path:
