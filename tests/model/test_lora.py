@@ -105,6 +105,19 @@ def test_inputs_of_eight_bit_products_stay_through_checkpointing() -> None:
     assert held["int8"] - held[None] == inputs
 
 
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_inputs_of_four_bit_products_were_kept_until_july_2024(checkpointing: str) -> None:
+    """Those that nothing else keeps: of down, and of gate and up, as weights of norms are frozen. What attention gives
+    to o is kept by attention, the input of v and k by the adapter of q. A checkpointed block keeps none."""
+    tokens, hidden, wide = 2 * 8, 64, 128
+    model = tune(small(1), Tuning(Lora(4, ("q_proj",)), "nf4"))
+    then, now = (
+        sum(c.saved_bytes for c in computes(trace(model, Workload(2, 8, checkpointing=checkpointing, transformers=of))))
+        for of in ((4, 42), (4, 43))
+    )
+    assert then - now == (2 * tokens * (wide + hidden) if checkpointing == "none" else 0)
+
+
 def test_eight_bit_weights_are_multiplied_as_they_are() -> None:
     """int8 forward, 16 bits backward, and no gradient of theirs."""
     model = tune(small(1), Tuning(Lora(4, ("q_proj",)), "int8"))

@@ -200,7 +200,12 @@ class LoraLinear(Module):
 
 
 class Linear4bit(Linear):
-    """bitsandbytes/nn/modules.py; autograd/_functions.py MatMul4Bit: saves nothing but the packed weight."""
+    """bitsandbytes/nn/modules.py; autograd/_functions.py MatMul4Bit: saves nothing but the packed weight.
+
+    Until 0.43.2 of July 2024 (pull request 1270) it kept its input too, as an attribute. The checkpoints that
+    transformers made by default in those days, reentrant ones, ran forward without gradients, so that these inputs are
+    there while a block is run again.
+    """
 
     class_name = "Linear4bit"
 
@@ -235,12 +240,14 @@ class Linear4bit(Linear):
             return out
 
         def backward(g: Tensor) -> tuple[Tensor]:
+            inputs = kept and kept()  # noqa: F841  alive until its end
             weight = unpack()  # noqa: F841
             grad = tape.empty((m, k), dtype)
             tape.gemm(m, k, n, dtype)
             return (grad,)
 
         needs_grad = flat.needs_grad
+        kept = tape.save(flat) if needs_grad and self.net.older(4, 43) else None
         out = product()
         if needs_grad:
             tape.link((flat,), backward, out)
