@@ -15,7 +15,7 @@ TITAN = [
     ("[parallelism]\ntensor_parallel_degree = 2\n", NotModeled, "tensor parallelism"),
     ("[activation_checkpoint]\nselective_ac_option = 'all'\n", InputError, "'all' is not known"),
     ("[training]\nlocal_batch_size = 0\n", InputError, "0 is not greater than 0"),
-    ("[model]\nconverters = ['float8']\n", NotModeled, "float8"),
+    ("[model]\nconverters = ['mx']\n", NotModeled, "mx"),
     ("[optimizer]\nimplementation = 'quick'\n", InputError, "'quick' is not known"),
     ("[training\n", InputError, "not TOML"),
 ]

@@ -7,6 +7,7 @@ from typing import Any
 from zsim.errors import NotModeled
 from zsim.plan.deepspeed import read_deepspeed, read_document
 from zsim.plan.document import Document, nearest, subsection
+from zsim.plan.float8 import read_ao
 from zsim.plan.fsdp_args import read_fsdp
 from zsim.plan.parallelism import Sizes
 from zsim.plan.reading import Reading
@@ -69,9 +70,10 @@ def _precision(recipe: Recipe) -> None:
     if value in ("false", "none"):
         value = "no"
     if value == "fp8":
-        raise recipe.document.error(("mixed_precision",), "fp8", "bf16, fp16, no", kind=NotModeled)
+        read_ao(recipe)
+        return
     if value not in ("no", "fp16", "bf16"):
-        raise recipe.error(("mixed_precision",), f"{value!r} is not known", "bf16, fp16, no")
+        raise recipe.error(("mixed_precision",), f"{value!r} is not known", "bf16, fp16, no, fp8")
     fields = recipe.reading.fields
     if value != "no":
         recipe.set("precision", value, "mixed_precision")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from zsim.errors import NotModeled
 from zsim.plan.adapters import in_8_bits, lora, quantized, refuse_variants
 from zsim.plan.document import Document, subsection
+from zsim.plan.float8 import switch_on
 from zsim.plan.fsdp_args import read_fsdp
 from zsim.plan.reading import NOT_SHARDED, Reading
 from zsim.plan.recipe import ULYSSES, Recipe
@@ -32,7 +33,6 @@ _REFUSED = {
     "relora": "ReLoRA",
     "lora_target_parameters": "adapters on parameters, such as those of experts",
     "gptq": "weights quantized by GPTQ",
-    "fp8": "fp8",
     "freeze_mm_modules": "a frozen vision tower; a scenario's model.freeze names it",
     "use_onebitllms": "training for weights in few bits",
 }
@@ -99,6 +99,9 @@ def read_axolotl(document: Document, ranks: int | None = None) -> Reading:
         reading.not_modeled.append(f"{', '.join(others)}: fused kernels other than the loss")
     _adapters(recipe)
     _shard(recipe)
+    gathers = recipe.flag("fp8_enable_fsdp_float8_all_gather")
+    if recipe.flag("fp8"):
+        switch_on(reading, ("fp8",), gathers)
     recipe.threads("accelerate launch")
     name_model(recipe, "base_model")
     reading.lacks("cluster")

@@ -36,6 +36,7 @@ _PLACES = (
     "deepspeed_exclusion_filter", "deepspeed_inclusion_filter", "deepspeed_multinode_launcher",
 )  # fmt: skip
 _DYNAMO = ("dynamo_backend", "dynamo_mode")
+_FP8 = ("fp8_backend", "fp8_enable_fsdp_float8_all_gather", "fp8_pad_inner_dim")
 
 
 def read_launch(recipe: Recipe, launch: Document) -> None:
@@ -136,6 +137,8 @@ def _path(document: Document, launch: Document, name: str) -> Path_ | None:
         if not launch.data.get("use_parallelism_config") and not document.data.get("parallelism_config"):
             raise launch.error((name,), "has no effect without --use_parallelism_config", "--use_parallelism_config")
         return ("parallelism_config", name)
+    if name in _FP8:
+        return ("fp8_config", name.removeprefix("fp8_"))
     if name.startswith(("fp8_", "megatron_lm_")):
         raise launch.error((name,), name.rpartition("_")[0], kind=NotModeled)
     known = {*SWITCHES, *_PLACES, *_DYNAMO, "config_file", "num_cpu_threads_per_process"}

@@ -9,6 +9,7 @@ from typing import Any
 
 from zsim.errors import InputError, NotModeled
 from zsim.plan.document import Document, Path_, Place, read_text, subsection
+from zsim.plan.float8 import read_converters
 from zsim.plan.reading import Reading
 from zsim.plan.recipe import ULYSSES
 
@@ -25,7 +26,7 @@ _READ = {
     "global_batch_size", "max_norm", "mixed_precision_param", "mixed_precision_reduce", "fp8_linear",
     "fsdp_reshard_after_forward", "enable_cpu_offload", "name", "flavor",
     "implementation", "fused", "early_step_in_backward", "mode", "selective_ac_option", "converters",
-    "enable_float8_linear", "enable", "compile", "components",
+    "enable", "compile", "components",
 }  # fmt: skip
 _IMPLEMENTATIONS = {"fused": "fused", "foreach": "foreach", "for-loop": "loop"}
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
@@ -56,9 +57,9 @@ def read_torchtitan(document: Document, ranks: int | None = None) -> Reading:
     sections = {name: subsection(document, document.data, (), name) for name in document.data}
     training, model = sections.get("training", {}), sections.get("model", {})
     sections["parallelism"] = _old_degrees(document, sections) | sections.get("parallelism", {})
-    _refuse_low_precision(reading, sections)
     _training(reading, training)
     _parallelism(reading, sections.get("parallelism", {}), training)
+    read_converters(reading, sections)
     _optimizer(reading, sections.get("optimizer", {}))
     _checkpointing(reading, sections.get("activation_checkpoint", {}))
     _compile(reading, sections.get("compile", {}), training)
@@ -213,13 +214,3 @@ def _checkpointing(reading: Reading, section: dict[str, Any]) -> None:
             reading.set(("checkpointing", "every"), int(option), path)
         return
     reading.set(("checkpointing",), mode, ("activation_checkpoint", "mode"))
-
-
-def _refuse_low_precision(reading: Reading, sections: dict[str, dict[str, Any]]) -> None:
-    converters = sections.get("model", {}).get("converters", [])
-    if converters and converters != [""]:
-        raise reading.document.error(("model", "converters"), f"{converters}", "[]", kind=NotModeled)
-    if sections.get("training", {}).get("fp8_linear"):  # spring of 2024
-        raise reading.document.error(("training", "fp8_linear"), "float8", '""', kind=NotModeled)
-    if sections.get("float8", {}).get("enable_float8_linear"):
-        raise reading.document.error(("float8", "enable_float8_linear"), "float8", "false", kind=NotModeled)
