@@ -265,6 +265,17 @@ COUNTS: dict[str, tuple[int, dict[str, Any]]] = {
             "vision_config": {"model_type": "qwen3_5_moe", "out_hidden_size": 2048},
         },
     ),
+    "GLM-4.1V-9B": (
+        10_292_777_472,
+        {
+            "model_type": "glm4v", "tie_word_embeddings": False, "vision_config": {"model_type": "glm4v"},
+            "text_config": {
+                "model_type": "glm4v_text", "hidden_size": 4096, "intermediate_size": 13696, "num_hidden_layers": 40,
+                "num_attention_heads": 32, "num_key_value_heads": 2, "vocab_size": 151552,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
     "Llama-4-Scout-17B-16E": (
         108_641_793_536,
         {

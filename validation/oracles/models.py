@@ -194,7 +194,7 @@ def inputs(kind: str, tokens: torch.Tensor, dtype: torch.dtype = torch.float32) 
         return given | {"pixel_values": torch.zeros(len(ids), 5, 3, 28, 28), "image_sizes": [[56, 56]] * len(ids)}
     if kind == "mistral3":
         given |= {"image_sizes": [[56, 56]] * len(ids)}
-    if not kind.startswith("qwen"):
+    if not kind.startswith(("qwen", "glm4v")):
         return given | {"pixel_values": torch.zeros(len(ids), 3, 56, 56)}
     grid = torch.tensor([[1, 4, 4]] * len(ids))
     values = 1536 if kind.startswith("qwen3") else 1176

@@ -110,6 +110,19 @@ TINY_VISION: dict[str, dict[str, Any]] = {
         "text_config": _TEXT | {"model_type": "llama"},
         "vision_config": _IDEFICS,
     },
+    "glm4v": {
+        "image_token_id": 999,
+        "tie_word_embeddings": False,
+        "text_config": _TEXT | {
+            "pad_token_id": 0, "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 3, 3],
+            },
+        },
+        "vision_config": {
+            "depth": 4, "hidden_size": 160, "num_heads": 4, "out_hidden_size": 256, "intermediate_size": 400,
+            "image_size": 56,
+        },
+    },
     "llama4": {
         "image_token_index": 999,
         "text_config": _TEXT | {

@@ -31,7 +31,9 @@ RUNS = ((1, 64, 1, "none"), (2, 96, 2, "none"), (2, 96, 2, "full"))  # micro-bat
 FROZEN = {"": (), "tower": ("visual.", "vision_tower.", "vision_model."), "all but projector": ("",)}
 PROJECTOR = ("merger", "projector", "connector", "embed_vision")
 IDEFICS = ("idefics3", "smolvlm")
+GLM = ("glm4v",)  # which takes the grid of packed patches for tensors
 GRIDS = (
+    *GLM,
     "qwen2_vl",
     "qwen2_5_vl",
     "qwen3_vl",
@@ -113,6 +115,8 @@ def inputs(config: dict[str, Any], batch: int, seq: int, images: int, size: tupl
         "image_position_ids": vision_utils.get_vision_position_ids(grid, vision.spatial_merge_size),
         "image_cu_seqlens": vision_utils.get_vision_cu_seqlens(grid).numpy(),
     }
+    if kind in GLM:
+        return found | {"image_grid_thw": grid, "image_cu_seqlens": vision_utils.get_vision_cu_seqlens(grid)}
     if kind.startswith("qwen3"):
         indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
             grid, int(vision.num_position_embeddings**0.5), mode="bilinear", align_corners=True,
@@ -125,6 +129,14 @@ def inputs(config: dict[str, Any], batch: int, seq: int, images: int, size: tupl
         )
         found |= {"image_window_index": order, "image_cu_window_seqlens": ends.numpy()}
     return found
+
+
+def known_numbers(config: dict[str, Any], images: int, size: tuple[int, int], counts: torch.Tensor) -> list[int]:
+    """What a model asks for: squares in each sequence, patches of each image (int32) or the tokens they become."""
+    if config["model_type"] not in GLM:
+        return [images * idefics_squares(config, size)] * len(counts)
+    patches = (size[0] // 14) * (size[1] // 14)
+    return [patches if counts.dtype is torch.int32 else patches // 4] * len(counts)
 
 
 def idefics_squares(config: dict[str, Any], size: tuple[int, int]) -> int:
@@ -239,7 +251,7 @@ def record(
         if config["model_type"] == "gemma4":
             FakeTensor.tolist = lambda counts: [tokens // len(counts)] * len(counts)  # type: ignore
         else:
-            FakeTensor.tolist = lambda counts: [images * idefics_squares(config, size)] * len(counts)  # type: ignore
+            FakeTensor.tolist = lambda counts: known_numbers(config, images, size, counts)  # type: ignore
         found = observe(model, given, lambda ignored: Known(ignored, tokens, width))
     about = {
         "attention": attention, "batch": batch, "seq": seq, "images": images, "checkpointing": checkpointing,

@@ -157,6 +157,21 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[int, int]]] = {
          {"model_type": "smolvlm_vision"}, "scale_factor": 4, "tie_word_embeddings": True},
         (56, 56),
     ),
+    "glm4v": (
+        BOTH,
+        {
+            "model_type": "glm4v", "text_config": {
+                "model_type": "glm4v_text", **TEXT, "pad_token_id": 0, "rope_parameters": {
+                    "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2],
+                },
+            },
+            "vision_config": {
+                "model_type": "glm4v_vision", "depth": 4, "hidden_size": 48, "num_heads": 3, "out_hidden_size": 64,
+                "intermediate_size": 100, "image_size": 56,
+            },
+        },
+        (168, 196),
+    ),
     "llama4": (
         BOTH,
         {

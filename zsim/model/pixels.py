@@ -253,6 +253,26 @@ def interpolated(x: Tensor, size: tuple[int, int]) -> Tensor:
     return out
 
 
+def sampled(x: Tensor, grid: Tensor) -> Tensor:
+    """`grid_sample` of [1, h, r, c] in float32 at the places in `grid`, [1, n, 1, 2]: saves both; backward adds into
+    zeros, and has a gradient of the grid whoever asks."""
+    tape, shape, places = x.tape, x.shape, grid.shape
+    saved = tape.save(x, grid) if x.needs_grad else None
+    out = tape.empty((1, shape[1], places[1], 1), "float32")
+    tape.memory(16 * out.nbytes, out.nbytes)
+    if saved:
+
+        def backward(g: Tensor) -> tuple[Tensor]:
+            kept = saved()  # noqa: F841
+            grad = tape.empty(shape, "float32")
+            unread = tape.empty(places, "float32")
+            tape.memory(g.nbytes, grad.nbytes + 16 * g.nbytes + unread.nbytes)
+            return (grad,)
+
+        tape.link((x,), backward, out)
+    return out
+
+
 def selected(x: Tensor, mask: Tensor, rows: int) -> Tensor:
     """`x[mask, :]` of [b, s, h] and [b, s]: [rows, h]. Saves the mask; backward adds into zeros."""
     tape, dtype, shape = x.tape, x.dtype, x.shape

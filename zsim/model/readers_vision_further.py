@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from zsim.model.architecture import Architecture, LayerKind, Tiles, Vision
 from zsim.model.fields import Fields
-from zsim.model.reader_parts import read_dropout
+from zsim.model.reader_parts import read_dropout, read_rotary_dim
 from zsim.model.reader_vision_parts import LANGUAGE_MODELS, read_blocks, read_side, read_text, read_tower, text_family
 
 
@@ -116,6 +116,34 @@ def _llama4(fields: Fields, family: str) -> Architecture:
     )
 
 
+def _glm4v(fields: Fields, family: str) -> Architecture:
+    text = read_text(fields, family, ("glm4v_text",), "glm4v_text", read_as="glm4")
+    vision = read_tower(fields, "glm4v_vision", "glm4v")
+    names = {
+        "hidden": (("hidden_size",), 1536), "heads": (("num_heads",), 12), "layers": (("depth",), 24),
+        "intermediate": (("intermediate_size",), 13696), "activation": "silu",
+    }  # fmt: skip
+    blocks = read_blocks(vision, "glm4v_vision", names, lambda layer: LayerKind())
+    if (out := vision.size("out_hidden_size", default=4096)) != text.hidden:
+        vision.fail("out_hidden_size", f"is {out}, and the text model's width {text.hidden}", str(text.hidden))
+    patch, width = read_side(vision, "patch_size", 14), text.hidden // text.heads
+    return replace(
+        text,
+        attention_bias=True,
+        head_dim=width,
+        rotary_dim=read_rotary_dim(fields.section("text_config"), width, "partial_rotary_factor", default=1.0),
+        vision=Vision(
+            replace(blocks, attention_bias=vision.flag("attention_bias", default=False)),
+            patch=patch,
+            channels=vision.size("in_channels", default=3),
+            frames=vision.size("temporal_patch_size", default=2),
+            merge=vision.size("spatial_merge_size", default=2),
+            positions=read_side(vision, "image_size", 336) // patch,
+            input_embedding=False,
+        ),
+    )
+
+
 def _stretch(layer: int, crossed: list[int]) -> int:
     """The first layer that reads the tower keeps what it reads, and to the last no gradient of that has come yet."""
     if not crossed or layer <= min(crossed):
@@ -138,4 +166,5 @@ FURTHER: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("idefics3", "smolvlm"), _idefics),
     "mllama": _mllama,
     "llama4": _llama4,
+    "glm4v": _glm4v,
 }

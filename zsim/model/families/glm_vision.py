@@ -1,0 +1,191 @@
+"""GLM-4.1V (transformers 5.24, modeling_glm4v.py): Qwen2.5-VL's patches under positions that are sampled from a learned
+grid, merged by a convolution, and GLM-4's text model with positions of time, row and column."""
+
+from __future__ import annotations
+
+from zsim.model import functional as F
+from zsim.model import pixels
+from zsim.model.architecture import Vision
+from zsim.model.decoder import head, run_block
+from zsim.model.families import glm, llama
+from zsim.model.families.phi import Phi3MLP
+from zsim.model.families.qwen_vision import QwenAttention, QwenPatches, QwenRotary
+from zsim.model.families.towers import Convolution, PositionTable, given
+from zsim.model.families.vlm import MRotary, QwenModel, QwenTextModel, VisionLanguageModel, vision_of
+from zsim.model.graph import Tensor
+from zsim.model.layers import Activation, Blocks, LayerNorm, Linear, Module, Net, RMSNorm
+
+
+def norm(net: Net, width: int) -> RMSNorm:
+    return RMSNorm(net, width, "Glm4vRMSNorm")
+
+
+class TowerMLP(Module):
+    kind = "activation"
+    class_name = "Glm4VisionMlp"
+
+    def __init__(self, net: Net, width: int) -> None:
+        super().__init__(net)
+        self.gate_proj = Linear(net, net.arch.hidden, width)
+        self.up_proj = Linear(net, net.arch.hidden, width)
+        self.down_proj = Linear(net, width, net.arch.hidden)
+        self.act_fn = Activation(net, net.arch.activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.mul(self.act_fn(self.gate_proj(x)), self.up_proj(x)))
+
+
+class TowerBlock(Module):
+    kind = "residual"
+    class_name = "Glm4vVisionBlock"
+
+    def __init__(self, net: Net, vision: Vision, width: int) -> None:
+        super().__init__(net)
+        self.norm1, self.norm2 = norm(net, net.arch.hidden), norm(net, net.arch.hidden)
+        self.attn = QwenAttention(net, vision, "Glm4vVisionAttention", windowed=False)
+        self.attn.qkv = Linear(net, net.arch.hidden, 3 * net.arch.hidden, net.arch.attention_bias)
+        self.attn.proj = Linear(net, net.arch.hidden, net.arch.hidden)
+        self.mlp = TowerMLP(net, width)
+
+    def forward(self, x: Tensor, *tables: Tensor) -> Tensor:
+        x = F.add(x, self.attn(self.norm1(x), *tables))
+        return F.add(x, self.mlp(self.norm2(x)))
+
+
+class Embeddings(Module):
+    """Positions between those of a square of them, for every patch."""
+
+    kind = "embedding"
+    class_name = "Glm4vVisionEmbeddings"
+
+    def __init__(self, net: Net, vision: Vision) -> None:
+        super().__init__(net)
+        self.side = vision.positions
+        self.position_embedding = PositionTable(net, self.side**2, net.arch.hidden)
+
+    def forward(self, x: Tensor, images: int) -> Tensor:
+        tape, (patches, width), side = self.net.tape, x.shape, self.side
+        tape.read(self.position_embedding.weight)
+        table = F.permute(F.reshape(self.position_embedding.weight, side, side, width), 2, 0, 1)
+        table = F.to(F.reshape(table, 1, *table.shape), "float32")
+        numbers = tape.empty((patches,), "int64")
+        within = F.pointwise(numbers, shape=(images, patches), dtype="bool")
+        sequences = F.pointwise(within, shape=(patches,), dtype="int64")
+        del within
+        sizes = [F.pointwise(F.pointwise(sequences), dtype="float32") for _ in range(2)]
+        where = [F.pointwise(F.pointwise(F.pointwise(F.pointwise(size)))) for size in sizes]
+        grid = F.pointwise(*where, shape=(1, patches, 1, 2))
+        wide = pixels.sampled(table, grid)
+        positions = F.to(F.permute(F.reshape(wide, width, patches), 1, 0), x.dtype)
+        return F.add(x, positions)
+
+
+class Merger(Module):
+    kind = "activation"
+    class_name = "Glm4vVisionPatchMerger"
+
+    def __init__(self, net: Net, width: int) -> None:
+        super().__init__(net)
+        between = net.arch.intermediate
+        self.proj = Linear(net, width, width)
+        self.post_projection_norm = LayerNorm(net, width)
+        self.gate_proj = Linear(net, width, between)
+        self.up_proj = Linear(net, width, between)
+        self.down_proj = Linear(net, between, width)
+        self.act1 = Activation(net, "nn.gelu")
+        self.act_fn = Activation(net, net.arch.activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.proj(x)
+        x = self.act1(self.post_projection_norm(x))
+        return self.down_proj(F.mul(self.act_fn(self.gate_proj(x)), self.up_proj(x)))
+
+
+class Tower(Module):
+    kind = "copy"
+    class_name = "Glm4vVisionModel"
+
+    def __init__(self, net: Net, vision: Vision, width: int) -> None:
+        super().__init__(net)
+        self.vision, self.width, hidden = vision, width, net.arch.hidden
+        self.embeddings = Embeddings(net, vision)
+        self.patch_embed = QwenPatches(net, vision, "Glm4vVisionPatchEmbed", bias=True)
+        self.rotary_pos_emb = QwenRotary(net, "Glm4vVisionRotaryEmbedding")
+        self.blocks = Blocks(net, net.arch.kinds, lambda _index: TowerBlock(net, vision, width))
+        self.merger = Merger(net, width)
+        self.post_conv_layernorm = norm(net, hidden)
+        self.downsample = Convolution(net, "Conv2d", (hidden, vision.merge, vision.merge), width, bias=True)
+        self.post_layernorm = norm(net, hidden)
+
+    def forward(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
+        net, merge, patches = self.net, self.vision.merge, pixel_values.shape[0]
+        assert net.images is not None
+        rows, columns = pixels.grid(self.vision, net.images)
+        places, images = given(net, (patches, 2), "int64"), patches // (rows * columns)
+        x = self.patch_embed(pixel_values)
+        x = self.post_conv_layernorm(x)
+        tables = self.rotary_pos_emb(x, places)
+        lengths = net.tape.empty((images,), "int32")  # noqa: F841  of sequences: the name lives to the end
+        if x.needs_grad:
+            net.tape.share(*tables)
+        x = self.embeddings(x, images)
+        for block in self.blocks:
+            x = run_block(net, block, x, *tables)
+        x = self.post_layernorm(x)
+        x = F.permute(F.reshape(x, -1, merge, merge, x.shape[-1]), 0, 3, 1, 2)
+        x = F.reshape(self.downsample(x, (patches // merge**2, self.width, 1, 1)), -1, self.width)
+        return x, self.merger(x)
+
+
+class TextAttention(llama.Attention):
+    def rotated(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        rotary = cos.shape[-1]
+        q_turned, q_passed = F.narrow(q, -1, rotary), F.narrow(q, -1, q.shape[-1] - rotary)
+        k_turned, k_passed = F.narrow(k, -1, rotary), F.narrow(k, -1, k.shape[-1] - rotary)
+        q = glm.rotate_neighbours(q_turned, cos, sin)
+        k = glm.rotate_neighbours(k_turned, cos, sin)
+        q = F.cat((q, q_passed))
+        return q, F.cat((k, k_passed))
+
+
+class TextBlock(glm.Glm4Block):
+    def __init__(self, net: Net, prefix: str, index: int) -> None:
+        super().__init__(net, prefix, index)
+        for part in self.children.values():
+            if isinstance(part, RMSNorm):
+                part.class_name = "Glm4vRMSNorm"
+
+    def attention(self, prefix: str, index: int) -> llama.Attention:
+        return TextAttention(self.net, prefix, index)
+
+    def feed_forward(self, prefix: str, index: int) -> Module:
+        mlp = Phi3MLP(self.net)
+        mlp.class_name = f"{prefix}MLP"
+        return mlp
+
+
+class TextModel(QwenTextModel):
+    def __init__(self, net: Net) -> None:
+        super().__init__(net, "Glm4vText")
+        self.class_name, self.norm.class_name = "Glm4vTextModel", "Glm4vRMSNorm"
+        self.rotary_emb = MRotary(net, net.arch.rotary_dim or net.arch.head_dim, "Glm4vTextRotaryEmbedding")
+
+    def block(self, prefix: str, index: int) -> Module:
+        return TextBlock(self.net, prefix, index)
+
+
+class GlmModel(QwenModel):
+    def __init__(self, net: Net) -> None:
+        Module.__init__(self, net)
+        self.class_name = "Glm4vModel"
+        self.visual = Tower(net.tower(), vision_of(net), net.arch.hidden)
+        self.language_model = TextModel(net)
+
+
+class Glm4vForConditionalGeneration(VisionLanguageModel):
+    class_name = "Glm4vForConditionalGeneration"
+
+    def __init__(self, net: Net) -> None:
+        super().__init__(net)
+        self.model = GlmModel(net)
+        self.lm_head = head(net, self.model.language_model.embed_tokens)
