@@ -52,7 +52,7 @@ class CausalLM(Module):
         if self.net.loss == "fused":
             return head(hidden, labels)
         logits = self.logits_of(hidden, head)
-        own_loss = self.net.kernels not in ("torch", "liger", "fla")
+        own_loss = self.net.kernels not in ("torch", "liger", "fla", "mamba-ssm")
         if own_loss or (self.net.loss in ("copied", "copied_held") and not self.net.loss_is_a_function):
             logits = F.to(logits, "float32")  # under the same name: the others are gone
         loss = (shortened_loss if own_loss else causal_loss)(self.net, logits, labels)

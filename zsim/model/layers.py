@@ -301,7 +301,7 @@ class RMSNorm(Module):
             from zsim.model import flash_attn
 
             return flash_attn.rms_norm(x, self.weight)
-        if self.net.kernels != "torch":
+        if self.net.kernels in ("liger", "unsloth"):
             return liger.rms_norm(x, self.weight)
         if self.net.older(4, 31):
             return self._first(x)

@@ -100,6 +100,11 @@ class _Tracer:
             raise NotModeled(
                 f"torch.compile of {spec.family}'s layers that are not attention", field="compile", accepted="false"
             )
+        if workload.kernels == "mamba-ssm" and (workload.weights or workload.float8 or spec.tuning is not None):
+            raise NotModeled(
+                "mamba-ssm, which reads a projection's weight itself, under torch.autocast, in float8 or with adapters",
+                field="kernels", accepted="torch",
+            )  # fmt: skip
         if workload.float8 is not None:
             from zsim.model import float8
 

@@ -193,7 +193,7 @@ class Zero3(Hooks[DeepSpeedPlan]):
                     for param in inner.params
                     if _transposed_experts(self.model.parameters[param])
                     or _squeezed_kernel(self.model.parameters[param])
-                    or (linear and (inner.role == "head" or self.model.parameters[param].module_class == "Linear"))
+                    or (linear and (inner.role == "head" or _in_linear(self.model.parameters[param], inner)))
                 )
         return found
 
@@ -334,6 +334,11 @@ def _transposed_experts(parameter: Parameter) -> bool:
     so transformers 5.24 integrations/moe.py `_grouped_linear` and DeepSpeed's moe/ep_experts.py do, but not for
     GPT-OSS, whose weights lie the other way."""
     return parameter.expert and len(parameter.shape) == 3 and parameter.module_class != "GptOssExperts"
+
+
+def _in_linear(parameter: Parameter, module: Module) -> bool:
+    """Whether `module` is the torch.nn.Linear that has it: kernels that take its weight by themselves save no view."""
+    return parameter.module_class == "Linear" and parameter.name.rpartition(".")[0] == module.name
 
 
 def _squeezed_kernel(parameter: Parameter) -> bool:

@@ -364,11 +364,11 @@ class ScenarioFields(Section):
         "through the backward; compiled: by torch.compile (torchtitan); fused: in chunks, so that all logits never "
         "exist. hf unless given, but with an older transformers as that had it",
     )
-    kernels: Literal["torch", "liger", "unsloth", "flash-attn", "fla"] = Field(
+    kernels: Literal["torch", "liger", "unsloth", "flash-attn", "fla", "mamba-ssm"] = Field(
         "torch",
         description="liger: its fused RMSNorm and SwiGLU; unsloth: its RMSNorm and loss in place; "
         "flash-attn: its RMSNorm, rotary embedding and loss, with xformers' SwiGLU; fla: flash-linear-attention and "
-        "causal-conv1d in layers of linear attention",
+        "causal-conv1d in layers of linear attention; mamba-ssm: it and causal-conv1d in state spaces",
     )
     implementation: Literal["hf", "torchtitan"] = Field("hf", description="whose modules")
     grad_clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = 1.0

@@ -87,7 +87,12 @@ FAMILIES = (*LLAMA_LIKE, *GEMMA, *MOE, *OTHERS, *VISION, *SEQ2SEQ)
 def build(net: Net) -> Module:
     """The root module of a family. Raises NotModeled for a family that is not here. Imports only what it needs."""
     family = net.arch.family
-    if net.kernels == "fla":
+    if net.kernels == "mamba-ssm":
+        if net.arch.mamba is None or net.implementation != "hf":
+            raise NotModeled(
+                f"mamba-ssm's kernels in {net.implementation}'s {family}", field="kernels", accepted="torch"
+            )
+    elif net.kernels == "fla":
         if family not in DELTA or net.implementation != "hf":
             raise NotModeled(
                 f"flash-linear-attention's kernels in {net.implementation}'s {family}",

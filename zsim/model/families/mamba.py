@@ -7,6 +7,7 @@ mamba_ssm nor causal_conv1d is installed.
 from __future__ import annotations
 
 from zsim.model import functional as F
+from zsim.model import mamba_ssm
 from zsim.model.causal_conv import causal_conv1d
 from zsim.model.decoder import CausalLM, head, run_block
 from zsim.model.graph import Tensor
@@ -40,6 +41,7 @@ class Mixer(Module):
     take, were there one."""
 
     kind = "state_space"
+    waiting = 0  # nodes of autograd that are ready when its own have run: of the residual
 
     def __init__(self, net: Net, class_name: str, norm: str) -> None:
         super().__init__(net)
@@ -52,12 +54,22 @@ class Mixer(Module):
         self.norm = self.gated_norm(norm)
         self.D = Weight(net, space.heads)
         self.out_proj = Linear(net, space.inner, hidden, space.out_bias)
+        if net.kernels == "mamba-ssm":
+            self.norm.passive = self.out_proj.passive = True
 
     def gated_norm(self, class_name: str) -> Module:
         return GatedNorm(self.net, class_name)
 
     def projected(self, x: Tensor) -> Tensor:
         return self.in_proj(x)
+
+    def fused(self, projected: Tensor, a: Tensor) -> Tensor:
+        self.net.tape.part()  # its gradients come before that of A_log
+        conv, out, norm = self.conv1d, self.out_proj, self.norm.weights.get("weight")
+        return mamba_ssm.split_conv1d_scan(
+            projected, (conv.weight, conv.bias), self.dt_bias, a, self.D, norm, (out.weight, out.bias),
+            self.net.arch.space, self.waiting,
+        )  # fmt: skip
 
     def normed(self, x: Tensor, gate: Tensor) -> Tensor:
         return self.norm(x, gate)
@@ -68,6 +80,8 @@ class Mixer(Module):
         a = F.neg(F.activation_by_result(F.wide(F.to(self.A_log, "float32"))))  # of exp
         self.net.tape.read(self.conv1d.weight, self.conv1d.bias, self.norm.weights.get("weight"))
         self.net.tape.read(self.out_proj.weight, self.out_proj.bias)
+        if self.net.kernels == "mamba-ssm":
+            return self.fused(projected, a)
         gate, mixed, dt = F.split(projected, [space.inner, space.channels, space.heads])
         mixed = F.transpose(mixed, 1, 2)
         mixed = causal_conv1d(mixed, self.conv1d.weight, self.conv1d.bias, activated=True)
@@ -95,10 +109,11 @@ class Block(Module):
     kind = "residual"
     class_name = "Mamba2Block"
 
-    def __init__(self, net: Net) -> None:
+    def __init__(self, net: Net, later: bool) -> None:
         super().__init__(net)
         self.norm = RMSNorm(net, net.arch.hidden, "Mamba2RMSNorm")
         self.mixer = Mixer(net, "Mamba2Mixer", "MambaRMSNormGated")
+        self.mixer.waiting = int(net.arch.wide_residual and not later)
 
     def forward(self, x: Tensor) -> Tensor:
         residual = x
@@ -118,7 +133,7 @@ class Model(Module):
         super().__init__(net)
         arch = net.arch
         self.embeddings = Embedding(net, arch.vocab, arch.hidden)
-        self.layers = Blocks(net, arch.kinds, lambda index: Block(net))
+        self.layers = Blocks(net, arch.kinds, lambda index: Block(net, arch.kinds[index].later))
         self.norm_f = RMSNorm(net, arch.hidden, "Mamba2RMSNorm")
         self.norm_f.role = "norm"
 
