@@ -186,7 +186,7 @@ def _backward(g: Tensor, projected: Tensor, shapes: dict[str, tuple[int, ...]], 
     tape.gemm(rows, space.inner, width, dtype)
     if "norm" in shapes:
         grad_out, found["norm"] = _norm_backward(grad_out, sizes)
-    found["a"], found["dt_bias"], found["d"], _held = _scan_backward(
+    found["a"], found["dt_bias"], found["d"], _again = _scan_backward(
         convolved, grad_convolved, grad_out, "norm" in shapes, sizes
     )
     found["weight"] = _new(tape, shapes["weight"], dtype)
