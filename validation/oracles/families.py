@@ -33,7 +33,7 @@ from torch.utils.flop_counter import flop_registry
 from transformers import masking_utils as masking
 from transformers.initialization import TORCH_INIT_FUNCTIONS
 
-from validation.oracles.family_configs import CONFIGS, ENCODERS, EXPERTS, MASKED
+from validation.oracles.family_configs import CONFIGS, ENCODERS, EXPERTS
 from validation.oracles.memory import flash_attention, use_flash_attention
 
 KERNELS = {"convolution": 1, "convolution_backward": 2}  # the argument that has them
@@ -115,8 +115,7 @@ def window_mask(*arguments: Any, local_size: int | None = None, **settings: Any)
 
 def record(config: dict[str, Any], attention: str, batch: int, seq: int, checkpointing: str) -> dict[str, Any]:
     torch.nn.functional.scaled_dot_product_attention = partial(attend, attention == "padded")
-    masked = config["model_type"] in MASKED
-    masking.ALL_MASK_ATTENTION_FUNCTIONS.register("sdpa", window_mask if masked else lambda *_, **settings: None)
+    masking.ALL_MASK_ATTENTION_FUNCTIONS.register("sdpa", window_mask)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build(config, attention)
         if checkpointing == "full":

@@ -30,7 +30,7 @@ ROUTED = {
     "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_shared_experts": 2,
     "pad_token_id": 0,
 }  # fmt: skip
-MASKED = ("gemma4_text",)  # a window is in a mask under SDPA, as transformers has it; others: FlashAttention's
+
 PADDED = ("padded", "sdpa", "eager")
 FLASH, BOTH, EAGER = ("sdpa",), ("sdpa", "eager"), ("eager",)
 
