@@ -112,6 +112,12 @@ def test_modules_that_compute_something_else_are_refused() -> None:
         trace(from_config(config, "falcon"), Workload(2, 8, float8=Float8()))
 
 
+def test_a_module_whose_weight_other_code_reads_is_refused() -> None:
+    with pytest.raises(NotModeled, match="float8 of lm_head, whose weight other code reads"):
+        trace(small(), Workload(2, 8, loss="fused", float8=Float8()))
+    trace(small(), Workload(2, 8, loss="fused", float8=Float8(exclude=("lm_head",))))
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_products(recipe: str, compiled: bool) -> None:

@@ -250,6 +250,24 @@ def test_sliding_layers_have_a_window():
     assert windows == [[16], [None], [16], [None]]
 
 
+@pytest.mark.parametrize("transformers", [None, (4, 46)])
+def test_sdpa_is_given_a_mask_by_layers_whose_window_the_sequence_fills(transformers: tuple[int, int] | None):
+    config = {**LLAMA, "model_type": "gemma3_text", "head_dim": 16, "sliding_window": 64, "sliding_window_pattern": 2}
+    spec = from_config({**config, "num_hidden_layers": 4}, "x")
+
+    def kernels(tokens: int) -> list[str]:
+        tree = trace(spec, Workload(1, tokens, attention="sdpa", transformers=transformers))
+        found = [
+            [k for c in computes(m) for k in c.forward if hasattr(k, "window")]
+            for m in modules(tree)
+            if m.role == "block"
+        ]
+        return [kernel.impl for (kernel,) in found]
+
+    assert set(kernels(63)) == {"sdpa"}
+    assert kernels(64) == ["efficient", "sdpa"] * 2
+
+
 @given(st.integers(100_000, 10**12))
 @settings(max_examples=60, deadline=None)
 def test_a_bare_count_is_exact(n: int):

@@ -46,6 +46,20 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "gemma": (BOTH, {"model_type": "gemma", **SMALL, "head_dim": 32}),
     "gemma2": (EAGER, {"model_type": "gemma2", **SMALL, "head_dim": 32}),
     "gemma3": (FLASH, {"model_type": "gemma3_text", **SMALL, "head_dim": 32, "sliding_window_pattern": 2}),
+    "mistral-windows": (BOTH, {"model_type": "mistral", **SMALL, "head_dim": 32, "sliding_window": 32}),
+    "qwen2-windows": (
+        BOTH, {"model_type": "qwen2", **SMALL, **WINDOWS, "use_sliding_window": True, "max_window_layers": 1},
+    ),
+    "gemma3-windows": (
+        FLASH, {"model_type": "gemma3_text", **SMALL, **WINDOWS, "head_dim": 32, "sliding_window_pattern": 2},
+    ),
+    "phi3-windows": (FLASH, {"model_type": "phi3", **SMALL, "pad_token_id": 0, "sliding_window": 32}),
+    "starcoder2-windows": (FLASH, {"model_type": "starcoder2", **SMALL, "sliding_window": 32}),
+    "mixtral-windows": (
+        FLASH, {
+            "model_type": "mixtral", **SMALL, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32,
+        },
+    ),
     "mixtral": (BOTH, {"model_type": "mixtral", **SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen3_moe": (
         BOTH,

@@ -50,12 +50,31 @@ def positions(net: Net, tokens: Tensor) -> Tensor:
     return ids
 
 
-def causal_mask(net: Net, b: int, s: int) -> Tensor | None:
-    """The mask [b, 1, s, s] that is added to the scores; kernels that know what is causal need none."""
-    if net.attention not in ("eager", "efficient") or net.sequence_parallel_size > 1:  # ulysses_sp.py drops masks
+def causal_mask(net: Net, b: int, s: int, window: int | None = None) -> Tensor | None:
+    """The mask [b, 1, s, s] that is added to the scores; kernels that know what is causal need none.
+
+    `window`: of the layers it is for. SDPA knows of none, and is given a mask once the sequence fills it: of bools and
+    for all sequences at once (transformers 5.24 masking_utils.py `_ignore_causal_mask_sdpa`), before 4.53 as eager's.
+    """
+    if net.sequence_parallel_size > 1:  # ulysses_sp.py drops masks
+        return None
+    if net.attention == "sdpa" and window is not None and s >= window:
+        if net.older(4, 53):
+            mask = dense_mask(net, b, s, net.dtype)
+            net.tape.share(mask)  # saved in each block
+            return mask
+        return shared_mask(net, F.expand(dense_mask(net, 1, s, "bool"), (b, 1, s, s)))
+    if net.attention not in ("eager", "efficient"):
         return None
     mask = dense_mask(net, b, s, net.dtype)
     if net.checkpointing != "none" or net.attention == "efficient":  # an argument of every block, or saved in each
+        net.tape.share(mask)
+    return mask
+
+
+def shared_mask(net: Net, mask: Tensor) -> Tensor:
+    """An argument of every block."""
+    if net.checkpointing != "none":
         net.tape.share(mask)
     return mask
 

@@ -113,11 +113,16 @@ def convert(model: Module, float8: Float8, compiled: bool) -> None:
         if linear.class_name != Linear.class_name:
             why = f"float8 of {linear.class_name}, whose own computation torchao drops"
             raise NotModeled(why, field="float8.exclude", accepted=f"its name, {linear.path.rpartition('.')[2]}")
-        if linear.role == "head" and linear.net.loss == "fused":
-            why = "float8 of an output projection whose weight the fused loss reads"
-            raise NotModeled(why, field="float8.exclude", accepted=f"{LAST}, or its name")
         linear.float8 = Casts(float8.recipe, float8.all_gather, compiled and not linear.logits)
         linear.class_name = "Float8Linear"
+
+
+def check_called(model: Module) -> None:
+    """Raises NotModeled where a module was left aside, as by the fused loss: other code reads its weight itself."""
+    for module in model.all_modules():
+        if isinstance(module, Linear) and module.float8 is not None and not module.called:
+            why = f"float8 of {module.path}, whose weight other code reads"
+            raise NotModeled(why, field="float8.exclude", accepted="its name")
 
 
 @dataclass(frozen=True, slots=True)

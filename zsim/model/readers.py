@@ -219,6 +219,7 @@ def _phi(fields: Fields, family: str) -> Architecture:
     hidden = fields.size("hidden_size")
     heads, head_dim = read_heads(fields, hidden, "num_attention_heads")
     phi3 = family == "phi3"
+    window = (fields.size("sliding_window", default=0) or None) if phi3 else None
     return Architecture(
         family=family,
         hidden=hidden,
@@ -227,7 +228,7 @@ def _phi(fields: Fields, family: str) -> Architecture:
         head_dim=head_dim,
         intermediate=fields.size("intermediate_size"),
         vocab=fields.size("vocab_size"),
-        kinds=(LayerKind(),) * read_layers(fields, "num_hidden_layers", "num_layers"),
+        kinds=(LayerKind(sliding=window is not None),) * read_layers(fields, "num_hidden_layers", "num_layers"),
         tied=fields.flag("tie_word_embeddings", default=False),
         activation=read_activation(fields, "hidden_act", default="silu" if phi3 else "gelu_new"),
         qk_norm="head" if fields.flag("qk_layernorm", default=False) and not phi3 else "",
@@ -235,7 +236,7 @@ def _phi(fields: Fields, family: str) -> Architecture:
         dropout=read_dropout(fields, "resid_pdrop"),
         attention_dropout=read_dropout(fields, "attention_dropout"),
         embedding_dropout=read_dropout(fields, "embd_pdrop"),
-        window=fields.size("sliding_window", default=0) or None,
+        window=window,
     )
 
 

@@ -147,6 +147,10 @@ class _Tracer:
         loss = self.model(ids, labels)
         if not (loss.needs_grad and self.spec.trainable_numel):
             raise InputError("no parameter is trainable")
+        if workload.float8 is not None:
+            from zsim.model.float8 import check_called
+
+            check_called(self.model)
         tape.finish_forward()
         tape.backward(loss)
         if workload.sequence_parallel_size > 1 and not _exchanges(tape):

@@ -41,6 +41,10 @@ def float8_of(scenario: Scenario, cluster: Cluster) -> tuple[Float8 | None, list
         notes.append(f"float8.exclude: {', '.join(exclude)}, as {by_whom} has it")
     if not fields.compile:
         notes.append("float8 without compile: its casts are kernels of their own, as torchao says not to run it")
+    if framework == "ddp" and fields.compile:
+        notes.append(
+            "float8 with ddp and compile: axolotl (docs/mixed_precision.qmd) lists an error of torch's with it"
+        )
     gathers = bool(given.all_gather)
     if gathers and framework != "fsdp2":
         raise scenario.error(("float8", "all_gather"), f"is an option of fsdp2, not {framework}", "false")

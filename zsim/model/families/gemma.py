@@ -105,9 +105,9 @@ class Model(llama.Model):
         net, sliding = self.net, self.net.arch.window is not None
         x = embeds = self.inputs_embeds(ids, embeds)
         position_ids = self.positions(embeds if ids is None else ids)
-        shape = x.shape[:2]
-        masks = {False: causal_mask(net, *shape)}
-        masks[True] = causal_mask(net, *shape) if sliding else None
+        b, s = x.shape[:2]
+        masks = {False: causal_mask(net, b, s)}
+        masks[True] = causal_mask(net, b, s, net.arch.window) if sliding else None
         per_type = net.arch.family in PER_TYPE  # its rotary base differs between layer types
         tables = {False: self.rotary_emb(x, position_ids)}
         tables[True] = self.rotary_emb(x, position_ids) if per_type else tables[False]

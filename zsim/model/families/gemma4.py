@@ -9,7 +9,7 @@ from zsim.errors import NotModeled
 from zsim.model import functional as F
 from zsim.model import products as P
 from zsim.model.architecture import Architecture
-from zsim.model.attention import Rotary, attend, causal_mask, dense_mask, positions, rotate
+from zsim.model.attention import Rotary, attend, causal_mask, dense_mask, positions, rotate, shared_mask
 from zsim.model.decoder import CausalLM, head, run_block
 from zsim.model.families import llama, moe
 from zsim.model.families.gemma import ScaledEmbedding, capped
@@ -305,24 +305,11 @@ def kinds(arch: Architecture) -> tuple[Hashable, ...]:
 
 
 def masks_of(net: Net, b: int, s: int) -> Masks:
-    """Of layers with a window and of others. SDPA has one for a window that the sequence fills (masking_utils.py
-    `_ignore_causal_mask_sdpa`), of bools and for all sequences at once."""
-    if net.attention == "eager":
-        return {False: causal_mask(net, b, s), True: causal_mask(net, b, s)}
-    window = net.arch.window
-    needed = {False: net.attention == "efficient", True: net.attention in ("sdpa", "efficient")}
-    if net.attention == "sdpa" and (window is None or s < window):
-        needed[True] = False
-    masks: Masks = {}
-    for sliding, need in needed.items():
-        masks[sliding] = shared_mask(net, F.expand(dense_mask(net, 1, s, "bool"), (b, 1, s, s))) if need else None
-    return masks
-
-
-def shared_mask(net: Net, mask: Tensor) -> Tensor:
-    if net.checkpointing != "none":
-        net.tape.share(mask)
-    return mask
+    """Of layers with a window and of others; of bools even where a batch is padded."""
+    if net.attention != "efficient":
+        return {False: causal_mask(net, b, s), True: causal_mask(net, b, s, net.arch.window)}
+    masks = (shared_mask(net, F.expand(dense_mask(net, 1, s, "bool"), (b, 1, s, s))) for _ in range(2))
+    return dict(zip((False, True), masks, strict=True))
 
 
 def check(net: Net) -> None:

@@ -11,7 +11,7 @@ from zsim.model import functional as F
 from zsim.model import pixels
 from zsim.model import products as P
 from zsim.model.architecture import Vision
-from zsim.model.attention import dense_mask, positions
+from zsim.model.attention import dense_mask, positions, shared_mask
 from zsim.model.decoder import head, run_block
 from zsim.model.families import gemma4, llama, towers
 from zsim.model.families.gemma import capped
@@ -320,7 +320,7 @@ class Gemma4Model(Combined):
         masks = gemma4.masks_of(net, b, s)
         if net.arch.gemma.images_see_each_other and net.attention != "eager":
             masks[True] = None
-            masks[True] = gemma4.shared_mask(net, dense_mask(net, b, s, "bool"))
+            masks[True] = shared_mask(net, dense_mask(net, b, s, "bool"))
         return masks
 
     def features(self, batch: int) -> tuple[list[Tensor], tuple[Tensor, ...]]:

@@ -168,10 +168,11 @@ class Model(Module):
         net = self.net
         x = embeds = self.inputs_embeds(ids, embeds)
         position_ids = self.positions(embeds if ids is None else ids)
-        mask = causal_mask(net, *x.shape[:2])
+        (b, s), kinds = x.shape[:2], [kind.sliding for kind in net.arch.kinds]
+        masks = {on: causal_mask(net, b, s, net.arch.window if on else None) for on in sorted(set(kinds))}
         cos, sin = self.rotary_emb(x, position_ids)
         for number, block in self.layers.numbered():
-            x = self.run(block, x, (cos, sin, mask), extra)
+            x = self.run(block, x, (cos, sin, masks[kinds[number]]), extra)
             x = self.between(number, x, extra)
         return self.norm(x)
 

@@ -145,7 +145,7 @@ class Model(Module):
     def window_mask(self, b: int, s: int) -> Tensor | None:
         net = self.net
         if any(kind.sliding for kind in net.arch.kinds):
-            return causal_mask(net, b, s)
+            return causal_mask(net, b, s, net.arch.window)
         return dense_mask(net, b, s, net.dtype) if net.attention in ("eager", "efficient") else None
 
 

@@ -28,7 +28,9 @@ class Model(llama.Model):
         embeds = self.embedded(ids)  # the name outlives the blocks
         x = F.dropout(embeds, net.arch.embedding_dropout)
         position_ids = positions(net, ids)
-        masks = {False: self.mask(ids, False) if self.types else causal_mask(net, *ids.shape)}
+        b, s = ids.shape
+        window = net.arch.window if any(kind.sliding for kind in net.arch.kinds) else None
+        masks = {False: self.mask(ids, False) if self.types else causal_mask(net, b, s, window)}
         masks[True] = self.mask(ids, True) if self.types else masks[False]
         rotary = {False: self.rotary_emb(x, position_ids)}
         rotary[True] = self.rotary_emb(x, position_ids) if self.tables else rotary[False]
@@ -43,8 +45,9 @@ class Model(llama.Model):
     def mask(self, ids: Tensor, sliding: bool) -> Tensor | None:
         """Of the layers with a window or without; made all the same where there are none, and then kept by nobody."""
         b, s = ids.shape
+        window = self.net.arch.window if sliding else None
         if any(kind.sliding is sliding for kind in self.net.arch.kinds):
-            return causal_mask(self.net, b, s)
+            return causal_mask(self.net, b, s, window)
         return dense_mask(self.net, b, s, self.net.dtype) if self.net.attention in ("eager", "efficient") else None
 
 
