@@ -82,10 +82,11 @@ def test_last_layers_read_keys_and_values_of_the_last_ones_that_make_them() -> N
     assert not any(name.startswith("model.layers.15.self_attn.k") for name in names)
 
 
-def test_a_file_that_transformers_wrote_is_the_same_model() -> None:
-    """It states the layers that differ one by one, in place of global_head_dim."""
+@pytest.mark.parametrize("digits", [1, 2, 3])
+def test_a_file_that_transformers_wrote_is_the_same_model(digits: int) -> None:
+    """It states the layers that differ one by one, in place of global_head_dim, with as many digits as the last has."""
     written = {key: value for key, value in E2B.items() if key != "global_head_dim"}
-    written["per_layer_config"] = {str(layer): {"head_dim": 512} for layer in range(4, 35, 5)}
+    written["per_layer_config"] = {str(layer).zfill(digits): {"head_dim": 512} for layer in range(4, 35, 5)}
     assert from_config(json.loads(json.dumps(written)), "gemma").parameters == model().parameters
 
 
@@ -115,6 +116,7 @@ def test_kernels_that_do_not_take_heads_of_512_are_refused(attention: str) -> No
         ({"hidden_size_per_layer_input": 0}, "transformers 5.24 fails"),
         ({"per_layer_config": {"4": {"head_dim": 512, "sliding_window": 3}}}, "otherwise than in their type"),
         ({"per_layer_config": {"3": {"head_dim": 512}}}, "otherwise than in their type"),
+        ({"per_layer_config": {"04": {"head_dim": 512}, "4": {"head_dim": 512}}}, "otherwise than in their type"),
     ],
 )
 def test_what_is_not_simulated(changes: dict[str, Any], message: str) -> None:
@@ -130,6 +132,7 @@ def test_what_is_not_simulated(changes: dict[str, Any], message: str) -> None:
         ({"enable_moe_block": True}, "num_experts"),
         ({"enable_moe_block": True, "num_experts": 4, "top_k_experts": 8, "moe_intermediate_size": 8}, "more than"),
         ({"per_layer_config": []}, "an object"),
+        ({"per_layer_config": {"last": {"head_dim": 512}}}, "has a key 'last'"),
         ({"layer_types": ["chunked_attention"] * 35}, "chunked_attention"),
     ],
 )

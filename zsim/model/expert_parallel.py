@@ -19,6 +19,10 @@ from zsim.model.trace import parameters
 
 FIELD = "zero.autoep_size"
 DATA_PARALLEL = "data_parallel"  # all ranks, as DeepSpeed's own group
+# Whose conversions are recorded. DeepSpeed 0.19.8 (auto_ep_presets) has presets for deepseek_v2, deepseek_v3,
+# minimax_m3_vl_text and qwen3_5_moe_text, too. To other types it applies all presets in turn: it raises where several match the same layer
+# (auto_ep.py _raise_if_duplicate_moe_specs), and leaves layers as they are where none does.
+FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe")
 ROUTER = ".router.gate.weight"
 # name of a replacement -> the source's
 _SOURCES = {
@@ -42,6 +46,11 @@ def converted(model: ModelSpec, size: int, *, renumbered: bool = False) -> Model
     arch = cast(Architecture, model.arch)
     if arch.moe is None:
         raise InputError(f"{model.name} has no experts", field=FIELD, accepted="null")
+    if arch.family not in FAMILIES:
+        accepted = f"one of {', '.join(FAMILIES)}, or no expert parallelism"
+        raise NotModeled(f"expert parallelism (AutoEP) of {arch.family}", field=FIELD, accepted=accepted)
+    if arch.activation not in ("silu", "swish"):
+        raise NotModeled(f"experts with {arch.activation} under AutoEP", field=FIELD, accepted="silu")
     if arch.moe.experts % size:
         why = f"{size} does not divide the {arch.moe.experts} experts of {model.name}"
         raise InputError(why, field=FIELD, accepted="a number that does")

@@ -23,6 +23,8 @@ from zsim.model.parts import part_of
 from zsim.model.spec import ModelSpec, Parameter
 
 ALL_LINEAR = "all-linear"  # peft: every Linear but the output projection
+# peft 0.21 tuners_utils.py, _check_lora_target_modules_mamba: families in which it raises for this one, all-linear too.
+NO_OUT_PROJ, OUT_PROJ = ("falcon_h1", "mamba2", "nemotron_h"), "out_proj"
 # Stored elements are of the run's 16-bit dtype (bnb_4bit_quant_storage, which sharding needs): four weights each.
 WEIGHTS_PER_ELEMENT = 4
 # bitsandbytes functional.py quantize_4bit: a float32 maximum per 64 weights; with double quantization (quant_state
@@ -108,6 +110,11 @@ def attach(model: Module, net: Net, tuning: Tuning) -> list[str]:
                 child = Linear8bitLt(net, child) if eight else Linear4bit(net, child, tuning.double_quant)
                 setattr(parent, name, child)
             if tuning.lora and chosen and not tuning.lora.excludes(f"{parent.path}.{name}"):
+                if name == OUT_PROJ and net.arch.family in NO_OUT_PROJ:
+                    raise InputError(
+                        f"peft puts no adapter on the {name} of {net.arch.family}, and raises",
+                        field="lora.targets", accepted=f"other targets, or lora.exclude: [{name}]",
+                    )  # fmt: skip
                 hit |= meant or {name}
                 setattr(parent, name, LoraLinear(net, child, tuning.lora))
     if pattern and not hit:
@@ -191,6 +198,15 @@ class LoraLinear(Module):
         self.lora_B = ModuleDict(net)
         self.lora_A.add(Linear(net, inputs, lora.r))
         self.lora_B.add(Linear(net, lora.r, outputs))
+
+    @property
+    def weight(self) -> Weight:
+        """The base's, which some modules read before they call this one (peft 0.21 tuners_utils.py, BaseTunerLayer)."""
+        return self.base_layer.weight
+
+    @property
+    def bias(self) -> Weight | None:
+        return self.base_layer.bias
 
     def forward(self, x: Tensor) -> Tensor:
         result = self.base_layer(x)

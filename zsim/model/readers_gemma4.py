@@ -75,13 +75,22 @@ def _per_layer(fields: Fields, full: list[int]) -> dict[str, int]:
     if stated is None:
         return {}
     entries = fields.section("per_layer_config")
-    found: list[dict[str, Any]] = [stated.get(str(layer), {}) for layer in full]
-    alike = all(entry == found[0] for entry in found) and set(stated) <= {str(layer) for layer in full}
+    names = {_layer(fields, name): name for name in stated}
+    found: list[dict[str, Any]] = [stated[names[layer]] if layer in names else {} for layer in full]
+    alike = all(entry == found[0] for entry in found) and names.keys() <= set(full) and len(names) == len(stated)
     if not alike or set(found[0]) - {"head_dim", "num_key_value_heads"}:
         _refuse(fields, "per_layer_config", "layers that differ otherwise than in their type", "head_dim and "
                 "num_key_value_heads, the same for all layers of full attention")  # fmt: skip
-    section = entries.section(str(full[0]))
+    section = entries.section(names.get(full[0], ""))
     return {name: section.size(name) for name in found[0]}
+
+
+def _layer(fields: Fields, name: str) -> int:
+    """Of a key, which transformers pads with zeros to the width of the last one ("05", "11")."""
+    try:
+        return int(name)
+    except ValueError:
+        fields.fail("per_layer_config", f"has a key {name!r}", "numbers of layers")
 
 
 def _experts(fields: Fields) -> Moe | None:

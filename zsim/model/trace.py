@@ -105,6 +105,9 @@ class _Tracer:
                 "mamba-ssm, which reads a projection's weight itself, under torch.autocast, in float8 or with adapters",
                 field="kernels", accepted="torch",
             )  # fmt: skip
+        if workload.kernels == "flash-attn packed" and spec.tuning is not None:
+            why = "xformers' SwiGLU, which reads the projections' weights itself, with adapters"
+            raise NotModeled(why, field="kernels", accepted="torch, liger")
         if workload.float8 is not None:
             from zsim.model import float8
 

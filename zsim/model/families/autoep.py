@@ -7,7 +7,6 @@ rank gets as many rows as it sends.
 
 from __future__ import annotations
 
-from zsim.errors import NotModeled
 from zsim.model import functional as F
 from zsim.model import products as P
 from zsim.model.families import llama
@@ -16,17 +15,6 @@ from zsim.model.kernels import EXPERT_PARALLEL, Exchange
 from zsim.model.layers import Linear, Module, Net, Weight
 
 TOKEN_GROUP_ALIGN_SIZE_M = 8  # rows of an expert are padded to a multiple
-FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe")  # of those with presets (auto_ep_presets), the ones that zsim knows
-
-
-def check(net: Net) -> None:
-    """Raises NotModeled where AutoEP's layer is not known to zsim."""
-    arch = net.arch
-    if arch.family not in FAMILIES:
-        accepted = f"one of {', '.join(FAMILIES)}, or no expert parallelism"
-        raise NotModeled(f"expert parallelism (AutoEP) of {arch.family}", field="zero.autoep_size", accepted=accepted)
-    if arch.activation not in ("silu", "swish"):
-        raise NotModeled(f"experts with {arch.activation} under AutoEP", field="zero.autoep_size", accepted="silu")
 
 
 class TokenChoiceTopKRouter(Module):
@@ -83,7 +71,6 @@ class AutoEPMoELayer(Module):
 
     def __init__(self, net: Net, prefix: str) -> None:
         super().__init__(net)
-        check(net)
         moe = net.arch.experts
         self.router = TokenChoiceTopKRouter(net)
         self.experts = GroupedExperts(net)

@@ -120,17 +120,20 @@ class TwoLinears(Module):
         super().__init__(net)
         arch = net.arch
         self.class_name = class_name
-        self.parts = {
+        parts = {
             "up": Linear(net, arch.hidden, arch.intermediate, bias=True),
             "act": Activation(net, arch.activation),
             "down": Linear(net, arch.intermediate, arch.hidden, bias=True),
         }
         order = ("up", "act", "down") if names[1] == "act" else ("up", "down", "act")
         for name, part in zip(names, order, strict=True):
-            setattr(self, name, self.parts[part])
+            setattr(self, name, parts[part])
+        self.run = [names[order.index(part)] for part in parts]  # by name: an adapter may take a part's place
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.parts["down"](self.parts["act"](self.parts["up"](x)))
+        for name in self.run:
+            x = self.children[name](x)
+        return x
 
 
 class QwenBlock(Module):
