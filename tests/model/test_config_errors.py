@@ -93,6 +93,12 @@ def test_what_is_not_modeled_is_refused(tmp_path: Path, changes: dict[str, Any],
     assert f'"{field}"' in (tmp_path / "config.json").read_text().splitlines()[error.line - 1]
 
 
+def test_a_quantized_checkpoint_is_simulated_without_saying_so(tmp_path: Path):
+    """Of models that are published in 8 bits alone there is no other configuration."""
+    found = refused(tmp_path, {"quantization_config": {"quant_method": "fp8"}})
+    assert "the same file without it, for training in 16 bits" in str(found.accepted)
+
+
 def test_a_text_config_of_its_own_is_named_where_it_can_be_read(tmp_path: Path):
     inside = refused(tmp_path, {"text_config": {"model_type": "gemma"}, "model_type": "idefics2"})
     assert "text_config, as a file of its own" in str(inside.accepted)

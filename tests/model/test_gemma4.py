@@ -220,8 +220,9 @@ def test_an_audio_tower_runs_where_it_is_recorded() -> None:
     spec = with_tower("E2B", **SOUND)
     workload = Workload(1, 512, attention="sdpa", images=Images(1, 768, 768))
     tree = trace(spec, workload)
-    with pytest.raises(NotModeled, match="under FSDP"):
+    with pytest.raises(NotModeled, match="FSDP's units of an audio tower that is given nothing") as refused:
         lower(spec, tree, Fsdp2Plan(world_size=2), workload)
+    assert "audio_config: null in the model's config.json" in str(refused.value.accepted)
     with pytest.raises(InputError, match="waits for the gradients"):
         lower(spec, tree, DdpPlan(world_size=2), workload)
 

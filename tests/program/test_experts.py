@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from tests.model.test_families import recorded
 from zsim.errors import InputError, NotModeled
-from zsim.model.expert_parallel import converted
+from zsim.model.expert_parallel import FAMILIES, converted
 from zsim.model.huggingface import from_config
 from zsim.model.spec import ModelSpec, Workload
 from zsim.model.trace import trace
@@ -175,6 +176,30 @@ def test_model_and_plan_agree() -> None:
 def test_models_that_are_not_converted(changes: dict[str, object], kind: type[InputError], says: str) -> None:
     with pytest.raises(kind, match=says):
         converted(mixtral(**changes), 4)
+
+
+SPARSE = {
+    name: spec
+    for name, spec in ((name, from_config(each["config"], name)) for name, each in recorded().items())
+    if any(parameter.expert for parameter in spec.parameters) or getattr(spec.arch, "moe", None)
+}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("renumbered", [False, True])
+def test_a_family_is_refused_or_its_experts_are_shared(name: str, renumbered: bool) -> None:
+    """And the rest is all there: whatever the experts of a family are called, nothing is left as it was in silence."""
+    spec = SPARSE[name]
+    if spec.family not in FAMILIES:
+        with pytest.raises(NotModeled, match=f"of {spec.family}") as refused:
+            converted(spec, 2, renumbered=renumbered)
+        assert "mixtral, qwen2_moe, qwen3_moe" in str(refused.value.accepted)
+        return
+    own = converted(spec, 2, renumbered=renumbered)
+    whole, half = (sum(p.numel for p in each.parameters if ".experts." in p.name) for each in (spec, own))
+    assert half * 2 == whole > 0
+    assert sum(p.numel for p in own.parameters) == spec.numel - half
+    assert {p.parts for p in own.parameters if ".experts." in p.name} == {2}
 
 
 def test_a_model_of_stage_3_is_lowered_for_stage_2() -> None:

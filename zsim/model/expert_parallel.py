@@ -20,8 +20,8 @@ from zsim.model.trace import parameters
 FIELD = "zero.autoep_size"
 DATA_PARALLEL = "data_parallel"  # all ranks, as DeepSpeed's own group
 # Whose conversions are recorded. DeepSpeed 0.19.8 (auto_ep_presets) has presets for deepseek_v2, deepseek_v3,
-# minimax_m3_vl_text and qwen3_5_moe_text, too. To other types it applies all presets in turn: it raises where several match the same layer
-# (auto_ep.py _raise_if_duplicate_moe_specs), and leaves layers as they are where none does.
+# minimax_m3_vl_text and qwen3_5_moe_text, too. To other types it applies all presets in turn: it raises where several
+# match the same layer (auto_ep.py _raise_if_duplicate_moe_specs), and leaves layers as they are where none does.
 FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe")
 ROUTER = ".router.gate.weight"
 # name of a replacement -> the source's

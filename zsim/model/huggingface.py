@@ -138,5 +138,7 @@ def _refuse(fields: Fields, family: str) -> None:
         refuse(
             "weights quantized by the checkpoint",
             "quantization_config",
-            "the configuration of the unquantized model",
+            "the same file without it, for training in 16 bits (transformers dequantizes such weights as it loads "
+            "them, where its quantization_config says dequantize=True); the scenario's quantize, for 4 or 8 bits "
+            "under adapters",
         )

@@ -89,9 +89,10 @@ def _check_idle(model: ModelSpec, plan: AnyPlan) -> None:
     next step where it waits for gradients that do not come. Raises NotModeled or InputError."""
     if getattr(model.arch, "sound", None) is None:
         return
-    accepted = "framework: deepspeed, or audio_config: null"
+    accepted = "framework: deepspeed; or audio_config: null in the model's config.json, which leaves the tower out"
     if not isinstance(plan, DdpPlan):
-        raise NotModeled("an audio tower that is given nothing, under FSDP", field="framework", accepted=accepted)
+        why = "FSDP's units of an audio tower that is given nothing, which no step gathers or reduces,"
+        raise NotModeled(why, field="framework", accepted=accepted)
     if any(parameter.trainable and ".audio_tower." in parameter.name for parameter in model.parameters):
         raise InputError(
             "DDP waits for the gradients of an audio tower that is given nothing",
