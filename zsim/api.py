@@ -31,11 +31,14 @@ def simulate(
     `scenario` is a YAML path, a loaded Scenario, or an already resolved Setup. `fold=False` simulates every
     rank instead of one per class of equal ranks (same result, slower).
     A run that does not fit in memory is a Result with `fits == False`, never an exception.
-    Raises InputError (bad input) or NotModeled.
+    Raises InputError (bad input) or NotModeled, and TypeError for anything else than these three.
     """
     begun = time.perf_counter()
     if isinstance(scenario, (str, PathLike)):
         scenario = load_scenario(scenario, overrides)
+    elif not isinstance(scenario, (Scenario, Setup)):
+        taken = "the path of a scenario file, a Scenario that load_scenario read, or a Setup"
+        raise TypeError(f"simulate takes {taken}, not {type(scenario).__name__}")
     elif overrides:
         raise TypeError("overrides apply to a scenario file; change a loaded Scenario directly")
     setup = scenario if isinstance(scenario, Setup) else scenario.resolve()

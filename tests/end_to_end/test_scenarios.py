@@ -33,6 +33,12 @@ def results() -> dict[str, dict]:
     return {path.stem: zsim.simulate(path).to_dict() for path in SCENARIOS}
 
 
+def test_what_simulate_takes_is_said() -> None:
+    for overrides in ((), ("micro_batch=2",)):
+        with pytest.raises(TypeError, match=r"takes the path of a scenario file, .* or a Setup, not dict"):
+            zsim.simulate({"model": "config.json"}, overrides)
+
+
 @pytest.mark.parametrize("name", [path.stem for path in SCENARIOS])
 def test_every_scenario_has_the_whole_contract(results: dict[str, dict], name: str) -> None:
     result = results[name]
