@@ -50,6 +50,28 @@ def test_number_of_nodes_is_one_field() -> None:
     assert cluster.links["n2/gpu7>n2/nvswitch"].bandwidth == pytest.approx(370.8e9)
 
 
+@pytest.mark.parametrize(
+    ("name", "own", "nodes", "said"),
+    [
+        ("64 nodes of 8 H100, InfiniBand", 64, 4, "4 nodes of 8 H100, InfiniBand"),
+        ("64 nodes of 8 H100, InfiniBand", 64, 1, "1 node of 8 H100, InfiniBand"),
+        ("64 nodes of 8 H100, InfiniBand", 64, None, "64 nodes of 8 H100, InfiniBand"),
+        ("64 nodes of 8 H100, InfiniBand", 64, 64, "64 nodes of 8 H100, InfiniBand"),
+        ("our 16-node pod", 16, 2, "our 2 nodes pod"),
+        ("512x H100", 64, 4, "512x H100: 4 nodes"),
+        ("HGX H100, 8 GPUs", 1, 4, "HGX H100, 8 GPUs"),  # a node's own name
+    ],
+)
+def test_a_name_does_not_contradict_the_number_of_nodes(name: str, own: int, nodes: int | None, said: str) -> None:
+    machine = {"name": name, "nodes": own, "gpu": "H100-SXM", "gpus": 1, "pcie": {"tree": [["gpu0", "nic0"]]}}
+    assert cluster_from(machine | {"nics": {"gbps": 400}}, nodes).name == said
+
+
+def test_no_shipped_name_says_another_number_of_gpus() -> None:
+    cluster = load_topology(TOPOLOGIES / "h100_8x64_ib400.yaml", nodes=4)
+    assert (cluster.world_size, cluster.name) == (32, "4 nodes of 8 H100, rail-optimized NDR InfiniBand 400")
+
+
 def test_equal_ranks_are_one_class() -> None:
     assert rank_classes(load_topology(TOPOLOGIES / "h100_8x64_ib400.yaml")) == (tuple(range(512)),)
     assert rank_classes(load_topology(TOPOLOGIES / "rtx4090_8_pcie4.yaml")) == (tuple(range(8)),)

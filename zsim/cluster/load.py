@@ -22,6 +22,7 @@ Without `pcie.tree` the GPUs (and NICs) are spread evenly over the sockets, `pci
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,9 +89,10 @@ def load_topology(path: str | Path, nodes: int | None = None) -> Cluster:
 def cluster_from(data: Any, nodes: int | None = None) -> Cluster:
     """A Cluster from the parsed content of a topology file."""
     _mapping(data, "topology", FIELDS)
-    name = str(data.get("name", "cluster"))
-    count = nodes if nodes is not None else data.get("nodes", 1)
-    _positive_int(count, "nodes", MOST_NODES)
+    own = data.get("nodes", 1)
+    count = nodes if nodes is not None else own
+    for value in (own, count):
+        _positive_int(value, "nodes", MOST_NODES)
     node = build(_node_plan(data))
     fabric_data = _mapping(data.get("fabric") or {}, "fabric", ("kind", "transport", "uplink_share"))
     kind = _one_of(fabric_data.get("kind", "rail" if node.nics else "none"), "fabric.kind", FABRICS)
@@ -101,7 +103,7 @@ def cluster_from(data: Any, nodes: int | None = None) -> Cluster:
     backend = _one_of(data.get("backend", "nccl"), "backend", ("nccl", "gloo"))
     nccl = _mapping(data.get("nccl") or {}, "nccl", ("algo", "proto"))
     return Cluster(
-        name=name,
+        name=_name(str(data.get("name", "cluster")), own, count),
         templates=(node,),
         node_templates=(0,) * count,
         fabric=fabric,
@@ -110,6 +112,15 @@ def cluster_from(data: Any, nodes: int | None = None) -> Cluster:
         nccl_algo=_one_of(nccl.get("algo"), "nccl.algo", (None, "ring", "tree", "nvls", "nvls_tree", "pat")),
         nccl_proto=_one_of(nccl.get("proto"), "nccl.proto", (None, "ll", "ll128", "simple")),
     )
+
+
+def _name(name: str, own: int, nodes: int) -> str:
+    """The name of a file that has `own` nodes, of which `nodes` are wanted: true of these. That of one node stays."""
+    if nodes == own or own == 1:
+        return name
+    wanted = f"{nodes} node{'s' if nodes > 1 else ''}"
+    said = re.sub(rf"\b{own}[ -]nodes?\b", wanted, name)
+    return said if said != name else f"{name}: {wanted}"
 
 
 def _node_plan(data: Mapping[str, Any]) -> NodePlan:
