@@ -56,6 +56,43 @@ def test_stages_side_by_side(capsys, scenario):
         assert parts == pytest.approx(time["step_s"])
 
 
+def test_a_stage_that_is_not_possible_says_so_beside_the_others(capsys, scenario):
+    offload = ("compare", scenario, "--set", "zero.offload_optimizer=cpu", "--stages")
+    code, output = run(capsys, *offload, "0,1,2,3", "--json")
+    assert code == 0
+    said = json.loads(output.out)
+    assert said["names"] == ["ZeRO-1", "ZeRO-2", "ZeRO-3"]
+    why = "not possible: zero.offload_optimizer: needs stage 1, 2 or 3, not 0"
+    assert said["impossible"] == [{"name": "stage 0 (no ZeRO)", "why": why}]
+    assert len(said["results"]) == 3
+    code, output = run(capsys, *offload, "0,3")
+    assert code == 0
+    assert f"stage 0 (no ZeRO): {why}" in " ".join(output.out.split())
+    assert "(A) ZeRO-3" in output.out
+    code, output = run(capsys, *offload, "0")
+    assert code == 2
+    assert "zero.offload_optimizer: needs stage 1, 2 or 3, not 0" in output.err
+    code, output = run(capsys, "compare", scenario, "--set", "zero.offload_param=cpu", "--stages", "2,3", "--json")
+    said = json.loads(output.out)
+    assert (code, said["names"], [each["name"] for each in said["impossible"]]) == (0, ["ZeRO-3"], ["ZeRO-2"])
+
+
+def test_a_value_that_is_not_modeled_says_so_and_a_wrong_file_is_refused(capsys, scenario, tmp_path):
+    code, output = run(capsys, "compare", scenario, "--vary", "micro_batch=1,none", "--out", tmp_path / "out", "--json")
+    assert (code, json.loads(output.out)["names"]) == (0, ["micro_batch=1"])
+    (kept,) = json.loads((tmp_path / "out" / "compare.json").read_text())["impossible"]
+    assert kept["name"] == "micro_batch=none"
+    assert kept["why"].startswith("not possible: micro_batch: ")
+    code, output = run(capsys, "compare", scenario, "--set", "lora=8", "--vary", "quantize=null,int8", "--json")
+    assert code == 0
+    assert json.loads(output.out)["impossible"] == [
+        {"name": "quantize=int8", "why": "not modeled: quantize: 8-bit weights in shards"}
+    ]
+    code, output = run(capsys, "compare", scenario, tmp_path / "absent.yaml")
+    assert code == 2
+    assert "absent.yaml" in output.err
+
+
 def test_setups_that_issue_the_same_are_named(capsys, scenario):
     """Stage 2 reduces in every micro-step, stage 1 in the last: without accumulation that is the same."""
     overlap = ("compare", scenario, "--stages", "1,2", "--set", "zero.overlap_comm=true", "--json")

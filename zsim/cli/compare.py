@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from zsim.cli.options import Json, Set, new_app
 from zsim.errors import InputError
+
+if TYPE_CHECKING:
+    from zsim.result.compare import Impossible
+    from zsim.result.spec import Result
 
 app = new_app()
 
@@ -33,17 +37,14 @@ def compare(
     ] = None,
 ) -> int:
     """What differs between setups in the inputs, in the outcome, and why. Exit code 3 if none fits."""
-    from zsim.api import simulate
-    from zsim.cli.progress import track
     from zsim.result.compare import compare
 
-    runs = _runs(scenarios, list(set_), vary, stages)
-    results = [simulate(path, overrides) for path, overrides in track(runs, "simulating", len(runs))]
-    comparison = compare(results)
+    results, impossible = _simulated(_runs(scenarios, list(set_), vary, stages))
+    comparison = compare(results, impossible)
     if out is not None:
         from zsim.result.render import write_comparison
 
-        write_comparison(results, out)
+        write_comparison(results, out, impossible)
     if json:
         from json import dumps
 
@@ -57,7 +58,33 @@ def compare(
     return 0 if any(result.fits for result in results) else 3
 
 
-Run = tuple[Path, list[str]]
+class Run(NamedTuple):
+    """`name` is empty where the scenario runs as it stands."""
+
+    path: Path
+    overrides: list[str]
+    name: str = ""
+
+
+def _simulated(runs: list[Run]) -> tuple[list[Result], list[Impossible]]:
+    """What runs, and which values a scenario cannot have. Raises InputError where none runs, and for a scenario that
+    runs as it stands.
+    """
+    from zsim.api import simulate
+    from zsim.cli.progress import track
+    from zsim.result.compare import Impossible
+
+    results, errors = [], []
+    for run in track(runs, "simulating", len(runs)):
+        try:
+            results.append(simulate(run.path, run.overrides))
+        except InputError as error:
+            if not run.name:
+                raise
+            errors.append((run.name, error))
+    if not results:
+        raise errors[0][1]
+    return results, [Impossible.of(name, error) for name, error in errors]
 
 
 def _runs(scenarios: list[Path], overrides: list[str], vary: str | None, stages: str | None) -> list[Run]:
@@ -80,11 +107,13 @@ def _runs(scenarios: list[Path], overrides: list[str], vary: str | None, stages:
             "one scenario compares with nothing", accepted="two or more files, --vary, or --stages 0,1,2,3"
         )
     else:
-        return [(path, overrides) for path in scenarios]
+        return [Run(path, overrides) for path in scenarios]
     runs = []
     for path in scenarios:
         prefix = f"{path.stem} " if len(scenarios) > 1 else ""
-        runs += [(path, [*overrides, f"{field}={value}", f'name="{prefix}{_title(field, value)}"']) for value in values]
+        for value in values:
+            name = prefix + _title(field, value)
+            runs.append(Run(path, [*overrides, f"{field}={value}", f'name="{name}"'], name))
     return runs
 
 

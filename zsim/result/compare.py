@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from zsim.errors import InputError, NotModeled
 from zsim.model.spec import Workload
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.ops import Collective, Copy, Launch
@@ -29,11 +30,25 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
+class Impossible:
+    """A setup that was asked for and cannot run, or that zsim does not simulate."""
+
+    name: str
+    why: str
+
+    @classmethod
+    def of(cls, name: str, error: InputError) -> Impossible:
+        kind = "modeled" if isinstance(error, NotModeled) else "possible"
+        return cls(name, ": ".join(part for part in (f"not {kind}", error.field, error.message) if part))
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """`inputs` has what differs only; the others have everything that is not zero for all.
 
     `programs`: collectives and copies issued in a steady step, calls and bytes by kind and phase. `reasons`: sentences
-    on what makes each setup differ from the first, in which `letters` stand for the setups.
+    on what makes each setup differ from the first, in which `letters` stand for the setups. `impossible`: setups that
+    are none of them.
     """
 
     letters: tuple[str, ...]
@@ -44,13 +59,14 @@ class Comparison:
     memory: tuple[Line, ...]
     programs: tuple[Line, ...]
     reasons: tuple[str, ...]
+    impossible: tuple[Impossible, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def compare(results: Sequence[Result]) -> Comparison:
-    """Compares `results`, the first being the one that others are held against."""
+def compare(results: Sequence[Result], impossible: Sequence[Impossible] = ()) -> Comparison:
+    """Compares `results`, the first being the one that others are held against; says what else is `impossible`."""
     letters = tuple(chr(ord("A") + index) if index < 26 else str(index + 1) for index in range(len(results)))
     time = tuple(_lines([causes(result) for result in results], "s"))
     memory = tuple(_lines([holders(result) for result in results], "bytes"))
@@ -63,6 +79,7 @@ def compare(results: Sequence[Result]) -> Comparison:
         memory=memory,
         programs=tuple(_programs(results)),
         reasons=tuple(_reasons(letters, results, time, memory)),
+        impossible=tuple(impossible),
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from zsim.errors import InputError
 
 if TYPE_CHECKING:
+    from zsim.result.compare import Impossible
     from zsim.result.sensitivity import Change
     from zsim.result.spec import Result
 
@@ -28,13 +29,15 @@ def write_all(result: Result, directory: Path | str, changes: Sequence[Change] =
     return [said, report, snapshot, *chrome_trace.write(result, folder / "timeline.json"), *plots.write(result, folder)]
 
 
-def write_comparison(results: Sequence[Result], directory: Path | str) -> list[Path]:
+def write_comparison(
+    results: Sequence[Result], directory: Path | str, impossible: Sequence[Impossible] = ()
+) -> list[Path]:
     """Writes compare.json, report.html of the first with all of them side by side, and plots. Returns the paths."""
     from zsim.result.compare import compare
     from zsim.result.render import html, plots
 
     folder = _folder(directory)
-    comparison, report = compare(results), folder / "report.html"
+    comparison, report = compare(results, impossible), folder / "report.html"
     html.write(results[0], report, results[1:])
     return [_json(comparison.to_dict(), folder / "compare.json"), report, *plots.write_comparison(results, folder)]
 

@@ -25,6 +25,11 @@ def render(comparison: Comparison, console: Console) -> None:
     def say(text: str = "", style: str = "") -> None:
         console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
+    for each in comparison.impossible:
+        for part in wrap(f"{each.name}: {each.why}", width):
+            say(part)
+    if comparison.impossible:
+        say()
     columns = range(len(comparison.names))
     for block in (columns[at : at + PER_BLOCK] for at in range(0, len(columns), PER_BLOCK)):
         label = width - CELL * len(block)
