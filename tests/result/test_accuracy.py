@@ -1,9 +1,30 @@
 """What the report says of its own error: whose runs stand behind it, and how far they are from this one."""
 
 import dataclasses
+import json
+from pathlib import Path
 
+import pytest
+
+import zsim
+from tests.model.test_hybrids import MODELS as hybrids
+from tests.model.test_linear_attention import MODELS as linear
+from tests.model.test_relatives import MODELS as relatives
+from tests.model.test_seq2seq import COUNTS as seq2seq
 from zsim.cost.profile import Evidence, load_profile
-from zsim.result.measure import accuracy
+from zsim.errors import InputError
+from zsim.model.huggingface import from_config
+from zsim.result.measure import accuracy, unmeasured
+from zsim.validation.evidence import setup_of
+from zsim.validation.rows import read_folder
+
+ROOT = Path(__file__).parents[2]
+PUBLISHED = ROOT / "validation" / "published"
+
+
+def config(name: str) -> dict:
+    return json.loads((ROOT / "scenarios" / "models" / name / "config.json").read_text())
+
 
 TITAN = Evidence("torchtitan, H100-SXM, torchtitan (FSDP2)", 11.0, 3.0, 1, 8, 8, "default")
 FOUNDRY = Evidence("llm-foundry, H100-SXM, Composer (PyTorch FSDP1)", 2.0, 0.5, 20, 8, 64, "default")
@@ -82,3 +103,65 @@ def test_short_micro_batches_do_not_speak_for_long_ones() -> None:
     far = dataclasses.replace(short, min_gpus=4, max_gpus=4)
     assert said(far, TITAN, framework="deepspeed").step_time_error == 0.11
     assert said(far, TITAN, framework="deepspeed", tokens=1024).evidence.startswith("bf16 example")
+
+
+def test_no_published_run_has_a_kind_of_layer_that_is_called_unmeasured() -> None:
+    """One that is published takes its kind off the list."""
+    folders, models = {file.parent for file in PUBLISHED.rglob("*.csv")}, {}
+    for row in (row for folder in sorted(folders) for row in read_folder(folder)):
+        if row["model"] in models:
+            continue
+        try:
+            models[row["model"]] = setup_of(row).model.arch
+        except InputError:  # another row of the model may be of what is simulated
+            continue
+    assert len(models) > 35
+    assert {name: kinds for name, arch in models.items() if (kinds := unmeasured(arch))} == {}
+
+
+@pytest.mark.parametrize(
+    ("model", "kinds"),
+    [
+        (hybrids["LFM2-1.2B"], ("short convolutions",)),
+        (hybrids["LFM2-8B-A1B"], ("short convolutions", "experts")),
+        (hybrids["mamba2-2.7b"], ("state spaces",)),
+        (hybrids["Nemotron-Nano-9B-v2"], ("state spaces",)),
+        (hybrids["Nemotron-3-Nano-30B-A3B"], ("state spaces", "experts")),
+        (hybrids["Granite-4.0-H-Tiny"], ("state spaces", "experts")),
+        (hybrids["Granite-4.0-H-Micro"], ("state spaces",)),
+        (hybrids["Bamba-9B"], ("state spaces",)),
+        (hybrids["Falcon-H1-7B"], ("state spaces",)),
+        (linear["Qwen3-Next-80B-A3B"], ("linear attention", "experts")),
+        (linear["Qwen3.5-9B (text)"], ("linear attention",)),
+        (relatives["Moonlight-16B-A3B"], ("experts", "latent attention")),
+        (seq2seq["flan-t5-xl"], ("cross-attention",)),
+        ((0, config("qwen2.5-vl-7b")), ("a vision tower",)),
+        ((0, config("qwen2.5-7b")), ()),
+    ],
+)
+def test_kinds_of_layers_that_nobody_measured(model: tuple[int, dict], kinds: tuple[str, ...]) -> None:
+    assert unmeasured(from_config(model[1], "a model").arch) == kinds
+
+
+def test_the_error_of_layers_that_nobody_measured_is_unknown(tmp_path: Path) -> None:
+    """And never a figure beside a note that no run with them has been measured."""
+    (tmp_path / "config.json").write_text(json.dumps(hybrids["mamba2-2.7b"][1] | {"num_hidden_layers": 2}))
+    (tmp_path / "one.yaml").write_text(
+        f"model: config.json\ncluster: {ROOT}/topologies/hgx_h100_8.yaml\nframework: fsdp2\nmicro_batch: 1\n"
+        "seq_len: 256\n"
+    )
+    result = zsim.simulate(tmp_path / "one.yaml")
+    assert any("no run with it has been measured" in text for text in result.assumptions)
+    assert result.accuracy.step_time_error is None
+    assert result.accuracy.evidence == "no run of validation/published has state spaces"
+
+
+def test_two_published_steps_of_linear_attention_are_named() -> None:
+    profile = load_profile("H100-SXM")
+    alone = accuracy(profile, 8, "fsdp2", unmeasured=("linear attention",))
+    assert alone.step_time_error is None
+    assert alone.evidence.endswith(
+        "has linear attention; two published steps of Qwen3.5-9B alone were compared (docs/linear-attention.md)"
+    )
+    both = accuracy(profile, 8, "fsdp2", unmeasured=("linear attention", "experts"))
+    assert both.evidence == "no run of validation/published has linear attention or experts"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time as clock
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -88,6 +88,7 @@ def measure(*, setup: Setup, program: Program, timeline: Timeline, profile: Prof
             model.tuning is not None,
             setup.workload.tokens,
             gpu.allocator_retries_per_step > 0,
+            unmeasured(model.arch),
         ),
         meta=Meta(
             __version__, len(views), len(timeline.rank_classes), timeline.events, round(clock.perf_counter() - begun, 4)
@@ -155,6 +156,26 @@ def _steps_on_cpu(plan: AnyPlan) -> bool:
     return isinstance(plan, Fsdp1Plan | Fsdp2Plan) and plan.cpu_offload
 
 
+LINEAR_ATTENTION = "linear attention"
+
+
+def unmeasured(arch: object) -> tuple[str, ...]:
+    """Kinds of layers of a `zsim.model.architecture.Architecture` that no model of validation/published has: those are
+    of attention to the same sequence and dense MLPs."""
+    kinds = getattr(arch, "kinds", ())
+    parts = {name for name in ("mamba", "moe", "latent", "vision", "seq2seq") if getattr(arch, name, None) is not None}
+    found = {
+        LINEAR_ATTENTION: any(kind.mixer == "delta" for kind in kinds),
+        "state spaces": "mamba" in parts,
+        "short convolutions": any(kind.mixer == "conv" for kind in kinds),
+        "experts": "moe" in parts,
+        "latent attention": "latent" in parts,
+        "a vision tower": "vision" in parts,
+        "cross-attention": "seq2seq" in parts or any(kind.crossed for kind in kinds),
+    }
+    return tuple(name for name, there in found.items() if there)
+
+
 _TITLES = {"deepspeed": "DeepSpeed", "fsdp2": "FSDP2", "fsdp1": "FSDP1", "ddp": "DDP"}
 
 
@@ -166,12 +187,20 @@ def accuracy(
     adapters: bool = False,
     tokens: int = 4096,
     full: bool = False,
+    unmeasured: Sequence[str] = (),
 ) -> Accuracy:
     """The error of the nearest runs that were measured, and how near they are. `on_cpu`: of the optimizer's step.
-    `full`: of a GPU whose allocator gives memory back in every step.
+    `full`: of a GPU whose allocator gives memory back in every step. `unmeasured`: kinds of layers that none of these
+    runs had, so that their error says nothing of this one.
 
     No evidence is of offload alone, and the rows of validation/published that are furthest off all offload.
     """
+    if unmeasured:
+        kinds = " or ".join(unmeasured)
+        text = f"no run of validation/published has {kinds}"
+        if tuple(unmeasured) == (LINEAR_ATTENTION,):
+            text += "; two published steps of Qwen3.5-9B alone were compared (docs/linear-attention.md)"
+        return Accuracy(profile.device, profile.stack, None, text)
     evidence = profile.expected_error(gpus, framework, adapters, tokens)
     if evidence is None:
         return Accuracy(profile.device, profile.stack, None, "nothing measured on this device stands behind the times")
