@@ -111,7 +111,7 @@ def verdict(result: Result) -> str:
             cached = (gpu.peak_reserved_bytes - gpu.peak_allocated_bytes) / GIB
             taken = f"takes all {_most(result)} per GPU, {cached:.1f} of them to cache and fragments"
             known = record(result)
-            odds = f" ({known.runs - known.ran_out} of {known.runs} such reported runs did)" if known else ""
+            odds = f", but {known.ran_out} of {known.runs} such reported runs ran out of memory" if known else ""
             return f"FITS, tight{odds}: {result.name}: {taken}; {speed}"
         free = f"{gpu.headroom_bytes / GIB:.1f} of {_most(result)} free per GPU"
         if moment := next((each for each in result.checkpoints if each.gpu_tight or each.host_tight), None):
@@ -315,7 +315,10 @@ def _accuracy(result: Result) -> Iterator[str]:
     else:
         yield f"step time {accuracy.step_time_error:.0%} on average ({accuracy.evidence})"
     if known := record(result):
-        yield f'GPU memory: of {known.runs} reported runs that zsim calls "{known.says}", {known.ran_out} ran out of it'
+        yield (
+            f'GPU memory: of {known.runs} runs that users reported and zsim calls "{known.says}", {known.ran_out} ran '
+            f"out of it ({known.ran_out / known.runs:.0%})"
+        )
 
 
 def bar(share: float, room: int, blocks: bool, mark: float | None = None) -> str:

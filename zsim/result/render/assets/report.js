@@ -155,7 +155,7 @@ function notes() {
   const accuracy = result.accuracy, error = accuracy.step_time_error, known = accuracy.gpu_memory;
   const lists = [["Assumed", result.assumptions], ["Not modeled", result.not_modeled],
     ["Expected error", [error === null ? accuracy.evidence : `step time ${percent(error)} on average: ${accuracy.evidence}`,
-      ...(known ? [`GPU memory: of ${known.runs} reported runs that zsim calls "${known.says}", ${known.ran_out} ran out of it`] : [])]],
+      ...(known ? [`GPU memory: of ${known.runs} runs that users reported and zsim calls "${known.says}", ${known.ran_out} ran out of it`] : [])]],
     ["Utilization counts", [result.throughput.formula]],
     ["Simulated by", [`zsim ${result.meta.zsim_version}: ${whole(result.meta.events)} events on ${result.meta.simulated_ranks} of ${result.setup.world_size} ranks`]]];
   for (const [title, texts] of lists) {
