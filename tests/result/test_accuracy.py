@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+import statistics
 from pathlib import Path
 
 import pytest
+import yaml
 
 import zsim
 from tests.model.test_hybrids import MODELS as hybrids
@@ -14,9 +16,9 @@ from tests.model.test_seq2seq import COUNTS as seq2seq
 from zsim.cost.profile import Evidence, load_profile
 from zsim.errors import InputError
 from zsim.model.huggingface import from_config
-from zsim.result.measure import accuracy, unmeasured
+from zsim.result.measure import FLOAT8, accuracy, unmeasured
 from zsim.validation.evidence import setup_of
-from zsim.validation.rows import read_folder
+from zsim.validation.rows import gpu_name, read_folder
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "validation" / "published"
@@ -165,3 +167,25 @@ def test_two_published_steps_of_linear_attention_are_named() -> None:
     )
     both = accuracy(profile, 8, "fsdp2", unmeasured=("linear attention", "experts"))
     assert both.evidence == "no run of validation/published has linear attention or experts"
+
+
+def test_the_error_in_float8_is_that_of_the_published_runs() -> None:
+    errors = yaml.safe_load((PUBLISHED / "float8" / "blind.yaml").read_text())["errors"]
+    found: dict[str, list[float]] = {}
+    for row in read_folder(PUBLISHED / "float8"):
+        if setup_of(row).workload.float8:
+            found.setdefault(gpu_name(row).partition("-")[0], []).append(abs(errors[row.id]["step"]))
+    assert {gpu: (round(statistics.fmean(each), 1), len(each)) for gpu, each in found.items()} == FLOAT8
+
+
+def test_float8_is_as_uncertain_as_its_runs() -> None:
+    mi300x = accuracy(load_profile("MI300X"), 8, "fsdp2", float8=True)
+    assert mi300x.step_time_error == FLOAT8["MI300X"][0] / 100  # more than in 16 bits
+    assert mi300x.evidence.startswith("3 published runs in float8 on this kind of GPU; in 16 bits ")
+    h100 = dataclasses.replace(load_profile("H100-SXM"), evidence=(TITAN,))
+    fitted = accuracy(h100, 8, "fsdp2", float8=True)
+    assert fitted.step_time_error == 0.11
+    assert fitted.evidence.endswith("1 run on 8 GPUs; in float8 10 % on 7 published runs")
+    nobody = accuracy(load_profile("RTX 4090"), 8, "fsdp2", float8=True)
+    assert nobody.step_time_error is None
+    assert nobody.evidence == "no run in float8 on this kind of GPU has been measured"

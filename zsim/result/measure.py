@@ -89,6 +89,7 @@ def measure(*, setup: Setup, program: Program, timeline: Timeline, profile: Prof
             setup.workload.tokens,
             gpu.allocator_retries_per_step > 0,
             unmeasured(model.arch),
+            setup.workload.float8 is not None,
         ),
         meta=Meta(
             __version__, len(views), len(timeline.rank_classes), timeline.events, round(clock.perf_counter() - begun, 4)
@@ -176,6 +177,9 @@ def unmeasured(arch: object) -> tuple[str, ...]:
     return tuple(name for name, there in found.items() if there)
 
 
+FLOAT8 = {"H100": (9.8, 7), "H200": (2.5, 2), "MI300X": (32.6, 3), "B200": (42.6, 2)}
+"""By GPU: percent that published runs in float8 were off on average, and how many (validation/published/float8)."""
+
 _TITLES = {"deepspeed": "DeepSpeed", "fsdp2": "FSDP2", "fsdp1": "FSDP1", "ddp": "DDP"}
 
 
@@ -188,10 +192,11 @@ def accuracy(
     tokens: int = 4096,
     full: bool = False,
     unmeasured: Sequence[str] = (),
+    float8: bool = False,
 ) -> Accuracy:
     """The error of the nearest runs that were measured, and how near they are. `on_cpu`: of the optimizer's step.
     `full`: of a GPU whose allocator gives memory back in every step. `unmeasured`: kinds of layers that none of these
-    runs had, so that their error says nothing of this one.
+    runs had, so that their error says nothing of this one. `float8`: of products in it.
 
     No evidence is of offload alone, and the rows of validation/published that are furthest off all offload.
     """
@@ -201,6 +206,9 @@ def accuracy(
         if tuple(unmeasured) == (LINEAR_ATTENTION,):
             text += "; two published steps of Qwen3.5-9B alone were compared (docs/linear-attention.md)"
         return Accuracy(profile.device, profile.stack, None, text)
+    in_float8 = FLOAT8.get(profile.device.partition("-")[0])
+    if float8 and in_float8 is None:
+        return Accuracy(profile.device, profile.stack, None, "no run in float8 on this kind of GPU has been measured")
     evidence = profile.expected_error(gpus, framework, adapters, tokens)
     if evidence is None:
         return Accuracy(profile.device, profile.stack, None, "nothing measured on this device stands behind the times")
@@ -226,6 +234,13 @@ def accuracy(
         error = max(error, others.mape)
         way = f"{abs(others.bias):.0f} % too {'fast' if others.bias < 0 else 'slow'} on average"
         text += f"; {others.text}: {others.mape:.0f} % on {others.rows} runs, {way}"
+    if float8 and in_float8:
+        own, runs = in_float8
+        if own > error:
+            text = f"{runs} published runs in float8 on this kind of GPU; in 16 bits {error:.0f} %: {text}"
+        else:
+            text += f"; in float8 {own:.0f} % on {runs} published runs"
+        error = max(error, own)
     return Accuracy(profile.device, profile.stack, error / 100, text)
 
 
