@@ -6,6 +6,7 @@ import re
 import pytest
 
 from tests.result import browser, made
+from zsim.result.compare import Impossible
 from zsim.result.render import html
 
 
@@ -17,7 +18,7 @@ def result():
 @pytest.fixture(scope="module")
 def report(result, tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
-    html.write(result, path, [result])
+    html.write(result, path, [result], impossible=[Impossible("stage 0", "not possible: needs stage 1, 2 or 3")])
     return path
 
 
@@ -71,6 +72,7 @@ def test_shows_the_figures(page, result):
     assert f"{100 * result.throughput.mfu:.1f} %" in cards
     table = page.locator("#memory-table").inner_text()
     assert f"{result.gpu.nvidia_smi_bytes / 2**30:.2f} GiB" in table
+    assert "stage 0: not possible: needs stage 1, 2 or 3" in page.locator("#notes-body").text_content()
 
 
 def test_hover_explains_an_op(page):

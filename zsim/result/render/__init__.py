@@ -38,7 +38,7 @@ def write_comparison(
 
     folder = _folder(directory)
     comparison, report = compare(results, impossible), folder / "report.html"
-    html.write(results[0], report, results[1:])
+    html.write(results[0], report, results[1:], impossible=impossible)
     return [_json(comparison.to_dict(), folder / "compare.json"), report, *plots.write_comparison(results, folder)]
 
 

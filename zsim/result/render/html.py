@@ -27,6 +27,7 @@ from zsim.result.spec import Result
 from zsim.result.tables import kind, link_rows, moved_bytes
 
 if TYPE_CHECKING:
+    from zsim.result.compare import Impossible
     from zsim.result.sensitivity import Change
 
 GIB = 2**30
@@ -35,14 +36,27 @@ WAITS = "compute waits for"
 ASSETS = files("zsim.result.render") / "assets"
 
 
-def write(result: Result, path: Path, others: Sequence[Result] = (), changes: Sequence[Change] = ()) -> None:
-    """Writes the report of `result`; `others` are compared with it, `changes` shown as what would help."""
-    path.write_text(document(result, others, changes), encoding="utf-8")
+def write(
+    result: Result,
+    path: Path,
+    others: Sequence[Result] = (),
+    changes: Sequence[Change] = (),
+    impossible: Sequence[Impossible] = (),
+) -> None:
+    """Writes the report of `result`; `others` are compared with it, `changes` shown as what would help, and what is
+    `impossible` named."""
+    path.write_text(document(result, others, changes, impossible), encoding="utf-8")
 
 
-def document(result: Result, others: Sequence[Result] = (), changes: Sequence[Change] = ()) -> str:
+def document(
+    result: Result,
+    others: Sequence[Result] = (),
+    changes: Sequence[Change] = (),
+    impossible: Sequence[Impossible] = (),
+) -> str:
     """The HTML text."""
-    return page("report", result.name, "memory", _data(result, others, changes))
+    data = _data(result, others, changes) | {"impossible": [f"{each.name}: {each.why}" for each in impossible]}
+    return page("report", result.name, "memory", data)
 
 
 def page(kind: str, title: str, charts: str, data: object) -> str:

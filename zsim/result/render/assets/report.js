@@ -153,7 +153,7 @@ function ops() {
 
 function notes() {
   const accuracy = result.accuracy, error = accuracy.step_time_error, known = accuracy.gpu_memory;
-  const lists = [["Assumed", result.assumptions], ["Not modeled", result.not_modeled],
+  const lists = [["Asked for as well", data.impossible], ["Assumed", result.assumptions], ["Not modeled", result.not_modeled],
     ["Expected error", [error === null ? accuracy.evidence : `step time ${percent(error)} on average: ${accuracy.evidence}`,
       ...(known ? [`GPU memory: of ${known.runs} runs that users reported and zsim calls "${known.says}", ${known.ran_out} ran out of it`] : [])]],
     ["Utilization counts", [result.throughput.formula]],
