@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,12 +13,15 @@ from zsim.errors import InputError, NotModeled
 from zsim.model import pixels
 from zsim.model.families.gemma4 import sharing
 from zsim.model.huggingface import from_config
-from zsim.model.kernels import Attention
+from zsim.model.kernels import DTYPE_BYTES, Attention
+from zsim.model.lora import Lora, Tuning, tune
 from zsim.model.parts import part_of
 from zsim.model.spec import Images, ModelSpec, Workload
 from zsim.model.trace import trace
-from zsim.plan.spec import DdpPlan, Fsdp2Plan
+from zsim.plan.spec import DdpPlan, Fsdp1Plan, Fsdp2Plan, Saving
 from zsim.program.lower import lower
+from zsim.program.ops import Alloc
+from zsim.program.units import groups_of
 
 S, F = "sliding_attention", "full_attention"
 COMMON = {
@@ -215,16 +219,38 @@ def test_parameters_and_buffers_with_the_audio_tower(name: str, count: int, buff
     assert heard == [p.name for p in spec.parameters if "audio" in p.name]
 
 
-def test_an_audio_tower_runs_where_it_is_recorded() -> None:
-    """With DeepSpeed, and under DDP if it is frozen: validation/oracles/sequences, `*_vlm_silent_*`."""
+def test_an_audio_tower_that_is_given_nothing() -> None:
+    """Its layers are units of FSDP that nobody gathers, and have no states; DDP takes it frozen:
+    validation/oracles/sequences, `*_vlm_silent_*`."""
     spec = with_tower("E2B", **SOUND)
     workload = Workload(1, 512, attention="sdpa", images=Images(1, 768, 768))
     tree = trace(spec, workload)
-    with pytest.raises(NotModeled, match="FSDP's units of an audio tower that is given nothing") as refused:
-        lower(spec, tree, Fsdp2Plan(world_size=2), workload)
-    assert "audio_config: null in the model's config.json" in str(refused.value.accepted)
+    silent = {i for i, p in enumerate(spec.parameters) if ".audio_tower.layers." in p.name}
+    units = groups_of(spec, tree)
+    assert [set(unit.params) <= silent for unit in units].count(True) == 12
+    assert sorted(param for unit in units for param in unit.params) == list(range(len(spec.parameters)))
+    rest = sum(p.numel for i, p in enumerate(spec.parameters) if i not in silent)
+    for plan in (Fsdp1Plan(world_size=2), Fsdp2Plan(world_size=2)):
+        program = lower(spec, tree, plan, workload)
+        held = [item for item in (*program.init, *program.steps[0]) if isinstance(item, Alloc)]
+        shards = sum(item.nbytes for item in held if item.key.startswith("shard:"))
+        states = sum(item.nbytes for item in held if item.category == "optimizer_states")
+        size = int(DTYPE_BYTES[plan.storage_dtype])
+        assert shards == pytest.approx(size * spec.numel / 2, rel=1e-3)
+        assert states == pytest.approx(2 * size * rest / 2, rel=5e-3)  # FSDP2 has none for the projection at the root
+        with pytest.raises(NotModeled, match="so has no states"):
+            lower(spec, tree, replace(plan, saving=Saving()), workload)
     with pytest.raises(InputError, match="waits for the gradients"):
         lower(spec, tree, DdpPlan(world_size=2), workload)
+
+
+def test_adapters_in_an_audio_tower_that_is_given_nothing_are_no_units() -> None:
+    spec = tune(with_tower("E2B", **SOUND), Tuning(Lora(4)))
+    workload = Workload(1, 512, attention="sdpa", images=Images(1, 768, 768))
+    with pytest.raises(NotModeled, match="units of adapters in an audio tower"):
+        lower(spec, trace(spec, workload), Fsdp2Plan(world_size=2, adapter_units=True), workload)
+    spec = tune(with_tower("E2B", **SOUND), Tuning(Lora(4, exclude=("audio_tower", "embed_audio"))))
+    lower(spec, trace(spec, workload), Fsdp2Plan(world_size=2, adapter_units=True), workload)
 
 
 def test_flash_attention_is_refused_with_images() -> None:

@@ -227,7 +227,9 @@ class FlatParameters:
         handle.has_sharded_grad = True
 
     def owned(self, handles: Sequence[Handle]) -> list[int]:
-        """Elements of the tensors that this rank updates: its parts of the original parameters, or the flat shards."""
+        """Elements of the tensors that this rank updates: its parts of the original parameters, or the flat shards.
+        A unit that backward never comes to has no gradient, and the optimizer makes no states for it."""
+        handles = [handle for handle in handles if handle.differentiated]
         if not self.plan.use_orig_params:
             return [handle.shard for handle in handles if handle.trainable]
         found = []

@@ -85,19 +85,19 @@ def _scales(plan: AnyPlan) -> bool:
 
 
 def _check_idle(model: ModelSpec, plan: AnyPlan) -> None:
-    """A tower that is given nothing: FSDP makes units of its layers that nobody gathers, and DDP's reducer refuses the
-    next step where it waits for gradients that do not come. Raises NotModeled or InputError."""
+    """A tower that is given nothing: DDP's reducer refuses the next step where it waits for gradients that do not come,
+    and FSDP's optimizers have no states to save. Raises InputError or NotModeled."""
     if getattr(model.arch, "sound", None) is None:
         return
-    accepted = "framework: deepspeed; or audio_config: null in the model's config.json, which leaves the tower out"
-    if not isinstance(plan, DdpPlan):
-        why = "FSDP's units of an audio tower that is given nothing, which no step gathers or reduces,"
-        raise NotModeled(why, field="framework", accepted=accepted)
-    if any(parameter.trainable and ".audio_tower." in parameter.name for parameter in model.parameters):
-        raise InputError(
-            "DDP waits for the gradients of an audio tower that is given nothing",
-            field="freeze", accepted=f"audio_tower and embed_audio frozen; {accepted}",
-        )  # fmt: skip
+    if not any(parameter.trainable and ".audio_tower." in parameter.name for parameter in model.parameters):
+        return
+    accepted = "audio_tower and embed_audio frozen; audio_config: null in config.json, which leaves the tower out"
+    if isinstance(plan, DdpPlan):
+        why = "DDP waits for the gradients of an audio tower that is given nothing"
+        raise InputError(why, field="freeze", accepted=f"framework: deepspeed; {accepted}")
+    if plan.saving is not None:
+        why = "checkpoints under FSDP of a trained audio tower that is given nothing, and so has no states"
+        raise NotModeled(why, field="saving", accepted=f"null; {accepted}")
 
 
 def _lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, steps: int) -> Program:

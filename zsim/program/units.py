@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from zsim.errors import InputError
+from zsim.errors import InputError, NotModeled
 from zsim.model.spec import ModelSpec, Module
 from zsim.program.walk import modules_in_order
 
@@ -67,6 +67,8 @@ def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf", *, adapter_u
             if owner.setdefault(param, number) != number:
                 raise _shared(model, param)
         members.append((part, params))
+    idle = {} if grouping == "flat" else _idle(model, adapter_units)
+    owner |= {param: len(members) + number for number, params in enumerate(idle.values()) for param in params}
     inside = {module.name for part in wrapped for top in part for module in modules_in_order(top)}
     for module in modules:
         if module.name not in inside:
@@ -82,7 +84,25 @@ def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf", *, adapter_u
         for part, params in members
         if params
     ]  # fmt: skip
-    return sorted(found, key=lambda group: position[group.modules[0]])
+    found.sort(key=lambda group: position[group.modules[0]])
+    return found + [
+        Group(name, (name,), tuple(params), "unit", False, False, False)  # gradients neither come nor go
+        for name, params in idle.items()
+    ]
+
+
+def _idle(model: ModelSpec, adapter_units: bool) -> dict[str, list[int]]:
+    """Units that no step enters, and so neither gathers nor reduces: layers of a tower of sounds, by name. Raises
+    NotModeled for adapters in them that would be units."""
+    found: dict[str, list[int]] = {}
+    for index, parameter in enumerate(model.parameters if getattr(model.arch, "sound", None) else ()):
+        tower, layers, rest = parameter.name.partition(".audio_tower.layers.")
+        if layers:
+            found.setdefault(f"{tower}{layers}{rest.partition('.')[0]}", []).append(index)
+            if adapter_units and parameter.trainable:
+                what = "units of adapters in an audio tower that is given nothing"
+                raise NotModeled(what, field="lora.exclude", accepted="[audio_tower, embed_audio]")
+    return found
 
 
 def _shared(model: ModelSpec, param: int) -> InputError:
