@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.model.ledger import Ledger, computes, flops
+from tests.model.ledger import Ledger, block, computes, flops
 from tests.model.vision_counts import COUNTS
 from zsim.errors import InputError, NotModeled
 from zsim.model import pixels
@@ -78,6 +78,41 @@ def test_a_step_is_the_recorded_one(name: str, index: int):
     late = LATE.get(name, 0) if run["checkpointing"] == "full" else 0
     missed = MISSED.get(name, 0) if run["checkpointing"] == "full" else 0
     assert -missed <= ledger.peak_backward - run["peak"]["backward"] <= late
+
+
+@pytest.mark.parametrize("name", recorded())
+@pytest.mark.parametrize("checkpointing", ["full", "selective"])
+def test_a_frozen_tower_keeps_nothing_of_a_region_without_gradients(name: str, checkpointing: str):
+    """Regions of checkpointing keep what they have for their second run, which a tower without gradients has not: after
+    forward all is as where the tower is not checkpointed. Selective checkpointing holds results of attention and of
+    products to the end of a block (torch.utils.checkpoint's `_CachingTorchDispatchMode`, seen on torch 2.13)."""
+    model = recorded()[name]
+    run = model["runs"][0]
+    spec = frozen(from_config(model["config"], name), "tower")
+    workload = Workload(
+        run["batch"], run["seq"], attention=run["attention"], checkpointing=checkpointing,
+        images=Images(run["images"], *run["size"]),
+    )  # fmt: skip
+    ours, bare = (
+        Ledger(spec, trace(spec, replace(workload, checkpoint_frozen_tower=tower))) for tower in (True, False)
+    )
+    if not spec.arch.vision.input_embedding:  # else its patches are made to require a gradient
+        assert ours.after_forward == bare.after_forward
+
+
+def test_selective_checkpointing_of_a_frozen_block_holds_its_results_until_it_is_over():
+    """Of Qwen3.5's tower, whose products have biases and are not kept (addmm): what attention returns, of 120 patches
+    and 48 channels in 3 heads, its logsumexp, seed and offset."""
+    model = recorded()["qwen3_5"]
+    spec = frozen(from_config(model["config"], "qwen3_5"), "tower")
+    workload = Workload(1, 96, checkpointing="selective", images=Images(1, 160, 192))
+    held, bare = (
+        [work.forward_live for work in computes(block(trace(spec, replace(workload, checkpoint_frozen_tower=tower))))]
+        for tower in (True, False)
+    )
+    aside = 4 * 3 * 120 + 3 * 8
+    more = [0, 0, aside, *[2 * 120 * 48 + aside] * 6, 0]  # what it returns is alive anyway, until it is projected
+    assert [with_it - without for with_it, without in zip(held, bare, strict=True)] == more
 
 
 @pytest.mark.parametrize("name", COUNTS)

@@ -3,7 +3,8 @@
 A checkpointed region keeps its arguments and nothing else. Before its backward the region runs again; what it saves
 this time is handed to the nodes of the first run in the same order, and the run stops at the last of them.
 Selective checkpointing (torchtitan's per-op policy) also keeps the results of attention and of every second matrix
-product, and the second run takes them from there instead of computing them again.
+product, and the second run takes them from there instead of computing them again. What autograd saves holds the region
+with all of that: of one in which it saves nothing (frozen, of inputs without gradients) nothing outlives the first run.
 """
 
 from __future__ import annotations
@@ -36,9 +37,8 @@ class Holder:
 
 
 class Kept(NamedTuple):
-    """Results of an operation that selective checkpointing keeps, and what `segment` counts as saved for them."""
+    """Saved tensors that a segment counts for results that selective checkpointing keeps."""
 
-    results: tuple[Tensor, ...]
     segment: Segment
     saved: list[Saved]
 
@@ -52,7 +52,8 @@ class Frame:
         self._run, self._policy = run, policy
         self._arguments = [tensor.detach() for tensor in tensors]
         self._differentiable = [tensor.needs_grad for tensor in tensors]
-        self._cache: list[Kept] = []  # results, oldest first
+        self._cache: list[tuple[Tensor, ...]] = []  # results that selective checkpointing keeps, oldest first
+        self._kept: list[Kept] = []  # of these
         self._holders: list[Holder] = []
         self._saving: set[int] = set()  # segments of these
         self._filled = self._next = self._products = 0
@@ -71,15 +72,15 @@ class Frame:
         for segment in self.segments[self._next :]:
             segment.recompute_peak = segment.recompute_live = tape.live - tape.base
             segment.recompute_alive = (tape.unsaved(segment.recompute_live),) * 2
-        for kept in self._cache:
-            kept.segment.idle += kept.saved
+        for segment, saved in self._kept[len(self._kept) - len(self._cache) :]:
+            segment.idle += saved
         self._holders, self._arguments, self._cache = [], [], []
         del self._run
 
     def end(self) -> None:
-        """The first run is over. Nothing holds the arguments of a region without gradients."""
+        """The first run is over: without holders the region is gone, and with it what it held."""
         if not self._holders:
-            self._arguments = []
+            self._arguments, self._cache = [], []
 
     def next_segment(self) -> Segment:
         """The segment of the first run that the second one enters now."""
@@ -93,6 +94,8 @@ class Frame:
         if not self.recomputed:
             if not self._holders:
                 tensors[0].tape.keep(segment, *self._arguments)
+                for results in self._cache:
+                    self._keep(segment, results)
             self._saving.add(id(segment))
             self._holders.append(Holder((self._run, self._arguments, self._cache)))
             return self._holders[-1]
@@ -114,11 +117,17 @@ class Frame:
         if self._policy != "selective" or (kind == "mm" and self._products % 2 == 0):
             return make()
         if self.recomputed:
-            return self._cache.pop(0).results
-        results, before = make(), len(segment.saved)
-        results[0].tape.keep(segment, *results)
-        self._cache.append(Kept(tuple(tensor.detach() for tensor in results), segment, segment.saved[before:]))
+            return self._cache.pop(0)
+        results = make()
+        self._cache.append(tuple(tensor.detach() for tensor in results))
+        if self._holders:  # before that they are alive, and not yet to outlive the region
+            self._keep(segment, results)
         return results
+
+    def _keep(self, segment: Segment, results: tuple[Tensor, ...]) -> None:
+        before = len(segment.saved)
+        results[0].tape.keep(segment, *results)
+        self._kept.append(Kept(segment, segment.saved[before:]))
 
     def _leaves(self) -> list[Tensor]:
         """The arguments, cut from the graph that made them."""
