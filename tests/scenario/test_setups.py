@@ -226,7 +226,10 @@ def test_sdpa_is_flash_attention_first_in_older_torch_where_that_takes_the_heads
     llama = from_config({"model_type": "llama", "vocab_size": 96, **sizes}, "llama")
     deepseek = from_config({"model_type": "deepseek_v3", "vocab_size": 96, **sizes}, "deepseek")
     assert under(plan, workload, llama).attention == "flash"
-    assert under(plan, workload, deepseek).attention == "sdpa"
+    wide = from_config({"model_type": "llama", "vocab_size": 96, "head_dim": 512, **sizes}, "wide")
+    pair = {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_layers": 1, "num_heads": 4, "vocab_size": 96}
+    biased = from_config({"model_type": "t5", **pair}, "t5")
+    assert [under(plan, workload, model).attention for model in (deepseek, wide, biased)] == ["sdpa"] * 3
 
 
 @pytest.mark.parametrize(

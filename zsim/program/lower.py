@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 from zsim.errors import InputError, NotModeled
+from zsim.model.architecture import Architecture
+from zsim.model.products import WIDEST_FLASH
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
 from zsim.plan.version import parse_version
@@ -44,9 +47,7 @@ def _workspaces(workload: Workload) -> tuple[Alloc, ...]:
 def under(plan: AnyPlan, workload: Workload, model: ModelSpec | None = None) -> Workload:
     """The workload as the plan runs it: under torch.autocast over weights of the plan's dtype, where it has that, with
     adapters in the dtype of their shards, or on views of flat parameters; SDPA as its release of torch has it
-    (FlashAttention first until 2.10: sdp_utils.cpp; a vision tower calls it once per image or window all the same), but
-    for the latent attention of a `model`, whose two widths of heads FlashAttention never takes, and the wide heads of
-    Gemma 4.
+    (FlashAttention first until 2.10: sdp_utils.cpp; a vision tower calls it once per image or window all the same).
 
     Of xformers' SwiGLU (0.0.22 to 0.0.25, ops/swiglu_op.py `SwiGLUOpDispatch`), in bfloat16, only the kernel for packed
     weights is taken; without it torch's own ones run. The weights of gate and up are packed where they lie in one
@@ -68,10 +69,23 @@ def under(plan: AnyPlan, workload: Workload, model: ModelSpec | None = None) -> 
             raise NotModeled(why, field="kernels", accepted="torch, liger; flash-attn under DDP and ZeRO-1 and 2")
         workload = replace(workload, kernels="flash-attn packed" if packed else "flash-attn")
     of_torch = not isinstance(plan, DeepSpeedPlan) and workload.images is None
-    never = model is not None and any(getattr(model.arch, part, None) for part in ("latent", "gemma4"))
-    if of_torch and not never and workload.attention == "sdpa" and parse_version(plan.version) < (2, 11):
+    if (
+        of_torch
+        and not _without_flash(model)
+        and workload.attention == "sdpa"
+        and parse_version(plan.version) < (2, 11)
+    ):
         workload = replace(workload, attention="flash")
     return workload
+
+
+def _without_flash(model: ModelSpec | None) -> bool:
+    """Whether SDPA finds FlashAttention unfit: for heads of two widths (latent attention), wide ones, a bias (T5)."""
+    if model is None:
+        return False
+    arch = cast(Architecture, model.arch)
+    biased = arch.seq2seq is not None and arch.seq2seq.buckets > 0
+    return biased or arch.latent is not None or arch.gemma4 is not None or arch.head_dim > WIDEST_FLASH
 
 
 def _differing(plan: AnyPlan) -> int:

@@ -352,9 +352,10 @@ class ScenarioFields(Section):
     checkpointing: CheckpointingField = CheckpointingField(policy="none", every=None, blocks=None, frozen_tower=True)
     attention: Literal["flash", "flash3", "cudnn", "sdpa", "efficient", "eager"] | None = Field(
         None,
-        description="flash unless given, but eager with a transformers before 4.36; sdpa: the kernel that torch takes "
-        "on the GPU (cuDNN's on Hopper and B200, else FlashAttention, before Ampere the memory-efficient one); "
-        "efficient: SDPA that is given a mask (padded batches; transformers 4.38 to 4.40)",
+        description="flash unless given, but another where the model does not take it, and eager with a transformers "
+        "before 4.36; sdpa: the kernel that torch takes on the GPU (cuDNN's on Hopper and B200, else FlashAttention, "
+        "before Ampere the memory-efficient one); efficient: SDPA that is given a mask (padded batches; transformers "
+        "4.38 to 4.40)",
     )
     loss: Loss | None = Field(
         None,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from zsim.errors import InputError
+from zsim.model.architecture import Architecture
 from zsim.model.families import GEMMA, LLAMA_LIKE, MOE
+from zsim.model.products import WIDEST_FLASH
 from zsim.plan.version import parse_version
 
 if TYPE_CHECKING:
+    from zsim.model.spec import ModelSpec
     from zsim.scenario.fields import ScenarioFields
     from zsim.scenario.load import Scenario
 
@@ -22,7 +25,9 @@ OF_ITS_TIME: dict[str, tuple[tuple[str, Release], ...]] = {
 WIDENED = (*LLAMA_LIKE, *GEMMA, *MOE)  # their logits; GPT-2 and its like left them in the dtype of the run
 LOW_SOFTMAX = ("gpt_neox", "opt")  # in the dtype of the scores until 4.48
 BIASED = ("t5", "mt5")  # learn a bias of attention, which FlashAttention does not take
-WIDE_HEADS = ("gemma4_text", "gemma4")  # of 512 in layers of full attention, which FlashAttention does not take
+# With a tower: under masks that FlashAttention does not take (`_supports_flash_attn = False` in transformers 5.24).
+# What they run in its place; SDPA with such a mask in all layers is `efficient`.
+MASKED = {"mllama": "sdpa", "gemma4": "sdpa", "gemma3": "efficient", "paligemma": "efficient"}
 OWN_KERNEL = ("falcon",)  # calls scaled_dot_product_attention itself, since it is in transformers (4.33)
 
 
@@ -50,17 +55,26 @@ def release_of_models(release: Release | None, family: str, framework: str) -> R
     return None if family in LOW_SOFTMAX and framework.startswith("fsdp") else release
 
 
-def attention_of(fields: ScenarioFields, release: Release | None, family: str) -> tuple[str, tuple[str, ...]]:
-    """SDPA, by which FlashAttention runs where nobody asks for it, came with 4.36 of December 2023."""
-    if family in BIASED and not fields.attention:
+def attention_of(fields: ScenarioFields, release: Release | None, model: ModelSpec) -> tuple[str, tuple[str, ...]]:
+    """FlashAttention where nobody asks for another and the model takes it; SDPA, by which it runs then, came with 4.36
+    of December 2023."""
+    family, arch = model.family, cast(Architecture, model.arch)
+    if fields.attention:
+        return fields.attention, ()
+    if family in BIASED:
         if release is None:
             return "sdpa", (f"attention: sdpa, as transformers 5.24 has it for {family}; releases without it: eager",)
         return "eager", (f"attention: eager, all that {family} had in transformers {_text(release)}",)
-    if family in WIDE_HEADS and not fields.attention:
+    if family in MASKED and arch.softcap:
+        return "eager", (f"attention: eager, for FlashAttention does not take {family}'s masks, nor SDPA its softcap",)
+    if family in MASKED:
+        found = MASKED[family]
+        return found, (f"attention: {found}, for FlashAttention does not take {family}'s masks",)
+    if max(arch.head_dim, arch.gemma4.full_head_dim if arch.gemma4 else 0) > WIDEST_FLASH:
         return "sdpa", (f"attention: sdpa, for FlashAttention takes no heads as wide as those of {family}",)
-    stated = fields.attention or fields.kernels.startswith(("flash-attn", "unsloth"))
+    stated = fields.kernels.startswith(("flash-attn", "unsloth"))
     if stated or release is None or release >= (4, 36) or family in OWN_KERNEL:
-        return fields.attention or "flash", ()
+        return "flash", ()
     return "eager", (f"attention: eager, all that transformers {_text(release)} had unless asked for flash",)
 
 

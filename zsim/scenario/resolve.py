@@ -59,7 +59,7 @@ def resolve(scenario: Scenario) -> Setup:
     images, image_notes, waits = _images(scenario, model)
     target, target_notes = target_of(scenario, model)
     release = transformers_release(scenario)
-    attention, attention_notes = attention_of(fields, release, model.family)
+    attention, attention_notes = attention_of(fields, release, model)
     loss, loss_notes = loss_of(fields, release, model.family)
     float8, float8_notes = _float8(scenario, cluster)
     workload = Workload(
@@ -182,7 +182,8 @@ def _sequential_layers(workload: Workload, model: ModelSpec) -> tuple[str, ...]:
         )
     return (
         "linear attention as PyTorch code, which transformers runs where flash-linear-attention and causal-conv1d are "
-        "not installed (kernels: fla where they are: less time and memory); its time was compared with one run alone",
+        "not installed (kernels: fla where they are: less time, and without checkpointing less memory); its time was "
+        "compared with one run alone",
     )
 
 
