@@ -128,6 +128,25 @@ def test_a_comparison_says_what_else_than_gpu_memory_is_short(result):
     ]
 
 
+def test_what_tight_runs_differ_in_is_what_they_need_without_their_cache(result):
+    """Both take all that there is: the larger one has less of it in its cache."""
+    from zsim.result.compare import compare
+
+    room = 78 << 30
+    tight = dataclasses.replace(result.gpu, by_category={"activations": 50 << 30, "framework": 1 << 30},
+                                framework_bytes=1 << 30, peak_allocated_bytes=50 << 30, peak_reserved_bytes=room,
+                                allocator_retries=9)  # fmt: skip
+    fuller = dataclasses.replace(tight, by_category={"activations": 62 << 30, "framework": 1 << 30},
+                                 peak_allocated_bytes=62 << 30, peak_reserved_bytes=room - (1 << 20))  # fmt: skip
+    comparison = compare([dataclasses.replace(result, gpu=gpu) for gpu in (tight, fuller)])
+    said = {line.name: line.values for line in comparison.outcome}
+    assert said["fits"] == ("tight", "tight")
+    assert said["memory without cache"] == (51 << 30, 63 << 30)
+    assert said["memory with cache"] == (79 << 30, (79 << 30) - (1 << 20))
+    why = "B needs 12.00 GiB more per GPU than A, cache aside: at the peak, activations +12.00 GiB"
+    assert why in comparison.reasons
+
+
 def test_causes_in_words():
     assert label("waiting for h2d/backward") == "waiting for copies to the GPU of backward"
     assert label("waiting for cpu_optimizer/optimizer") == "waiting for optimizer step on the CPU"

@@ -17,6 +17,7 @@ from zsim.result.render.style import cause_label
 from zsim.result.spec import Result
 
 GIB = 2**30
+CACHED = "cached by the allocator"  # in a tight run as much as there is room for
 _SAID_BEFORE = ("world_size", "gpus_per_node")
 
 
@@ -84,10 +85,10 @@ def compare(results: Sequence[Result], impossible: Sequence[Impossible] = ()) ->
 
 
 def holders(result: Result) -> dict[str, int]:
-    """What a GPU's memory is needed for, bytes; adds up to what nvidia-smi shows."""
+    """What a GPU's memory is taken by, bytes; adds up to what nvidia-smi shows."""
     gpu = result.gpu
     cached = gpu.peak_reserved_bytes - gpu.peak_allocated_bytes
-    return {**gpu.by_category, "cached by the allocator": cached}
+    return {**gpu.by_category, CACHED: cached}
 
 
 def causes(result: Result) -> dict[str, float]:
@@ -148,7 +149,8 @@ def _outcome(results: Sequence[Result]) -> Iterator[Line]:
     yield line("fits", "", ("no" if not r.fits else "tight" if r.tight else "yes" for r in results))
     if any(r.short_of not in (None, "GPU memory") for r in results):
         yield line("short of", "", (r.short_of or "" for r in results))
-    yield line("memory needed", "bytes", (r.gpu.nvidia_smi_bytes for r in results))
+    yield line("memory without cache", "bytes", (r.gpu.without_cache_bytes for r in results))
+    yield line("memory with cache", "bytes", (r.gpu.nvidia_smi_bytes for r in results))
     yield line("headroom", "bytes", (r.gpu.headroom_bytes for r in results))
     if any(r.host.peak_bytes for r in results):
         yield line("host memory per node", "bytes", (r.host.peak_bytes for r in results))
@@ -198,11 +200,12 @@ def _reasons(
         word = "slower" if slower > 0 else "faster"
         if abs(slower) > 1e-3 * first.time.step_s:
             yield f"{name} is {abs(slower):.3g} s per step {word} than {names[0]}: {_largest(time, index, _seconds)}"
-        more = result.gpu.nvidia_smi_bytes - first.gpu.nvidia_smi_bytes
-        if abs(more) > 1e-3 * first.gpu.nvidia_smi_bytes:
+        more = result.gpu.without_cache_bytes - first.gpu.without_cache_bytes
+        if abs(more) > 1e-3 * first.gpu.without_cache_bytes:
             word = "more" if more > 0 else "less"
-            text = _largest(memory, index, _gib)
-            yield f"{name} needs {abs(more) / GIB:.2f} GiB {word} per GPU than {names[0]}: at the peak, {text}"
+            text = _largest([line for line in memory if line.name != CACHED], index, _gib)
+            many = f"{abs(more) / GIB:.2f} GiB {word}"
+            yield f"{name} needs {many} per GPU than {names[0]}, cache aside: at the peak, {text}"
 
 
 def _twins(names: Sequence[str], results: Sequence[Result]) -> Iterator[str]:

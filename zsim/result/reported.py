@@ -40,4 +40,4 @@ def record(result: Result) -> Record | None:
         return OUT
     if not gpu.allocator_retries:
         return FITS
-    return BARELY if gpu.peak_allocated_bytes + gpu.framework_bytes >= FULL * gpu.capacity_bytes else TIGHT
+    return BARELY if gpu.without_cache_bytes >= FULL * gpu.capacity_bytes else TIGHT

@@ -60,6 +60,11 @@ class GpuMemory:
         return self.allowed_bytes is not None and self.headroom_bytes == self.allowed_bytes - self.peak_reserved_bytes
 
     @property
+    def without_cache_bytes(self) -> int:
+        """What is allocated at the peak and what lies outside the allocator: all but what that caches."""
+        return self.peak_allocated_bytes + self.framework_bytes
+
+    @property
     def nvidia_smi_bytes(self) -> int:
         """What the driver sees this process hold: the allocator's segments and what lies outside it."""
         return self.peak_reserved_bytes + self.framework_bytes

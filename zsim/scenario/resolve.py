@@ -166,7 +166,8 @@ def _sequential_layers(workload: Workload, model: ModelSpec) -> tuple[str, ...]:
             )
         return (
             "state spaces as PyTorch code, which transformers runs where mamba-ssm and causal-conv1d are not "
-            "installed (kernels: mamba-ssm where they are: less time and memory); no run with it has been measured",
+            "installed (kernels: mamba-ssm where they are: less time, and without checkpointing much less memory); no "
+            "run with it has been measured",
         )
     if "conv" in mixers:
         return (
@@ -182,8 +183,8 @@ def _sequential_layers(workload: Workload, model: ModelSpec) -> tuple[str, ...]:
         )
     return (
         "linear attention as PyTorch code, which transformers runs where flash-linear-attention and causal-conv1d are "
-        "not installed (kernels: fla where they are: less time, and without checkpointing less memory); its time was "
-        "compared with one run alone",
+        "not installed (kernels: fla where they are: less time, and without checkpointing much less memory); its time "
+        "was compared with one run alone",
     )
 
 

@@ -33,7 +33,7 @@ COLUMNS = {
     "idle_s": "REAL",
     "bottleneck": "TEXT",
     "peak_allocated_bytes": "INTEGER",
-    "needed_bytes": "INTEGER",  # as nvidia-smi shows; where memory decided, at least this
+    "needed_bytes": "INTEGER",  # as nvidia-smi shows, with cache; where memory decided, at least this
     "headroom_bytes": "INTEGER",
     "host_peak_bytes": "INTEGER",  # of one node
     "params": "INTEGER",

@@ -102,7 +102,7 @@ def _front(axes: Axes, store: Store, names: Sequence[str]) -> None:
     axes.plot([x for x, _, _ in front], [y for _, y, _ in front], "o-", color="tab:blue", markersize=5)
     for x, y, row in front[-MANY:]:
         axes.annotate(_label(row, names), (x, y), textcoords="offset points", xytext=(5, -9), fontsize="x-small")
-    axes.set(xlabel="memory needed per GPU, GiB", ylabel="tokens/s per GPU", title="Speed against memory")
+    axes.set(xlabel="memory per GPU with cache, GiB", ylabel="tokens/s per GPU", title="Speed against memory")
 
 
 def _sorted(values: list[Any]) -> list[Any]:

@@ -13,7 +13,7 @@ function verdict() {
     (of.workload.sequence_parallel_size > 1 ? ` over ${of.workload.sequence_parallel_size} GPUs (Ulysses)` : "") +
     (of.plan.grad_accum > 1 ? ` × ${of.plan.grad_accum} accumulation steps` : "");
   const cards = [
-    ["Memory needed", gib(gpu.nvidia_smi_bytes), `of ${gib(gpu.capacity_bytes)} per GPU`],
+    ["Memory with cache", gib(gpu.nvidia_smi_bytes), `of ${gib(gpu.capacity_bytes)} per GPU`],
     ["Step", seconds(time.step_s), result.fits ? "steady state" : "as if it fitted"],
     ["Tokens/s per GPU", whole(result.throughput.tokens_per_s_per_gpu), `${whole(result.throughput.tokens_per_s)} in all`],
     ["MFU", percent(result.throughput.mfu), `with recomputation (HFU) ${percent(result.throughput.hfu)}`],

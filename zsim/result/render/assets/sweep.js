@@ -8,7 +8,7 @@ const short = (field) => field.split(".").pop();
 const label = (row, without = []) => fields.filter((field) => !without.includes(field))
   .map((field) => `${short(field)} ${show(row.inputs[field])}`).join(", ");
 const about = (row) => `${label(row)}<br>${whole(row.tokens_per_s_per_gpu)} tokens/s per GPU, ${seconds(row.step_s)} per step` +
-  `<br>needs ${gib(row.needed_bytes)}, ${gib(row.headroom_bytes)} free<br>${row.bottleneck}`;
+  `<br>${gib(row.needed_bytes)} with cache, ${gib(row.headroom_bytes)} free<br>${row.bottleneck}`;
 const faster = (a, b) => (b === undefined || a.fits - b.fits || a.tokens_per_s_per_gpu - b.tokens_per_s_per_gpu) > 0;
 const colors = Object.values(data.phases).slice(0, 4).concat(["#CC79A7", "#D55E00", "#7A5195", "#8C8C8C", "#B39B00", "#4D4D4D"]);
 
@@ -68,7 +68,7 @@ function scaling() {
 }
 
 const MEASURES = { tokens_per_s_per_gpu: ["tokens/s per GPU", whole], tokens_per_s: ["tokens/s", whole], step_s: ["step", seconds],
-  mfu: ["MFU", percent], needed_bytes: ["memory needed", gib], headroom_bytes: ["free memory", gib] };
+  mfu: ["MFU", percent], needed_bytes: ["memory with cache", gib], headroom_bytes: ["free memory", gib] };
 
 function heat() {
   if (varied.length < 2 || !fitting.length) return;
@@ -139,7 +139,7 @@ function front() {
   chart("front-chart", () => ({ traces: [
     { ...points(sorted), mode: "markers", name: "fits", marker: { color: css("--soft"), size: 7 } },
     { ...points(best), mode: "lines+markers", name: "Pareto front", line: { color: data.phases.backward }, marker: { color: data.phases.backward, size: 9 } }],
-  layout: { hovermode: "closest", xaxis: { title: { text: "memory needed per GPU, GiB" } }, yaxis: { title: { text: "tokens/s per GPU" }, rangemode: "tozero" } } }));
+  layout: { hovermode: "closest", xaxis: { title: { text: "memory per GPU with cache, GiB" } }, yaxis: { title: { text: "tokens/s per GPU" }, rangemode: "tozero" } } }));
 }
 
 function scenarios() {
@@ -151,7 +151,7 @@ function scenarios() {
     ["Tokens/s", (row) => or(row.tokens_per_s, whole), (row) => number(row.tokens_per_s)],
     ["per GPU", (row) => or(row.tokens_per_s_per_gpu, whole), (row) => number(row.tokens_per_s_per_gpu)],
     ["Step", (row) => or(row.step_s, seconds), (row) => number(row.step_s)], ["MFU", (row) => or(row.mfu, percent), (row) => number(row.mfu)],
-    ["Needs", (row) => or(row.needed_bytes, gib), (row) => number(row.needed_bytes)],
+    ["With cache", (row) => or(row.needed_bytes, gib), (row) => number(row.needed_bytes)],
     ["Free", (row) => or(row.headroom_bytes, gib), (row) => number(row.headroom_bytes)],
     ["Bottleneck, or why it has no outcome", (row) => row.bottleneck || row.error || ""]], rows);
   $("filter").addEventListener("input", (event) => fill(event.target.value));
