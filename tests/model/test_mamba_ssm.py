@@ -63,7 +63,7 @@ def test_the_kernels_save_a_fraction():
 
 def test_what_is_refused():
     spec = from_config(NANO, "nano")
-    adapted = tune(spec, Tuning(Lora(8, ("out_proj",))))
+    adapted = tune(spec, Tuning(Lora(8, ("in_proj",))))
     odd = from_config(NANO | {"ssm_state_size": 1, "n_groups": 2}, "odd")
     llama = from_config(MODELS["LFM2-1.2B"][1], "lfm2")
     cases = ((spec, {"weights": "float32"}), (adapted, {}), (odd, {}), (llama, {}))
