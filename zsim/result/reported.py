@@ -24,10 +24,10 @@ class Record:
     ran_out: int
 
 
-FITS = Record("fits", 90, 3)
-TIGHT = Record(f"fits, tight, less than {FULL:.0%} allocated", 18, 6)
-BARELY = Record(f"fits, tight, {FULL:.0%} or more allocated", 20, 16)
-OUT = Record("does not fit", 53, 51)
+FITS = Record("fits", 136, 6)
+TIGHT = Record(f"fits, tight, less than {FULL:.0%} allocated", 24, 8)
+BARELY = Record(f"fits, tight, {FULL:.0%} or more allocated", 27, 20)
+OUT = Record("does not fit", 82, 74)
 RECORDS = (FITS, TIGHT, BARELY, OUT)
 
 
