@@ -81,7 +81,8 @@ def published(
     from zsim.validation.calibrate import calibrate, fitted_on
     from zsim.validation.rows import read_folder
 
-    unseen = [row for part in sorted(folder.glob("*holdout")) for row in read_folder(part)]
+    others = [part for part in (*sorted(folder.glob("*holdout")), folder / "float8") if part.is_dir()]
+    unseen = [row for part in others for row in read_folder(part) if "fp8" not in row["precision"]]
     result = calibrate(read_folder(folder), unseen)
     document = result.document()
     target = out or PROFILES / "fitted.yaml"

@@ -247,14 +247,16 @@ class Calibration:
 def calibrate(rows: Sequence[Row], holdout: Sequence[Row] = ()) -> Calibration:
     """Fit on the rows marked `fit`, measure on the others, and on each family of devices with its rows left out.
 
-    `holdout`: rows that count as evidence for what error to expect, and for nothing else.
+    `holdout`: rows that count as evidence for what error to expect, and for nothing else, as do those marked `fit` on
+    devices that have no constant to fit.
     """
     known = cases(rows)
     if not known:
         raise InputError("no row can be simulated and has a step time", rows[0].file if rows else None)
     train = [case for case in known if case.row.split == "fit"]
     test = [case for case in known if case.row.split != "fit"]
-    values = fit(fitted_on(train))
+    fitted = fitted_on(train)
+    values = fit(fitted)
     read = with_values(unfitted, values)
     test_errors = errors(test, read)
     left_out: dict[str, float] = {}
@@ -263,7 +265,7 @@ def calibrate(rows: Sequence[Row], holdout: Sequence[Row] = ()) -> Calibration:
     evidence = {
         "generic": [_evidence("GPUs of which no run was fitted", [c for c in known if c.row.id in left_out], left_out)]
     }
-    unseen = cases(holdout)
+    unseen = [*cases(holdout), *(case for case in train if case not in fitted)]
     found = test_errors | errors(unseen, read)
     for group in sorted({_group(case) for case in (*test, *unseen)}):
         if group.document == "generic":
