@@ -72,6 +72,13 @@ def causal_mask(net: Net, b: int, s: int, window: int | None = None) -> Tensor |
     return mask
 
 
+def mask_of_kind(net: Net, b: int, s: int, sliding: bool) -> Tensor | None:
+    """Of the layers with a window or without; made all the same where there are none, and then kept by nobody."""
+    if any(kind.sliding is sliding for kind in net.arch.kinds):
+        return causal_mask(net, b, s, net.arch.window if sliding else None)
+    return dense_mask(net, b, s, net.dtype) if net.attention in ("eager", "efficient") else None
+
+
 def shared_mask(net: Net, mask: Tensor) -> Tensor:
     """An argument of every block."""
     if net.checkpointing != "none":
@@ -247,3 +254,11 @@ def complex_product(pairs: Tensor, table: Tensor) -> Tensor:
 
     tape.link((pairs,), backward, out)
     return out
+
+
+def rotate_complex(q: Tensor, k: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotary positions as Llama 4 has them: both as pairs, both turned by a complex table, then both cast."""
+    q_pairs, k_pairs = complex_pairs(q), complex_pairs(k)
+    q_turned = F.reshape(complex_product(q_pairs, table), *q.shape)
+    k_turned = F.reshape(complex_product(k_pairs, table), *k.shape)
+    return F.to(q_turned, q.dtype), F.to(k_turned, k.dtype)

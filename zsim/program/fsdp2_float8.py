@@ -42,8 +42,8 @@ class Float8Shards:
         self.builder, self.plan, self.store_size, self.group = builder, plan, store_size, group
         self.precompute, self.known = precompute, False
 
-    def cast(self, unit: str, numels: Sequence[int], phase: str, micro: int) -> str:
-        """fsdp_pre_all_gather of each weight of a unit; the key of what it makes."""
+    def cast(self, unit: str, numels: Sequence[int], phase: str, micro: int) -> None:
+        """fsdp_pre_all_gather of each weight of a unit."""
         builder, size = self.builder, self.store_size
         for number, numel in enumerate(numels):
             full = numel * size
@@ -57,7 +57,6 @@ class Float8Shards:
             launches = 3 + bool(wide) + (0 if self.known else _SCALE)
             cast = Memory(LABEL, full + wide + 8 * numel, wide + 9 * numel, launches)
             self._launch("float8 cast", cast, unit, phase, micro, 8 * numel)
-        return f"float8 shard:{unit}"
 
     def free(self, unit: str, count: int) -> None:
         for number in range(count):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from zsim.errors import NotModeled
 from zsim.model import functional as F
 from zsim.model import products as P
-from zsim.model.attention import attend, causal_mask, complex_pairs, complex_product, split_heads
+from zsim.model.attention import attend, causal_mask, rotate_complex, split_heads
 from zsim.model.decoder import run_block
 from zsim.model.families import llama
 from zsim.model.families.deepseek import ComplexRotary
@@ -66,7 +66,7 @@ class Attention(Module):
         k = F.reshape(self.k_proj(x), b, s, -1, arch.head_dim)
         v = split_heads(self.v_proj(x), arch.head_dim)
         if self.rotates:
-            q, k = self._rotated(q, k, table)
+            q, k = rotate_complex(q, k, table)
         if arch.qk_norm and self.rotates:
             q = self.qk_norm(q)
             k = self.qk_norm(k)
@@ -78,12 +78,6 @@ class Attention(Module):
         q, k = F.transpose(q, 1, 2), F.transpose(k, 1, 2)
         out, weights = attend(self.net, q, k, v, mask, None, arch.attention_dropout, upcast=False)
         return self.o_proj(out), weights
-
-    def _rotated(self, q: Tensor, k: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-        q_pairs, k_pairs = complex_pairs(q), complex_pairs(k)
-        q_turned = F.reshape(complex_product(q_pairs, table), *q.shape)
-        k_turned = F.reshape(complex_product(k_pairs, table), *k.shape)
-        return F.to(q_turned, q.dtype), F.to(k_turned, k.dtype)
 
 
 class MLP(Module):

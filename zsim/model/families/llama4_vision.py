@@ -8,7 +8,7 @@ from typing import Any, cast
 from zsim.model import functional as F
 from zsim.model import pixels
 from zsim.model.architecture import Vision
-from zsim.model.attention import complex_pairs, complex_product
+from zsim.model.attention import rotate_complex
 from zsim.model.decoder import run_block
 from zsim.model.families import llama4, towers
 from zsim.model.families.clip import ClipMLP
@@ -84,17 +84,11 @@ class Attention(Module):
         shape = (*x.shape[:2], -1, self.net.arch.head_dim)
         q, k = F.reshape(self.q_proj(x), *shape), F.reshape(self.k_proj(x), *shape)
         v = F.reshape(self.v_proj(x), *shape)
-        q, k = self._rotated(q, k, table)
+        q, k = rotate_complex(q, k, table)
         q, k, v = F.transpose(q, 1, 2), F.transpose(k, 1, 2), F.transpose(v, 1, 2)
         out, weights = towers.attend(self.net, q, k, v, upcast=False)
         out = F.reshape(out, *x.shape)
         return self.o_proj(out), weights
-
-    def _rotated(self, q: Tensor, k: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-        q_pairs, k_pairs = complex_pairs(q), complex_pairs(k)
-        q_turned = F.reshape(complex_product(q_pairs, table), *q.shape)
-        k_turned = F.reshape(complex_product(k_pairs, table), *k.shape)
-        return F.to(q_turned, q.dtype), F.to(k_turned, k.dtype)
 
 
 class Layer(Module):

@@ -8,7 +8,7 @@ Module and parameter names, and the order of calls, are those of transformers 5.
 from __future__ import annotations
 
 from zsim.model import functional as F
-from zsim.model.attention import Rotary, attend, causal_mask, dense_mask, positions, rotate_half, split_heads
+from zsim.model.attention import Rotary, attend, causal_mask, mask_of_kind, positions, rotate_half, split_heads
 from zsim.model.decoder import CausalLM, Head, run_block
 from zsim.model.families.bert import MaskedLM, masked_loss
 from zsim.model.graph import Tensor
@@ -134,19 +134,13 @@ class Model(Module):
         x = embeds = self.embeddings(ids)  # noqa: F841  the name outlives the layers
         if places is None:
             places = F.expand(positions(net, ids), (b, s))
-        masks = {False: causal_mask(net, b, s) if self.causal else None, True: self.window_mask(b, s)}
+        masks = {False: causal_mask(net, b, s) if self.causal else None, True: mask_of_kind(net, b, s, True)}
         types = {kind.sliding for kind in net.arch.kinds}
         tables = {sliding: self.rotary_emb(x, places) for sliding in sorted(types)}
         for number, block in self.layers.numbered():
             sliding = net.arch.kinds[number].sliding
             x = run_block(net, block, x, *tables[sliding], masks[sliding])
         return self.final_norm(x)
-
-    def window_mask(self, b: int, s: int) -> Tensor | None:
-        net = self.net
-        if any(kind.sliding for kind in net.arch.kinds):
-            return causal_mask(net, b, s, net.arch.window)
-        return dense_mask(net, b, s, net.dtype) if net.attention in ("eager", "efficient") else None
 
 
 class PredictionHead(Module):

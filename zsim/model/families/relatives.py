@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from zsim.model import functional as F
 from zsim.model import products as P
-from zsim.model.attention import causal_mask, dense_mask, positions, rotate, rotate_part
+from zsim.model.attention import causal_mask, mask_of_kind, positions, rotate, rotate_part
 from zsim.model.decoder import run_block
 from zsim.model.families import llama
 from zsim.model.graph import Storage, Tensor
@@ -30,8 +30,8 @@ class Model(llama.Model):
         position_ids = positions(net, ids)
         b, s = ids.shape
         window = net.arch.window if any(kind.sliding for kind in net.arch.kinds) else None
-        masks = {False: self.mask(ids, False) if self.types else causal_mask(net, b, s, window)}
-        masks[True] = self.mask(ids, True) if self.types else masks[False]
+        masks = {False: mask_of_kind(net, b, s, False) if self.types else causal_mask(net, b, s, window)}
+        masks[True] = mask_of_kind(net, b, s, True) if self.types else masks[False]
         rotary = {False: self.rotary_emb(x, position_ids)}
         rotary[True] = self.rotary_emb(x, position_ids) if self.tables else rotary[False]
         for number, block in self.layers.numbered():
@@ -41,14 +41,6 @@ class Model(llama.Model):
 
     def embedded(self, ids: Tensor) -> Tensor:
         return self.embed_tokens(ids)
-
-    def mask(self, ids: Tensor, sliding: bool) -> Tensor | None:
-        """Of the layers with a window or without; made all the same where there are none, and then kept by nobody."""
-        b, s = ids.shape
-        window = self.net.arch.window if sliding else None
-        if any(kind.sliding is sliding for kind in self.net.arch.kinds):
-            return causal_mask(self.net, b, s, window)
-        return dense_mask(self.net, b, s, self.net.dtype) if self.net.attention in ("eager", "efficient") else None
 
 
 # ---------------------------------------------------------------------------------------------------- OLMo
