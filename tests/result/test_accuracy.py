@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import statistics
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,10 @@ from tests.model.test_seq2seq import COUNTS as seq2seq
 from zsim.cost.profile import Evidence, load_profile
 from zsim.errors import InputError
 from zsim.model.huggingface import from_config
-from zsim.result.measure import FLOAT8, accuracy, unmeasured
+from zsim.result.measure import accuracy, unmeasured
+from zsim.validation.calibrate import cases, float8_evidence
 from zsim.validation.evidence import setup_of
-from zsim.validation.rows import gpu_name, read_folder
+from zsim.validation.rows import read_folder
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "validation" / "published"
@@ -171,16 +171,18 @@ def test_two_published_steps_of_linear_attention_are_named() -> None:
 
 def test_the_error_in_float8_is_that_of_the_published_runs() -> None:
     errors = yaml.safe_load((PUBLISHED / "float8" / "blind.yaml").read_text())["errors"]
-    found: dict[str, list[float]] = {}
-    for row in read_folder(PUBLISHED / "float8"):
-        if setup_of(row).workload.float8:
-            found.setdefault(gpu_name(row).partition("-")[0], []).append(abs(errors[row.id]["step"]))
-    assert {gpu: (round(statistics.fmean(each), 1), len(each)) for gpu, each in found.items()} == FLOAT8
+    low = [case for case in cases(read_folder(PUBLISHED / "float8")) if case.setup.workload.float8]
+    found = float8_evidence(low, {row: error["step"] for row, error in errors.items()})
+    assert {gpu: (round(each["mape"], 1), each["rows"]) for gpu, each in found.items()} == {
+        "H100": (9.8, 7), "H200": (2.5, 2), "MI300X": (32.6, 3), "B200": (42.6, 2)
+    }  # fmt: skip
+    shipped = {device: load_profile(device).float8 for device in ("H100-SXM", "H100-PCIe", "H200-NVL", "H800-SXM")}
+    assert [evidence and evidence.rows for evidence in shipped.values()] == [7, 7, 2, None]
 
 
 def test_float8_is_as_uncertain_as_its_runs() -> None:
     mi300x = accuracy(load_profile("MI300X"), 8, "fsdp2", float8=True)
-    assert mi300x.step_time_error == FLOAT8["MI300X"][0] / 100  # more than in 16 bits
+    assert mi300x.step_time_error == 32.62 / 100  # more than in 16 bits
     assert mi300x.evidence.startswith("3 published runs in float8 on this kind of GPU; in 16 bits ")
     h100 = dataclasses.replace(load_profile("H100-SXM"), evidence=(TITAN,))
     fitted = accuracy(h100, 8, "fsdp2", float8=True)

@@ -82,8 +82,7 @@ def published(
     from zsim.validation.rows import read_folder
 
     others = [part for part in (*sorted(folder.glob("*holdout")), folder / "float8") if part.is_dir()]
-    unseen = [row for part in others for row in read_folder(part) if "fp8" not in row["precision"]]
-    result = calibrate(read_folder(folder), unseen)
+    result = calibrate(read_folder(folder), [row for part in others for row in read_folder(part)])
     document = result.document()
     target = out or PROFILES / "fitted.yaml"
     text = yaml.safe_dump(document, sort_keys=True, width=120, allow_unicode=True)

@@ -143,6 +143,7 @@ class Profile:
     provenance: str
     evidence: tuple[Evidence, ...] = ()
     full_memory: Evidence | None = None  # of runs whose allocator gives memory back in every step, which is not timed
+    float8: Evidence | None = None  # of runs in float8 on this kind of GPU
     # By kind, where the machine itself was measured.
     collectives: Mapping[str, Measured] = field(default_factory=dict)
     copies: Mapping[str, MeasuredCopy] = field(default_factory=dict)  # "h2d pinned"
@@ -244,7 +245,8 @@ def build(device: str, stack: str, read: Callable[[str], Document | None]) -> Pr
     stacks = read("stacks") or {}
     if stack not in stacks:
         raise InputError(f"unknown software stack '{stack}'", field="profile", accepted=", ".join(sorted(stacks)))
-    content, full = document(slug(device), read), (read("fitted") or {}).get("full_memory")
+    content, fitted = document(slug(device), read), read("fitted") or {}
+    full, float8 = fitted.get("full_memory"), fitted.get("float8", {}).get(kind(device))
     host = _merge(stacks["default"], stacks[stack])
     renamed, pace = host.pop("attention", {}), host.pop("pace")
     attention = {name: AttentionCost(**entry) for name, entry in content["attention"].items()}
@@ -263,6 +265,7 @@ def build(device: str, stack: str, read: Callable[[str], Document | None]) -> Pr
         provenance=content["provenance"],
         evidence=tuple(Evidence(**entry) for entry in content.get("evidence", ())),
         full_memory=Evidence(**full) if full else None,
+        float8=Evidence(**float8) if float8 else None,
     )
 
 
@@ -281,6 +284,11 @@ def document(name: str, read: Callable[[str], Document | None]) -> Document:
 def slug(device: str) -> str:
     """Name of the device's file."""
     return device.lower().replace(" ", "-")
+
+
+def kind(device: str) -> str:
+    """What the boards of a GPU share: "H100" of "H100-SXM" and "H100-PCIe"."""
+    return device.partition("-")[0]
 
 
 def _merge(base: Document, change: Document) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import gc
 import os
-import pickle
 import sys
 import time
 import weakref
@@ -117,6 +116,7 @@ def _in_a_new_thread(attempt: Callable[..., Outcome], *arguments: Any) -> Outcom
 
 def _in_a_new_process(attempt: Callable[..., Outcome], *arguments: Any) -> Any:
     """-I and -S: no hook of the environment or of site-packages starts anything in it."""
+    import pickle
     import subprocess
 
     child = subprocess.run(
@@ -135,5 +135,7 @@ def _in_a_new_process(attempt: Callable[..., Outcome], *arguments: Any) -> Any:
 
 def serve() -> None:
     """What the process of `_in_a_new_process` does."""
+    import pickle
+
     attempt, arguments = pickle.load(sys.stdin.buffer)
     sys.stdout.buffer.write(pickle.dumps(attempt(*arguments)))

@@ -177,9 +177,6 @@ def unmeasured(arch: object) -> tuple[str, ...]:
     return tuple(name for name, there in found.items() if there)
 
 
-FLOAT8 = {"H100": (9.8, 7), "H200": (2.5, 2), "MI300X": (32.6, 3), "B200": (42.6, 2)}
-"""By GPU: percent that published runs in float8 were off on average, and how many (validation/published/float8)."""
-
 _TITLES = {"deepspeed": "DeepSpeed", "fsdp2": "FSDP2", "fsdp1": "FSDP1", "ddp": "DDP"}
 
 
@@ -206,8 +203,7 @@ def accuracy(
         if tuple(unmeasured) == (LINEAR_ATTENTION,):
             text += "; two published steps of Qwen3.5-9B alone were compared (docs/linear-attention.md)"
         return Accuracy(profile.device, profile.stack, None, text)
-    in_float8 = FLOAT8.get(profile.device.partition("-")[0])
-    if float8 and in_float8 is None:
+    if float8 and profile.float8 is None:
         return Accuracy(profile.device, profile.stack, None, "no run in float8 on this kind of GPU has been measured")
     evidence = profile.expected_error(gpus, framework, adapters, tokens)
     if evidence is None:
@@ -234,13 +230,12 @@ def accuracy(
         error = max(error, others.mape)
         way = f"{abs(others.bias):.0f} % too {'fast' if others.bias < 0 else 'slow'} on average"
         text += f"; {others.text}: {others.mape:.0f} % on {others.rows} runs, {way}"
-    if float8 and in_float8:
-        own, runs = in_float8
-        if own > error:
-            text = f"{runs} published runs in float8 on this kind of GPU; in 16 bits {error:.0f} %: {text}"
+    if float8 and (own := profile.float8):
+        if own.mape > error:
+            text = f"{own.rows} {own.text} on this kind of GPU; in 16 bits {error:.0f} %: {text}"
         else:
-            text += f"; in float8 {own:.0f} % on {runs} published runs"
-        error = max(error, own)
+            text += f"; in float8 {own.mape:.0f} % on {own.rows} published runs"
+        error = max(error, own.mape)
     return Accuracy(profile.device, profile.stack, error / 100, text)
 
 

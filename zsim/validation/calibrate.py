@@ -227,6 +227,7 @@ class Calibration:
     left_out: Mapping[str, float]
     evidence: Mapping[str, Sequence[Mapping[str, Any]]]
     full_memory: Mapping[str, Any] | None
+    float8: Mapping[str, Mapping[str, Any]]
     train: Sequence[Case]
     test: Sequence[Case]
 
@@ -241,6 +242,7 @@ class Calibration:
             "values": values,
             "evidence": dict(self.evidence),
             "full_memory": self.full_memory,
+            "float8": dict(self.float8),
         }
 
 
@@ -248,7 +250,7 @@ def calibrate(rows: Sequence[Row], holdout: Sequence[Row] = ()) -> Calibration:
     """Fit on the rows marked `fit`, measure on the others, and on each family of devices with its rows left out.
 
     `holdout`: rows that count as evidence for what error to expect, and for nothing else, as do those marked `fit` on
-    devices that have no constant to fit.
+    devices that have no constant to fit. Those in float8 count by themselves.
     """
     known = cases(rows)
     if not known:
@@ -265,7 +267,9 @@ def calibrate(rows: Sequence[Row], holdout: Sequence[Row] = ()) -> Calibration:
     evidence = {
         "generic": [_evidence("GPUs of which no run was fitted", [c for c in known if c.row.id in left_out], left_out)]
     }
-    unseen = [*cases(holdout), *(case for case in train if case not in fitted)]
+    held = cases(holdout)
+    low = [case for case in held if case.setup.workload.float8]
+    unseen = [case for case in (*held, *train) if case not in low and case not in fitted]
     found = test_errors | errors(unseen, read)
     for group in sorted({_group(case) for case in (*test, *unseen)}):
         if group.document == "generic":
@@ -278,7 +282,17 @@ def calibrate(rows: Sequence[Row], holdout: Sequence[Row] = ()) -> Calibration:
     full = [case for case in (*test, *unseen) if case.fills_memory(built[case.device, case.setup.profile])]
     text = "GPUs as full as this one, whose allocator gives memory back in every step"
     full_memory = _evidence(text, full, found) if full else None
-    return Calibration(values, errors(train, read), test_errors, left_out, evidence, full_memory, train, test)
+    float8 = float8_evidence(low, errors(low, read))
+    return Calibration(values, errors(train, read), test_errors, left_out, evidence, full_memory, float8, train, test)
+
+
+def float8_evidence(low: Sequence[Case], found: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    """By kind of GPU what the errors `found` of runs in float8 say."""
+    kinds = sorted({profiles.kind(case.device) for case in low})
+    return {
+        kind: _evidence("published runs in float8", [c for c in low if profiles.kind(c.device) == kind], found)
+        for kind in kinds
+    }
 
 
 def leave_out(family: str, train: Sequence[Case], known: Sequence[Case]) -> dict[str, float]:

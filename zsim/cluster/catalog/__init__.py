@@ -66,6 +66,8 @@ def _sized_names() -> dict[tuple[str, float], str]:
 def known_name(name: str) -> str | None:
     """The catalog's name of an accelerator; None where it has none. Sources put the memory where they like ("A100-40GB
     SXM", "H200-141GB"): it has to be the accelerator's."""
+    if name in _blocks("devices.yaml"):
+        return name
     found = _names().get(_plain(name))
     if found is None and (memory := re.search(r"(\d+) ?GB", name, flags=re.IGNORECASE)):
         found = _sized_names().get((_plain(name.replace(memory[0], "")), float(memory[1])))
