@@ -33,8 +33,8 @@ def test_what_is_left_out_is_what_the_framework_leaves_out(write: Write) -> None
 
 def test_refusals(write: Write) -> None:
     for fields, error, says in (
-        ({"framework": "deepspeed"}, NotModeled, "float8 under deepspeed"),
-        ({"framework": "fsdp1"}, NotModeled, "float8 under fsdp1"),
+        ({"framework": "deepspeed"}, NotModeled, "float8 under DeepSpeed or FSDP1"),
+        ({"framework": "fsdp1"}, NotModeled, "float8 under DeepSpeed or FSDP1"),
         ({"cluster": str(ROOT / "topologies/dgx_a100_8.yaml")}, InputError, "A100-SXM-80GB has no float8 products"),
         ({"lora": "16"}, NotModeled, "float8 with adapters"),
         ({"precision": "fp16"}, NotModeled, "float8 beside fp16"),

@@ -51,8 +51,11 @@ def under(plan: AnyPlan, workload: Workload, model: ModelSpec | None = None) -> 
 
     Of xformers' SwiGLU (0.0.22 to 0.0.25, ops/swiglu_op.py `SwiGLUOpDispatch`), in bfloat16, only the kernel for packed
     weights is taken; without it torch's own ones run. The weights of gate and up are packed where they lie in one
-    storage, as in the flat groups of ZeRO's stages 1 and 2. Raises NotModeled where shards are gathered.
+    storage, as in the flat groups of ZeRO's stages 1 and 2. Raises NotModeled where shards are gathered, and for float8
+    under DeepSpeed and FSDP1.
     """
+    if workload.float8 is not None and not isinstance(plan, DdpPlan | Fsdp2Plan):
+        raise NotModeled("float8 under DeepSpeed or FSDP1", field="float8", accepted="framework: fsdp2, ddp")
     autocast = plan.autocast if isinstance(plan, DdpPlan) else isinstance(plan, DeepSpeedPlan) and plan.torch_autocast
     weights = plan.dtype if isinstance(plan, DdpPlan | DeepSpeedPlan) and autocast else None
     apart = isinstance(plan, Fsdp1Plan | Fsdp2Plan) and plan.adapter_units and plan.storage_dtype != plan.param_dtype
@@ -119,8 +122,6 @@ def _lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, st
     if workload.sequence_parallel_size != sharing:
         found = f"{workload.sequence_parallel_size} ranks share a sequence in the model and {sharing} in the plan"
         raise InputError(found, field="sequence_parallel_size", accepted="the same number; 1 without DeepSpeed")
-    if workload.float8 is not None and not isinstance(plan, DdpPlan | Fsdp2Plan):
-        raise NotModeled("float8 under DeepSpeed or FSDP1", field="float8", accepted="framework: fsdp2, ddp")
     if not isinstance(plan, DeepSpeedPlan):
         _check_idle(model, plan)
     if isinstance(plan, DeepSpeedPlan):

@@ -9,6 +9,7 @@ from zsim.errors import NotModeled
 from zsim.model.spec import Float8
 
 if TYPE_CHECKING:
+    from zsim.scenario.fields import Float8Field
     from zsim.scenario.load import Scenario
 
 # What stays as it is where nobody says: torchtitan's configurations (filter_fqns), accelerate 1.15 utils/ao.py
@@ -16,17 +17,13 @@ _EXCLUDED = {"torchtitan": ("output",), "hf": ("first_linear", "last_linear")}
 MFU = "MFU is that of 16-bit products, as torchtitan printed it for float8 until February 2026"
 
 
-def float8_of(scenario: Scenario, cluster: Cluster) -> tuple[Float8 | None, list[str]]:
+def float8_of(scenario: Scenario, given: Float8Field, cluster: Cluster) -> tuple[Float8, list[str]]:
     """The setting and notes on it. Raises InputError, NotModeled."""
-    fields, given = scenario.fields, scenario.fields.float8
-    if given is None:
-        return None, []
+    fields = scenario.fields
     framework, device, path = fields.framework.name, cluster.devices[0], ("float8",)
     if "float8" not in device.peak_flops:
         with_it = "a GPU that has them: Hopper, Blackwell, Ada, MI300"
         raise scenario.error(path, f"{device.name} has no float8 products", with_it)
-    if framework not in ("fsdp2", "ddp"):
-        raise scenario.error(path, f"float8 under {framework}", "framework: fsdp2, ddp", kind=NotModeled)
     for name, what in (("lora", "adapters"), ("quantize", "quantized weights")):
         if getattr(fields, name):
             raise scenario.error(path, f"float8 with {what}", f"null, or {name}: null", kind=NotModeled)

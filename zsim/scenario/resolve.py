@@ -139,11 +139,12 @@ def _images(scenario: Scenario, model: ModelSpec) -> tuple[Images | None, list[s
 
 
 def _float8(scenario: Scenario, cluster: Cluster) -> tuple[Float8 | None, list[str]]:
-    if scenario.fields.float8 is None:
+    given = scenario.fields.float8
+    if given is None:
         return None, []
     from zsim.scenario.float8 import float8_of
 
-    return float8_of(scenario, cluster)
+    return float8_of(scenario, given, cluster)
 
 
 def _check_whole(scenario: Scenario, plan: AnyPlan) -> None:
