@@ -41,7 +41,7 @@ def test_nobody_reported_of_other_devices():
     alone = simulate(SCENARIOS / "llama31_8b_mac_studio.yaml")
     assert record(alone) is None
     assert alone.to_dict()["accuracy"]["gpu_memory"] is None
-    assert "GPU memory" not in "".join(terminal._accuracy(alone))
+    assert "GPU memory" not in "".join(terminal.accuracy(alone))
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.says)

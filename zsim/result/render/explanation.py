@@ -13,7 +13,7 @@ from zsim.result.compare import causes, label
 from zsim.result.critical_path import Segment
 from zsim.result.holders import holders
 from zsim.result.render.style import CATEGORY_LABELS, cause_label
-from zsim.result.render.terminal import WIDEST, duration, verdict, verdict_style, wrap
+from zsim.result.render.terminal import Page, duration, verdict, verdict_style
 from zsim.result.sensitivity import Change
 from zsim.result.spec import Result
 
@@ -26,32 +26,18 @@ LONGEST, LARGEST = 8, 12
 
 def render(result: Result, changes: Sequence[Change], console: Console) -> None:
     """Prints the explanation to a rich console."""
-
-    width = min(console.width, WIDEST)
-
-    def say(text: str, style: str = "") -> None:
-        for line in wrap(text, width):
-            console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
-
-    def section(title: str, lines: Iterable[str]) -> None:
-        say("")
-        say(title, "bold")
-        for line in lines:
-            for part in wrap(line, width - 2):
-                say("  " + part)
-
-    say(verdict(result), verdict_style(result))
-    said = to_dict(result, changes)
-    section("Every second of the step", (_share(line) for line in said["attribution"]))
-    section("Critical path of the step, by what it runs through", (_share(line) for line in said["critical_path"]))
-    section("Its longest stretches", (_stretch(line) for line in said["longest_stretches"]))
-    section("Who holds the memory at the peak", (_holder(line) for line in said["memory"][:LARGEST]))
+    page, said = Page(console), to_dict(result, changes)
+    page.say(verdict(result), verdict_style(result))
+    page.section("Every second of the step", map(_share, said["attribution"]))
+    page.section("Critical path of the step, by what it runs through", map(_share, said["critical_path"]))
+    page.section("Its longest stretches", map(_stretch, said["longest_stretches"]))
+    page.section("Who holds the memory at the peak", map(_holder, said["memory"][:LARGEST]))
     names = max((len(change.name) for change in changes), default=0)
     for kind, title in (("setting", "What would help: settings"), ("hardware", "What would help: hardware")):
-        section(title, _changes((change for change in changes if change.kind == kind), names))
+        page.section(title, _changes((change for change in changes if change.kind == kind), names))
     for note in said["notes"]:
-        say("")
-        say(note)
+        page.line()
+        page.say(note)
 
 
 def to_dict(result: Result, changes: Sequence[Change]) -> dict[str, Any]:

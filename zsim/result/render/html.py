@@ -90,6 +90,9 @@ def _data(result: Result, others: Sequence[Result], changes: Sequence[Change]) -
     return {
         "name": result.name,
         "verdict": terminal.verdict(result),
+        "headline": terminal.headline(result.headline),
+        "strain": " ".join(terminal.strain(result)),
+        "accuracy": list(terminal.accuracy(result)),
         "result": result.to_dict(),
         "labels": CATEGORY_LABELS,
         "colors": CATEGORY_COLORS,

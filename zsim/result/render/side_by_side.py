@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from zsim.result.compare import Comparison, Line
 from zsim.result.compare import label as label_of
 from zsim.result.render.style import CATEGORY_LABELS
-from zsim.result.render.terminal import wrap
+from zsim.result.render.terminal import Page
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,22 +20,17 @@ CELL = 11
 
 def render(comparison: Comparison, console: Console) -> None:
     """Prints the setups, what differs between them, what came out, and why."""
-    width = min(console.width, 100)
-
-    def say(text: str = "", style: str = "") -> None:
-        console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
-
+    page = Page(console)
     for each in comparison.impossible:
-        for part in wrap(f"{each.name}: {each.why}", width):
-            say(part)
+        page.say(f"{each.name}: {each.why}")
     if comparison.impossible:
-        say()
+        page.line()
     columns = range(len(comparison.names))
     for block in (columns[at : at + PER_BLOCK] for at in range(0, len(columns), PER_BLOCK)):
-        label = width - CELL * len(block)
+        label = page.width - CELL * len(block)
         for index in block:
-            say(f"({comparison.letters[index]}) {comparison.names[index]}", "bold")
-        say()
+            page.line(f"({comparison.letters[index]}) {comparison.names[index]}", "bold")
+        page.line()
         for title, lines in (
             ("Inputs that differ", comparison.inputs),
             ("Outcome", comparison.outcome),
@@ -44,15 +39,15 @@ def render(comparison: Comparison, console: Console) -> None:
             ("Communication per step", comparison.programs),
         ):
             if lines:
-                say(f"{title:<{label}}" + "".join(f"{comparison.letters[index]:>{CELL}}" for index in block), "bold")
+                letters = "".join(f"{comparison.letters[index]:>{CELL}}" for index in block)
+                page.line(f"{title:<{label}}{letters}", "bold")
                 for row in _rows(lines, block, comparison.letters, label):
-                    say(row)
-                say()
+                    page.line(row)
+                page.line()
     if comparison.reasons:
-        say("Why", "bold")
+        page.line("Why", "bold")
     for reason in comparison.reasons:
-        for part in wrap(reason, width - 2):
-            say("  " + part)
+        page.say(reason, indent=2)
 
 
 def _visible(lines: Sequence[Line], smallest: float) -> list[Line]:

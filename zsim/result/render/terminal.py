@@ -25,32 +25,43 @@ STATES = ("parameters", "gradients", "optimizer_states", "master_weights")
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
+class Page:
+    """Lines on a rich console, of at most `WIDEST` columns, as they are: no colours but those asked for."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.width = console, min(console.width, WIDEST)
+
+    def line(self, text: str = "", style: str = "") -> None:
+        self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    def say(self, text: str, style: str = "", indent: int = 0) -> None:
+        for line in wrap(text, self.width - indent):
+            self.line(" " * indent + line, style)
+
+    def section(self, title: str, lines: Iterable[str]) -> None:
+        self.line()
+        self.say(title, "bold")
+        for line in lines:
+            self.say(line, indent=2)
+
+
 def render(result: Result, console: Console) -> None:
     """Prints the whole report to a rich console."""
-    width = min(console.width, WIDEST)
-    blocks = "utf" in console.encoding.lower()
-
-    def say(text: str, style: str = "", indent: int = 0) -> None:
-        for line in wrap(text, width - indent):
-            console.print(" " * indent + line, style=style, highlight=False, markup=False, soft_wrap=True)
-
-    say(verdict(result), verdict_style(result))
-    say(headline(result.headline))
+    page = Page(console)
+    inner, blocks = page.width - 2, "utf" in console.encoding.lower()
+    page.say(verdict(result), verdict_style(result))
+    page.say(headline(result.headline))
     for title, lines in (
-        ("Memory per GPU", _memory(result, width - 2, blocks)),
-        (_time_title(result), _time(result, width - 2, blocks)),
+        ("Memory per GPU", _memory(result, inner, blocks)),
+        (_time_title(result), _time(result, inner, blocks)),
         ("Bottleneck", _bottleneck(result)),
         ("Against the textbook", _textbook(result)),
-        ("Expected error", _accuracy(result)),
+        ("Expected error", accuracy(result)),
         ("Assumed", _bullets(result.assumptions)),
         ("Not modeled", _bullets(result.not_modeled)),
     ):
-        said = list(lines)
-        if said:
-            say("")
-            say(title, "bold")
-            for line in said:
-                say(line, indent=2)
+        if said := list(lines):
+            page.section(title, said)
 
 
 def render_changes(
@@ -60,31 +71,28 @@ def render_changes(
 
     `overrides`: with which the scenario was run, so that the command which is named explains this run.
     """
-    width = min(console.width, WIDEST)
+    title = "What would help" if result.fits else "What would make it fit"
+    Page(console).section(title, _changes(result, changes, overrides))
 
-    def say(text: str, style: str = "", indent: int = 2) -> None:
-        for line in wrap(text, width - indent):
-            console.print(" " * indent + line, style=style, highlight=False, markup=False, soft_wrap=True)
 
-    console.print()
-    say("What would help" if result.fits else "What would make it fit", "bold", 0)
+def _changes(result: Result, changes: Sequence[Change] | None, overrides: Sequence[str]) -> Iterator[str]:
     if changes is None:
-        say("--changes 3 simulates it, as on a terminal; zsim explain every setting and part")
+        yield "--changes 3 simulates it, as on a terminal; zsim explain every setting and part"
         return
     for change in changes:
         gain = f"{change.gain:+.1%} tokens/s" if result.fits else f"{change.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"
-        say(f"{gain}: {change.name}" + _beside(result, change))
+        yield f"{gain}: {change.name}" + _beside(result, change)
     if not changes and result.fits:
         from zsim.result.suggestions import GAINS
 
-        say(f"nothing that was tried gains {GAINS:.1%}")
+        yield f"nothing that was tried gains {GAINS:.1%}"
     elif not changes:
-        say("none of the settings tried, nor two of them together: zsim plan searches further")
+        yield "none of the settings tried, nor two of them together: zsim plan searches further"
     if result.fits and result.setup.sources:
         command = shlex.join(
             ["zsim", "explain", str(result.setup.sources[0]), *(f"--set={set_}" for set_ in overrides)]
         )
-        say(f"Each was simulated. All settings and parts: {command}")
+        yield f"Each was simulated. All settings and parts: {command}"
 
 
 def _beside(result: Result, change: Change) -> str:
@@ -215,15 +223,7 @@ def _memory(result: Result, width: int, blocks: bool) -> Iterator[str]:
                 "and go down once per step"
             )
         yield f"{where}."
-    if gpu.out_of_memory_at:
-        yield f"Runs out at {gpu.out_of_memory_at}."
-    if gpu.allocator_retries and gpu.fits:
-        every_step = gpu.allocator_retries_per_step
-        untimed = f" {every_step} are in every step, whose time leaves them out." if every_step else ""
-        yield (
-            f"To get through, the allocator gives cached memory back {gpu.allocator_retries} times, which is slow."
-            f"{untimed}"
-        )
+    yield from strain(result)
     host = result.host
     if host.peak_bytes:
         parts = ", ".join(f"{name.replace('_', ' ')} {n / GIB:.1f}" for name, n in host.by_category.items())
@@ -233,6 +233,20 @@ def _memory(result: Result, width: int, blocks: bool) -> Iterator[str]:
         yield f"Beyond training: {'; '.join(_checkpoint(result, moment) for moment in result.checkpoints)}."
     if host.nvme_peak_bytes:
         yield f"NVMe per node: {host.nvme_peak_bytes / GIB:.1f} of {host.nvme_capacity_bytes / GIB:.0f} GiB."
+
+
+def strain(result: Result) -> Iterator[str]:
+    """Where the GPU's memory runs out, or what the allocator does to get through."""
+    gpu = result.gpu
+    if gpu.out_of_memory_at:
+        yield f"Runs out at {gpu.out_of_memory_at}."
+    if gpu.allocator_retries and gpu.fits:
+        every_step = gpu.allocator_retries_per_step
+        untimed = f" {every_step} are in every step, whose time leaves them out." if every_step else ""
+        yield (
+            f"To get through, the allocator gives cached memory back {gpu.allocator_retries} times, which is slow."
+            f"{untimed}"
+        )
 
 
 def _checkpoint(result: Result, moment: CheckpointMemory) -> str:
@@ -308,12 +322,13 @@ def _textbook(result: Result) -> Iterator[str]:
     yield f"Here: states {states / GIB:.1f}, {', '.join(parts)}: {gpu.nvidia_smi_bytes / GIB:.1f} GiB{paged}."
 
 
-def _accuracy(result: Result) -> Iterator[str]:
-    accuracy = result.accuracy
-    if accuracy.step_time_error is None:
-        yield f"unknown: {accuracy.evidence}"
+def accuracy(result: Result) -> Iterator[str]:
+    """How far off the report may be, and whose runs say so."""
+    expected = result.accuracy
+    if expected.step_time_error is None:
+        yield f"unknown: {expected.evidence}"
     else:
-        yield f"step time {accuracy.step_time_error:.0%} on average ({accuracy.evidence})"
+        yield f"step time {expected.step_time_error:.0%} on average ({expected.evidence})"
     if known := record(result):
         yield (
             f'GPU memory: of {known.runs} runs that users reported and zsim calls "{known.says}", {known.ran_out} ran '

@@ -6,12 +6,7 @@ const cause = (name) => { const [kind, phase] = name.split("/"); return phase ? 
 // ---- sections -----------------------------------------------------------------------------------------------------
 function verdict() {
   document.title = $("title").textContent = data.name;
-  const of = result.setup;
-  $("setup").textContent = `${of.model} on ${of.world_size}× ${of.devices.join(", ")} (${of.cluster}), ${of.framework}` +
-    (of.stage === null ? "" : ` stage ${of.stage}`) +
-    `, micro-batch ${of.workload.micro_batch} × ${whole(of.workload.seq_len)} tokens` +
-    (of.workload.sequence_parallel_size > 1 ? ` over ${of.workload.sequence_parallel_size} GPUs (Ulysses)` : "") +
-    (of.plan.grad_accum > 1 ? ` × ${of.plan.grad_accum} accumulation steps` : "");
+  $("setup").textContent = data.headline;
   const cards = [
     ["Memory with cache", gib(gpu.nvidia_smi_bytes), `of ${gib(gpu.capacity_bytes)} per GPU`],
     ["Step", seconds(time.step_s), result.fits ? "steady state" : "as if it fitted"],
@@ -33,10 +28,7 @@ function memory() {
   const held = data.memory;
   $("memory-words").textContent = `The allocated peak is at ${gpu.peak_at}. Allocated is what tensors hold, reserved what ` +
     "PyTorch's allocator has taken from the device, and nvidia-smi shows reserved plus what lies outside the allocator. " +
-    "The last decides about out-of-memory." +
-    (gpu.out_of_memory_at ? ` It runs out at ${gpu.out_of_memory_at}.` : "") +
-    (gpu.allocator_retries ? ` To get through, the allocator gives cached memory back ${gpu.allocator_retries} times, which is slow.` : "") +
-    (gpu.allocator_retries_per_step ? ` ${gpu.allocator_retries_per_step} are in every step, whose time leaves them out.` : "");
+    `The last decides about out-of-memory. ${data.strain}`;
   chart("memory-time", () => {
     const traces = Object.entries(held.categories).map(([name, values]) => ({
       x: held.t, y: values, name: data.labels[name] || words(name), type: "scatter", mode: "lines", line: { width: 0, shape: "hv" },
@@ -152,10 +144,8 @@ function ops() {
 }
 
 function notes() {
-  const accuracy = result.accuracy, error = accuracy.step_time_error, known = accuracy.gpu_memory;
   const lists = [["Asked for as well", data.impossible], ["Assumed", result.assumptions], ["Not modeled", result.not_modeled],
-    ["Expected error", [error === null ? accuracy.evidence : `step time ${percent(error)} on average: ${accuracy.evidence}`,
-      ...(known ? [`GPU memory: of ${known.runs} runs that users reported and zsim calls "${known.says}", ${known.ran_out} ran out of it`] : [])]],
+    ["Expected error", data.accuracy],
     ["Utilization counts", [result.throughput.formula]],
     ["Simulated by", [`zsim ${result.meta.zsim_version}: ${whole(result.meta.events)} events on ${result.meta.simulated_ranks} of ${result.setup.world_size} ranks`]]];
   for (const [title, texts] of lists) {
