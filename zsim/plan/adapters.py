@@ -9,6 +9,8 @@ from typing import Any
 from zsim.errors import NotModeled
 from zsim.plan.recipe import Recipe
 
+_BESIDE = ("lora_modules_to_save", "additional_target", "peft_trainable_token_indices")
+
 
 def lora(recipe: Recipe, names: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
     """`names`: r, alpha, dropout, targets -> the recipe's key. `defaults`: the tool's, r among them."""
@@ -34,8 +36,10 @@ def refuse_variants(recipe: Recipe, names: tuple[str, ...]) -> None:
     """Kinds of adapters that compute something else than plain LoRA, by key."""
     for name in names:
         value = recipe.get(name)
-        if value not in (None, False, "", "false", 0):
-            raise recipe.document.error((name,), f"{name}: another kind of adapter than plain LoRA", kind=NotModeled)
+        if value not in (None, False, "", "false", 0, [], {}):
+            beside = "modules that train whole beside the adapters"
+            why = beside if name in _BESIDE else "another kind of adapter than plain LoRA"
+            raise recipe.document.error((name,), f"{name}: {why}", kind=NotModeled)
 
 
 def quantized(recipe: Recipe, key: str, double_key: str | None = None) -> None:

@@ -4,70 +4,41 @@ from __future__ import annotations
 
 from zsim.errors import NotModeled
 from zsim.plan.adapters import in_8_bits, lora, quantized, refuse_variants
+from zsim.plan.axolotl_keys import (
+    HARMLESS,
+    LISTED,
+    LISTED_PLUGINS,
+    OTHER_ADAPTERS,
+    OTHER_TRAINING,
+    OTHERS_OWN,
+    QUIET,
+    REFUSED,
+)
 from zsim.plan.document import Document, subsection
 from zsim.plan.float8 import switch_on
 from zsim.plan.fsdp_args import read_fsdp
 from zsim.plan.reading import NOT_SHARDED, Reading
 from zsim.plan.recipe import ULYSSES, Recipe
-from zsim.plan.trainer import ATTENTION, checkpointing, legacy_options, name_model, saving
+from zsim.plan.trainer import attention, checkpointing, legacy_options, name_model, saving
 
-_HARMLESS = (
-    "datasets", "dataset_prepared_path", "val_set_size", "output_dir", "hub_model_id", "trust_remote_code",
-    "wandb_project", "wandb_entity", "wandb_watch", "wandb_name", "wandb_log_model", "wandb_run_id", "num_epochs",
-    "max_steps", "lr_scheduler", "learning_rate", "warmup_ratio", "warmup_steps", "weight_decay", "evals_per_epoch",
-    "logging_steps", "special_tokens", "seed", "chat_template", "tf32",
-    "tokenizer_type", "model_type", "debug", "gradient_checkpointing_kwargs", "pad_to_sequence_len",
-    "train_on_inputs", "group_by_length", "save_first_step", "early_stopping_patience", "local_rank",
-    "xformers_attention", "strict", "eval_sample_packing", "plugins",
-)  # fmt: skip
 _LORA = {"r": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules"}
-_REFUSED = {
-    "rl": "preference tuning, which runs more than one model",
-    "tensor_parallel_size": "tensor parallelism",
-    "expert_parallel_size": "expert parallelism",
-    "unfrozen_parameters": "training of the parameters that match patterns; a scenario's model.freeze names the others",
-    "reward_model": "a reward model, whose head is no language model's",
-    "process_reward_model": "a reward model, whose head is no language model's",
-    "diffusion": "diffusion of text",
-    "qat": "quantization-aware training",
-    "relora": "ReLoRA",
-    "lora_target_parameters": "adapters on parameters, such as those of experts",
-    "gptq": "weights quantized by GPTQ",
-    "freeze_mm_modules": "a frozen vision tower; a scenario's model.freeze names it",
-    "use_onebitllms": "training for weights in few bits",
-}
-# Kernels, and what else changes what is computed, that are listed as not simulated.
-_LISTED = {
-    "lora_mlp_kernel": "fused kernels of adapters",
-    "lora_qkv_kernel": "fused kernels of adapters",
-    "lora_o_kernel": "fused kernels of adapters",
-    "flash_attn_cross_entropy": "flash-attn's loss",
-    "flash_attn_rms_norm": "flash-attn's norm",
-    "flash_attn_fuse_mlp": "flash-attn's MLP",
-    "use_kernels": "kernels from the Hub",
-    "use_scattermoe": "kernels of experts",
-    "use_sonicmoe": "kernels of experts",
-    "quantize_moe_experts": "experts in 4 bits",
-    "resize_token_embeddings_to_32x": "a vocabulary rounded up to a multiple of 32",
-    "model_config": "fields of the model's config.json that are set here",
-    "use_eaft": "another loss",
-    "fused_attn_kernel": "a fused kernel of attention",
-}
+# utils/schemas/enums.py, LEGACY_ATTN_FLAG_TO_IMPL: the first one counts.
+_ATTENTION_FLAGS = {
+    "xformers_attention": "xformers", "sage_attention": "sage", "flex_attention": "flex_attention",
+    "flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager",
+}  # fmt: skip
 
 
 def read_axolotl(document: Document, ranks: int | None = None) -> Reading:
     """The plan and workload in an axolotl recipe. Raises InputError, NotModeled."""
     reading = Reading("axolotl recipe", document, ranks=ranks)
     recipe = Recipe(reading)
-    for name, why in _REFUSED.items():
-        recipe.refuse(name, (False, "", 1), why)
+    plugins = _plugins(recipe)
+    for name, why in REFUSED.items():
+        recipe.refuse(name, (False, "", 1, [], {}), why)
     recipe.refuse("lisa_n_layers", (), "LISA, which trains other layers in turn")
     for name in ("context_parallel_size", "sequence_parallel_degree"):  # monkeypatch/ring_attn
         recipe.refuse(name, (False, "", 1), "context parallelism by ring-flash-attn", ULYSSES)
-    if recipe.flag("tiled_mlp"):
-        reading.not_modeled.append(
-            "tiled_mlp: the MLP in pieces of the sequence, which needs less memory than said here"
-        )
     length = recipe.count("sequence_len") or 512  # axolotl's default
     recipe.set("seq_len", length, "sequence_len")
     if recipe.flag("sample_packing"):
@@ -77,8 +48,8 @@ def read_axolotl(document: Document, ranks: int | None = None) -> Reading:
     recipe.set("micro_batch", recipe.count("micro_batch_size") or 1, "micro_batch_size")
     _accumulation(recipe)
     recipe.set("grad_clip", recipe.get("max_grad_norm", 1.0), "max_grad_norm")
-    for name, what in _LISTED.items():
-        if recipe.get(name):
+    for name, what in LISTED.items():
+        if recipe.get(name) not in (None, False, "", 0, {}, [], "false"):
             reading.not_modeled.append(f"{name}: {what}")
     _precision(recipe)
     recipe.optimizer("optimizer", "adamw_torch_fused")
@@ -87,16 +58,7 @@ def read_axolotl(document: Document, ranks: int | None = None) -> Reading:
     _attention(recipe)
     if recipe.flag("torch_compile") if recipe.get("torch_compile") != "auto" else False:
         recipe.set("compile", True, "torch_compile")
-    liger = [name for name in document.data if str(name).startswith("liger_") and recipe.flag(name)]
-    if "liger_fused_linear_cross_entropy" in liger or recipe.flag("cut_cross_entropy"):
-        recipe.set("loss", "fused", liger[0] if liger else "cut_cross_entropy")
-    others = [name for name in liger if name != "liger_fused_linear_cross_entropy"]
-    both = [name for name in others if name in ("liger_rms_norm", "liger_glu_activation", "liger_swiglu")]
-    if "liger_rms_norm" in both and len(both) > 1:
-        recipe.set("kernels", "liger", "liger_rms_norm")
-        others = [name for name in others if name not in (*both, "liger_rope")]  # rotates in place, saves the same
-    if others:
-        reading.not_modeled.append(f"{', '.join(others)}: fused kernels other than the loss")
+    _kernels(recipe, plugins)
     _adapters(recipe)
     _shard(recipe)
     gathers = recipe.flag("fp8_enable_fsdp_float8_all_gather")
@@ -105,8 +67,77 @@ def read_axolotl(document: Document, ranks: int | None = None) -> Reading:
     recipe.threads("accelerate launch")
     name_model(recipe, "base_model")
     reading.lacks("cluster")
-    recipe.rest(_HARMLESS)
+    _bits(recipe)
+    recipe.rest((*HARMLESS, *(name for name in document.data if str(name).startswith(OTHERS_OWN))))
     return reading
+
+
+def _plugins(recipe: Recipe) -> set[str]:
+    """Folders in axolotl.integrations of the plugins that the recipe names. Raises NotModeled for another training."""
+    named = recipe.get("plugins") or []
+    found = set()
+    for plugin in [named] if isinstance(named, str) else named:
+        parts = str(plugin).split(".")
+        folder = parts[2] if parts[:2] == ["axolotl", "integrations"] and len(parts) > 2 else ""
+        found.add(folder)
+        if folder in OTHER_TRAINING:
+            why, key, default = OTHER_TRAINING[folder]
+            if key is None or bool(recipe.get(key, default)):
+                raise recipe.document.error(("plugins",), why, "the recipe without that plugin", kind=NotModeled)
+        elif folder in LISTED_PLUGINS:
+            recipe.reading.not_modeled.append(f"{plugin}: {LISTED_PLUGINS[folder]}")
+        elif folder not in QUIET:
+            recipe.reading.not_modeled.append(f"{plugin}: a plugin that is not known here")
+    return found
+
+
+def _kernels(recipe: Recipe, plugins: set[str]) -> None:
+    """Fused losses and Liger's kernels, which the plugins bring: cut_cross_entropy is on wherever its plugin is, and
+    without the plugin no such key has an effect."""
+    reading = recipe.reading
+    names = [str(name) for name in recipe.document.data if str(name).startswith("liger_")]
+    liger = [name for name in names if recipe.flag(name)]
+    cut = recipe.flag("cut_cross_entropy", "cut_cross_entropy" in plugins)
+    for plugin, switched_on in (("liger", liger), ("cut_cross_entropy", ["cut_cross_entropy"] if cut else [])):
+        if switched_on and plugin not in plugins:
+            names_of = ", ".join(switched_on)
+            reading.notes.append(f"{names_of}: no effect, as plugins does not name axolotl.integrations.{plugin}")
+    liger, cut = liger if "liger" in plugins else [], cut and "cut_cross_entropy" in plugins
+    if cut or "liger_fused_linear_cross_entropy" in liger:
+        recipe.set("loss", "fused", "cut_cross_entropy" if cut else "liger_fused_linear_cross_entropy")
+        if cut and recipe.document.data.get("cut_cross_entropy") is None:
+            reading.places["loss",] = recipe.document.place(("plugins",))
+            reading.notes.append("cut_cross_entropy: true, as its plugin is named")
+    others = [name for name in liger if name not in ("liger_fused_linear_cross_entropy", "liger_use_token_scaling")]
+    both = [name for name in others if name in ("liger_rms_norm", "liger_glu_activation", "liger_swiglu")]
+    if "liger_rms_norm" in both and len(both) > 1:
+        recipe.set("kernels", "liger", "liger_rms_norm")
+        others = [name for name in others if name not in (*both, "liger_rope")]  # rotates in place, saves the same
+    if others:
+        reading.not_modeled.append(f"{', '.join(others)}: fused kernels other than the loss")
+
+
+def _bits(recipe: Recipe) -> None:
+    """Overrides of bitsandbytes' and other quantized checkpoints' configuration (loaders/model.py)."""
+    options = subsection(recipe.document, recipe.document.data, (), "bnb_config_kwargs")
+    recipe.get("bnb_config_kwargs")
+    if ("quantize", "type") in recipe.reading.fields:
+        for name, value in options.items():
+            if name == "bnb_4bit_use_double_quant":
+                recipe.reading.set(("quantize", "double_quant"), value, ("bnb_config_kwargs", name))
+            elif name == "bnb_4bit_quant_type" and value in ("nf4", "fp4"):
+                recipe.reading.set(("quantize", "type"), value, ("bnb_config_kwargs", name))
+            else:
+                recipe.reading.not_modeled.append(f"bnb_config_kwargs.{name}: which weights are quantized, or how")
+    kind = recipe.get("model_quantization_config")
+    ways = subsection(recipe.document, recipe.document.data, (), "model_quantization_config_kwargs")
+    recipe.get("model_quantization_config_kwargs")
+    if kind and ways.get("dequantize") is not True:
+        why = f"{kind}: weights that stay in few bits"
+        accepted = "model_quantization_config_kwargs: {dequantize: true}"
+        raise recipe.document.error(("model_quantization_config",), why, accepted, kind=NotModeled)
+    if recipe.get("peft_autocast_adapter_dtype") is False:
+        recipe.reading.not_modeled.append("peft_autocast_adapter_dtype: false keeps adapters in the type of the model")
 
 
 def _adapters(recipe: Recipe) -> None:
@@ -121,9 +152,10 @@ def _adapters(recipe: Recipe) -> None:
         return
     if adapter == "qlora" and not in_4bit and recipe.get("load_in_4bit") is not None:
         raise recipe.error(("load_in_4bit",), "qlora needs 4-bit weights", "true")
-    linear = recipe.flag("lora_target_linear")
-    lora(recipe, _LORA, {"r": 8, "alpha": 16} | ({"targets": "all-linear"} if linear else {}))
-    refuse_variants(recipe, ("peft_use_dora", "lora_modules_to_save", "relora_steps"))
+    lora(recipe, _LORA, {"r": 8, "alpha": 16, "targets": "all-linear" if recipe.flag("lora_target_linear") else None})
+    if recipe.flag("lora_target_linear"):  # loaders/adapter.py: beside what lora_target_modules names
+        recipe.set("lora.targets", "all-linear", "lora_target_linear")
+    refuse_variants(recipe, OTHER_ADAPTERS)
     recipe.get("peft_use_rslora")  # another scale
     in_8bit = recipe.flag("load_in_8bit")
     if in_4bit or adapter == "qlora":
@@ -159,15 +191,12 @@ def _precision(recipe: Recipe) -> None:
 
 
 def _attention(recipe: Recipe) -> None:
-    value = recipe.get("attn_implementation")
-    for name, kind in (("flash_attention", "flash"), ("sdp_attention", "sdpa"), ("eager_attention", "eager")):
-        if recipe.flag(name):
-            recipe.set("attention", kind, name)
-    if value is not None:
-        if str(value) not in ATTENTION:
-            accepted = ", ".join(ATTENTION)
-            raise recipe.document.error(("attn_implementation",), f"attention {value}", accepted, kind=NotModeled)
-        recipe.set("attention", ATTENTION[str(value)], "attn_implementation")
+    on = [name for name in _ATTENTION_FLAGS if recipe.document.data.get(name) != "" and recipe.flag(name)]
+    name = "attn_implementation" if recipe.get("attn_implementation") is not None or not on else on[0]
+    if name in _ATTENTION_FLAGS:
+        recipe.document.data["attn_implementation"] = _ATTENTION_FLAGS[name]
+        recipe.document.places["attn_implementation",] = recipe.document.place((name,))
+    attention(recipe, "attn_implementation")
 
 
 def _shard(recipe: Recipe) -> None:

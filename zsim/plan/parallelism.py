@@ -6,7 +6,7 @@ from typing import Any
 
 from zsim.errors import InputError, NotModeled
 from zsim.plan.document import subsection
-from zsim.plan.recipe import Recipe, as_flag
+from zsim.plan.recipe import Recipe, as_flag, hub_attention
 
 SECTION = "parallelism_config"
 # utils/dataclasses.py, DeepSpeedSequenceParallelConfig, which takes kernels of the hub besides
@@ -69,9 +69,7 @@ class Sizes:
                 raise self.error("sp_seq_length", "is needed where lengths do not vary", "a number of tokens")
             self.set("seq_len", int(str(length)), "sp_seq_length")
         value = str(self.get("sp_attn_implementation", "sdpa"))
-        kernel = _ATTENTION.get(value)
-        if kernel is None and "/" in value and "flash-attn" in value:
-            kernel = "flash3" if "flash-attn3" in value else "flash"
+        kernel = _ATTENTION.get(value) or hub_attention(value)
         if kernel is None:
             raise self.error("sp_attn_implementation", f"{value!r} is not supported", ", ".join(_ATTENTION))
         self.set("attention", kernel, "sp_attn_implementation")

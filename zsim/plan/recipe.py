@@ -137,8 +137,9 @@ class Recipe:
     def rest(self, harmless: Iterable[str] = ()) -> None:
         """List the keys that nobody looked at."""
         unread = [name for name in self.document.data if name not in self._read and not str(name).startswith("_")]
-        known = [name for name in unread if name in set(harmless)]
-        other = [name for name in unread if name not in set(harmless)]
+        quiet = {*harmless, *(name for name in unread if self.document.data[name] in (None, ""))}
+        known = [name for name in unread if name in quiet]
+        other = [name for name in unread if name not in quiet]
         if known:
             self.reading.without_effect.append(f"{', '.join(known)} (data, learning rate, saving and logging)")
         for name in other:
@@ -147,6 +148,13 @@ class Recipe:
                 self.reading.notes.append(f"{name} is not read; did you mean {close}?")
         if other:
             self.reading.without_effect.append(f"{', '.join(map(str, other))} (not read)")
+
+
+def hub_attention(value: str) -> str | None:
+    """The kernel of a repository of the hub, "kernels-community/flash-attn3"; None for others."""
+    if "/" not in value or "flash-attn" not in value:
+        return None
+    return "flash3" if "flash-attn3" in value else "flash"
 
 
 def as_flag(value: Any, error: Callable[[str], InputError]) -> bool:

@@ -10,7 +10,7 @@ from zsim.plan.fsdp_args import read_fsdp
 from zsim.plan.hjson import parse_hjson
 from zsim.plan.own_options import OWN, own_switches, refuse_own
 from zsim.plan.reading import NOT_SHARDED, Reading
-from zsim.plan.recipe import ULYSSES, Recipe, as_flag
+from zsim.plan.recipe import ULYSSES, Recipe, as_flag, hub_attention
 
 _STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
 ATTENTION = {
@@ -269,9 +269,10 @@ def attention(recipe: Recipe, name: str) -> None:
     value = recipe.get(name)
     if value is None:
         return
-    if str(value) not in ATTENTION:
+    kind = ATTENTION.get(str(value)) or hub_attention(str(value))
+    if kind is None:
         raise recipe.document.error((name,), f"attention {value}", ", ".join(ATTENTION), kind=NotModeled)
-    recipe.set("attention", ATTENTION[str(value)], name)
+    recipe.set("attention", kind, name)
 
 
 def model_length(recipe: Recipe, names: tuple[str, ...]) -> None:

@@ -1,0 +1,127 @@
+"""What axolotl's plugins and options do to a run beside what their names say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.plan.recipes import read, said
+from zsim.errors import NotModeled
+
+CUT = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
+LIGER = "axolotl.integrations.liger.LigerPlugin"
+
+
+def axolotl(data: dict[str, Any]):
+    return read("axolotl", {"base_model": "m"} | data)
+
+
+@pytest.mark.parametrize(
+    ("data", "fused"),
+    [
+        ({"plugins": [CUT]}, True),  # its args.py: cut_cross_entropy: Optional[bool] = True
+        ({"plugins": [CUT], "cut_cross_entropy": None}, True),
+        ({"plugins": [CUT], "cut_cross_entropy": False}, False),
+        ({"plugins": [CUT], "cut_cross_entropy": True}, True),
+        ({"cut_cross_entropy": True}, False),
+        ({"plugins": [LIGER]}, False),
+        ({"plugins": [LIGER], "liger_fused_linear_cross_entropy": True}, True),
+        ({"plugins": LIGER, "liger_fused_linear_cross_entropy": True}, True),
+        ({"liger_fused_linear_cross_entropy": True}, False),
+        ({"plugins": [CUT], "liger_fused_linear_cross_entropy": True}, True),
+    ],
+)
+def test_a_fused_loss_comes_with_its_plugin(data: dict[str, Any], fused: bool) -> None:
+    assert said(axolotl(data)).get("loss") == ("fused" if fused else None)
+
+
+def test_keys_of_a_plugin_that_is_not_named_are_said_to_have_no_effect() -> None:
+    reading = axolotl({"liger_rms_norm": True, "liger_glu_activation": True, "cut_cross_entropy": True})
+    assert not {"kernels", "loss"} & said(reading).keys()
+    assert [note for note in reading.notes if "no effect" in note] == [
+        "liger_glu_activation, liger_rms_norm: no effect, as plugins does not name axolotl.integrations.liger",
+        "cut_cross_entropy: no effect, as plugins does not name axolotl.integrations.cut_cross_entropy",
+    ]
+    named = axolotl({"plugins": [LIGER], "liger_rms_norm": True, "liger_glu_activation": True})
+    assert said(named)["kernels"] == "liger"
+
+
+@pytest.mark.parametrize(
+    ("plugin", "data", "why"),
+    [
+        ("hatchery.HatcheryPlugin", {}, "machines of a service"),
+        ("spectrum.SpectrumPlugin", {}, "trains the layers that it chooses"),
+        ("grokfast.GrokfastPlugin", {}, "averages of gradients"),
+        ("densemixer.DenseMixerPlugin", {}, "router"),
+        ("diffusion.DiffusionPlugin", {}, "diffusion"),
+        ("kd.KDPlugin", {"kd_trainer": True}, "teacher"),
+        ("nemo_gym.NemoGymPlugin", {"nemo_gym_enabled": True}, "generates"),
+    ],
+)
+def test_plugins_that_train_otherwise_are_refused(plugin: str, data: dict[str, Any], why: str) -> None:
+    with pytest.raises(NotModeled, match=why):
+        axolotl({"plugins": [f"axolotl.integrations.{plugin}"]} | data)
+
+
+def test_plugins_that_are_switched_off_or_not_known() -> None:
+    off = ["axolotl.integrations.kd.KDPlugin", "axolotl.integrations.densemixer.DenseMixerPlugin"]
+    reading = axolotl({"plugins": [*off, "mine.Plugin"], "dense_mixer": False})
+    assert reading.not_modeled == ["mine.Plugin: a plugin that is not known here"]
+
+
+def test_all_linear_modules_beside_those_that_are_named() -> None:
+    data = {"adapter": "lora", "lora_target_linear": True, "lora_target_modules": ["q_proj"]}
+    assert said(axolotl(data))["lora.targets"] == "all-linear"
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        ({"flash_attention": True}, "flash"),
+        ({"sdp_attention": True}, "sdpa"),
+        ({"flash_attention": True, "eager_attention": True}, "flash"),
+        ({"attn_implementation": "kernels-community/vllm-flash-attn3"}, "flash3"),
+        ({"attn_implementation": "kernels-community/flash-attn2"}, "flash"),
+        ({"xformers_attention": None}, None),
+    ],
+)
+def test_attention(data: dict[str, Any], kind: str | None) -> None:
+    assert said(axolotl(data)).get("attention") == kind
+
+
+@pytest.mark.parametrize("name", ["xformers_attention", "sage_attention", "flex_attention"])
+def test_other_attention_is_refused_by_its_switch_too(name: str) -> None:
+    with pytest.raises(NotModeled, match=r"attention (xformers|sage|flex_attention)"):
+        axolotl({name: True, "flash_attention": True})
+
+
+def test_a_checkpoint_in_few_bits_is_trained_in_16_where_it_is_dequantized() -> None:
+    kind = {"model_quantization_config": "Mxfp4Config"}
+    axolotl(kind | {"model_quantization_config_kwargs": {"dequantize": True}})
+    with pytest.raises(NotModeled, match="few bits"):
+        axolotl(kind)
+
+
+def test_overrides_of_bitsandbytes() -> None:
+    data = {"adapter": "qlora", "load_in_4bit": True, "lora_target_linear": True}
+    options = {"bnb_4bit_use_double_quant": False, "llm_int8_skip_modules": ["lm_head"]}
+    reading = axolotl(data | {"bnb_config_kwargs": options})
+    assert said(reading)["quantize.double_quant"] is False
+    assert reading.not_modeled == ["bnb_config_kwargs.llm_int8_skip_modules: which weights are quantized, or how"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("lora_rank_pattern", {"q_proj": 4}), ("peft_layers_to_transform", [0]), ("peft_trainable_token_indices", [7])],
+)
+def test_adapters_that_are_not_alike(name: str, value: Any) -> None:
+    base = {"adapter": "lora", "lora_target_linear": True}
+    with pytest.raises(NotModeled, match=name):
+        axolotl(base | {name: value})
+    axolotl(base | {name: type(value)()})
+
+
+def test_a_key_without_a_value_is_not_one_that_was_not_read() -> None:
+    reading = axolotl({"something_else": None, "something": 1})
+    assert "something (not read)" in reading.without_effect
