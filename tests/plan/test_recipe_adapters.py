@@ -113,3 +113,46 @@ def test_offload_that_is_refused_is_named_at_its_own_key(
     with pytest.raises(InputError) as caught:
         detect.read(parse_yaml(text, "recipe.yaml"), "axolotl")
     assert (caught.value.field, caught.value.line, caught.value.accepted) == (field, line, accepted)
+
+
+def test_llama_factory_looks_for_no_unused_parameters_around_adapters() -> None:
+    """hparams/parser.py, where nothing is said; with full training it is the Trainer's own rule."""
+    found = "ddp.find_unused_parameters"
+    base = {"model_name_or_path": "m", "stage": "sft", "do_train": True}
+    assert said(read("llama_factory", base))[found] is False
+    assert said(read("llama_factory", base | {"ddp_find_unused_parameters": True}))[found] is True
+    full = base | {"finetuning_type": "full"}
+    assert said(read("llama_factory", full | {"disable_gradient_checkpointing": True}))[found] is True
+
+
+@pytest.mark.parametrize("name", ["export_dir", "infer_backend", "task", "do_predict"])
+def test_what_llama_factory_does_beside_training_is_refused(name: str) -> None:
+    data = {"model_name_or_path": "m", "template": "llama3", name: True}
+    with pytest.raises(InputError, match="does not train"):
+        read("llama_factory", data)
+    read("llama_factory", data | {"do_train": True})
+
+
+def test_llama_factorys_projector_alone() -> None:
+    data = {"model_name_or_path": "m", "stage": "sft", "finetuning_type": "full", "train_mm_proj_only": True}
+    assert read("llama_factory", data).vision["model", "freeze"] == ["vision_tower", "language_model"]
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ({"stage": "rm"}, "a reward model"),
+        ({"use_mca": True}, "Megatron"),
+        ({"shift_attn": True}, "shift_attn"),
+        ({"additional_target": "embed_tokens,lm_head"}, "train whole beside"),
+    ],
+)
+def test_what_llama_factory_trains_otherwise_is_refused(data: dict[str, Any], why: str) -> None:
+    with pytest.raises(NotModeled, match=why):
+        read("llama_factory", {"model_name_or_path": "m", "do_train": True} | data)
+
+
+@pytest.mark.parametrize("name", ["upcast_layernorm", "resize_vocab", "pissa_init"])
+def test_what_llama_factory_computes_otherwise_is_listed(name: str) -> None:
+    reading = read("llama_factory", {"model_name_or_path": "m", "do_train": True, name: True})
+    assert [text.split(":")[0] for text in reading.not_modeled] == [name]

@@ -9,6 +9,35 @@ from zsim.plan.reading import Reading
 from zsim.plan.recipe import ULYSSES, Recipe
 from zsim.plan.trainer import HARMLESS, attention, model_length, name_model, training
 
+_OWN_HARMLESS = (
+    # hparams/data_args.py, evaluation_args.py, generating_args.py and what model_args.py says of loading
+    "eval_dataset", "media_dir", "train_on_prompt", "mask_history", "streaming", "buffer_size", "mix_strategy",
+    "interleave_probs", "preprocessing_batch_size", "eval_num_beams", "ignore_pad_token_for_loss",
+    "eval_on_each_dataset", "neat_packing", "tool_format", "default_system", "enable_thinking", "preserve_thinking",
+    "tokenized_path", "data_shared_file_system", "video_maxlen", "evaluation_strategy", "cache_dir",
+    "use_fast_tokenizer", "split_special_tokens", "new_special_tokens_config", "init_special_tokens",
+    "model_revision", "rope_scaling", "use_reentrant_gc", "train_from_scratch", "infer_backend", "infer_dtype",
+    "hf_hub_token", "ms_hub_token", "om_hub_token", "print_param_status", "loraplus_lr_ratio",
+    "loraplus_lr_embedding", "pissa_iter", "pissa_convert", "create_new_adapter", "adapter_folder", "use_swanlab",
+    "compute_accuracy", "disable_shuffling", "early_stopping_steps", "include_effective_tokens_per_second",
+    "eaft_alpha", "ray_run_name", "ray_storage_path", "ray_num_workers", "ray_init_kwargs", "resources_per_worker",
+    "placement_strategy", "offload_folder",
+)  # fmt: skip
+# Kinds of runs that train nothing: what a file for `export`, `chat`, `api` or `eval` has.
+_OTHER_RUNS = ("do_eval", "do_predict", "export_dir", "infer_backend", "vllm_enforce_eager", "task")
+_LISTED = {
+    "use_dft_loss": "another loss",
+    "use_eaft_loss": "another loss",
+    "upcast_layernorm": "norms in float32",
+    "upcast_lmhead_output": "logits widened to float32 by a hook",
+    "moe_aux_loss_coef": "the auxiliary loss of routers",
+    "resize_vocab": "a vocabulary that grows to the tokenizer's, rounded up to a multiple of 64",
+    "add_tokens": "a vocabulary that grows",
+    "add_special_tokens": "a vocabulary that grows",
+    "use_v1_kernels": "kernels of LLaMA-Factory's own",
+    "pissa_init": "PiSSA's start of adapters, which then train as any",
+}
+
 
 def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
     """The plan and workload in a LLaMA-Factory recipe. Raises InputError, NotModeled."""
@@ -19,24 +48,30 @@ def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
         raise document.error(("finetuning_type",), f"finetuning_type {method}", "full, lora", kind=NotModeled)
     stage = str(recipe.get("stage", "sft"))
     if stage not in ("pt", "sft"):
-        raise document.error(("stage",), f"stage {stage}, which runs more than one model", "pt, sft", kind=NotModeled)
-    for name in ("do_eval", "do_predict"):
-        if recipe.flag(name) and not recipe.flag("do_train"):
-            raise document.error((name,), "without do_train: a run that does not train", "do_train: true")
+        reward = "a reward model, whose head is no language model's, on pairs of sequences"
+        why = reward if stage == "rm" else "which runs more than one model"
+        raise document.error(("stage",), f"stage {stage}, {why}", "pt, sft", kind=NotModeled)
+    if not recipe.flag("do_train"):
+        for name in _OTHER_RUNS:
+            if recipe.get(name) not in (None, False, "false"):
+                raise document.error((name,), "without do_train: a run that does not train", "do_train: true")
     if method == "lora":
         _lora(recipe)
     else:
         recipe.refuse("quantization_bit", (), "quantized weights without adapters")
     for name in (
         "use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_unsloth", "use_llama_pro", "use_muon",
-        "mixture_of_depths", "fp8", "use_asft_loss",
+        "mixture_of_depths", "fp8", "use_asft_loss", "shift_attn",
     ):  # fmt: skip
         recipe.refuse(name, (False,), name.removeprefix("use_"))
     for name in ("use_distributed_optimizer", "overlap_param_gather", "recompute_granularity"):
         recipe.refuse(name, (), "training by Megatron, whose optimizer shards otherwise")
-    for name in ("use_dft_loss", "use_eaft_loss"):
-        if recipe.flag(name):
-            reading.not_modeled.append(f"{name}: another loss")
+    for name in ("use_mca", "use_megatron_bridge"):
+        recipe.refuse(name, (False,), "training by Megatron, whose optimizer shards otherwise")
+    recipe.refuse("use_hyper_parallel", (False,), "HyperParallel in place of FSDP")
+    for name, what in _LISTED.items():
+        if recipe.get(name) not in (None, False, 0, "false"):
+            reading.not_modeled.append(f"{name}: {what}")
     recipe.refuse("use_kt", (False,), "KTransformers' experts on the CPU")
     for name in ("pipeline_model_parallel_size", "expert_model_parallel_size"):
         recipe.refuse(name, (1,), name.replace("_model_parallel_size", " parallelism of Megatron"))
@@ -64,13 +99,19 @@ def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
         recipe.set("kernels", "liger", "enable_liger_kernel")
     _parts(recipe, method)
     training(recipe)
+    if method == "lora" and reading.fields[("framework", "name")] == "ddp" and not _asks_ddp(recipe):
+        reading.fields[("ddp", "find_unused_parameters")] = False  # hparams/parser.py
     if recipe.flag("pure_bf16"):
         _pure_bf16(recipe)
     _load(recipe, method)
     recipe.threads("torchrun")
     name_model(recipe, "model_name_or_path")
-    recipe.rest(HARMLESS)
+    recipe.rest((*HARMLESS, *_OWN_HARMLESS))
     return reading
+
+
+def _asks_ddp(recipe: Recipe) -> bool:
+    return recipe.document.data.get("ddp_find_unused_parameters") is not None
 
 
 def _parts(recipe: Recipe, method: str) -> None:
@@ -81,6 +122,8 @@ def _parts(recipe: Recipe, method: str) -> None:
         "multi_modal_projector": recipe.flag("freeze_multi_modal_projector", True),
         "language_model": recipe.flag("freeze_language_model"),
     }
+    if recipe.flag("train_mm_proj_only"):  # until freeze_language_model came, finetuning_args.py of 2024
+        names = {"vision_tower": True, "multi_modal_projector": False, "language_model": True}
     vision = recipe.reading.vision
     frozen = [name for name, is_frozen in names.items() if is_frozen]
     if method == "lora":
@@ -120,7 +163,11 @@ def _lora(recipe: Recipe) -> None:
     """hparams/finetuning_args.py LoraArguments: rank 8, alpha twice the rank, all linear modules."""
     names = {"r": "lora_rank", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target"}
     lora(recipe, names, {"r": 8, "targets": "all"})
-    refuse_variants(recipe, ("use_dora", "pissa_init", "additional_target"))
+    refuse_variants(recipe, ("use_dora", "additional_target"))
+    if recipe.get("adapter_name_or_path") and not recipe.flag("create_new_adapter"):
+        recipe.reading.not_modeled.append(
+            "adapter_name_or_path: adapters that are there already, whose own rank and targets count"
+        )
     bits = recipe.get("quantization_bit")
     if bits not in (None, 4, 8):
         raise recipe.document.error(("quantization_bit",), f"{bits}-bit weights", "4, 8", kind=NotModeled)
