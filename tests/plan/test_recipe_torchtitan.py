@@ -17,6 +17,11 @@ TITAN = [
     ("[training]\nlocal_batch_size = 0\n", InputError, "0 is not greater than 0"),
     ("[model]\nconverters = ['mx']\n", NotModeled, "mx"),
     ("[optimizer]\nimplementation = 'quick'\n", InputError, "'quick' is not known"),
+    ("[model]\nname = 'flux'\n", NotModeled, "flux, which is no language model alone"),
+    ("[model]\nconfig = 'configs/gla.json'\n", NotModeled, "a job of flame"),
+    ("[fault_tolerance]\nenable = true\n", NotModeled, "torchft"),
+    ("[activation_checkpoint]\nearly_stop = true\n", NotModeled, "stops early"),
+    ("[training]\ndtype = 'float8'\n", InputError, "'float8' is not known"),
     ("[training\n", InputError, "not TOML"),
 ]
 
@@ -65,3 +70,23 @@ def test_torchtitan_compiles_what_components_name(tmp_path: Path, section: str, 
     path.write_text(f'[model]\nname = "llama3"\nflavor = "8B"\n[compile]\n{section}\n')
     fields = said(detect.read(parse_toml(path), "torchtitan"))
     assert (fields.get("compile"), fields.get("loss")) == (compiled, loss)
+
+
+def test_torchtitan_stores_in_the_type_of_training(tmp_path: Path) -> None:
+    """job_config.py: training.dtype is of parameters, gradients and states of the optimizer."""
+    path = tmp_path / "job.toml"
+    path.write_text("[training]\ndtype = 'bfloat16'\n")
+    assert said(detect.read(parse_toml(path), "torchtitan"))["fsdp.storage_dtype"] == "bfloat16"
+    path.write_text("[training]\ndtype = 'float32'\n")
+    assert "fsdp.storage_dtype" not in said(detect.read(parse_toml(path), "torchtitan"))
+    degrees = "[parallelism]\ndata_parallel_replicate_degree = 4\ndata_parallel_shard_degree = 1\n"
+    path.write_text(f"[training]\ndtype = 'bfloat16'\n{degrees}")
+    assert said(detect.read(parse_toml(path), "torchtitan"))["ddp.dtype"] == "bfloat16"
+
+
+def test_keys_of_other_sections_are_not_read_as_those_of_one(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text("[optimizer]\nlr = 1e-3\nmode = 'full'\n[training]\nsteps = 3\n")
+    reading = detect.read(parse_toml(path), "torchtitan")
+    assert "optimizer.mode (not read)" in reading.without_effect
+    assert any(text.startswith("optimizer.lr, training.steps (data") for text in reading.without_effect)

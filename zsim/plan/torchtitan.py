@@ -22,12 +22,39 @@ _REFUSED_DEGREES = {
 }
 _DEGREES = {*_REFUSED_DEGREES, "data_parallel_replicate_degree", "data_parallel_shard_degree"}
 _READ = {
-    *_DEGREES, "data_parallel_degree", "data_parallel_type", "local_batch_size", "batch_size", "seq_len",
-    "global_batch_size", "max_norm", "mixed_precision_param", "mixed_precision_reduce", "fp8_linear",
-    "fsdp_reshard_after_forward", "enable_cpu_offload", "name", "flavor",
-    "implementation", "fused", "early_step_in_backward", "mode", "selective_ac_option", "converters",
-    "enable", "compile", "components",
+    "training": {
+        *_DEGREES, "data_parallel_degree", "data_parallel_type", "local_batch_size", "batch_size", "seq_len",
+        "global_batch_size", "max_norm", "mixed_precision_param", "mixed_precision_reduce", "fp8_linear", "dtype",
+        "enable_cpu_offload", "compile",
+    },
+    "experimental": {*_DEGREES},
+    "parallelism": {*_DEGREES, "fsdp_reshard_after_forward"},
+    "model": {"name", "flavor", "converters"},
+    "optimizer": {"name", "implementation", "fused", "early_step_in_backward"},
+    "activation_checkpoint": {"mode", "selective_ac_option"},
+    "compile": {"enable", "components"},
+    "fault_tolerance": {"enable"},
+    "activation_offload": {"mode"},
 }  # fmt: skip
+_WITHOUT_EFFECT = {
+    "training": {
+        "dataset", "dataset_path", "steps", "warmup_steps", "gc_freq", "gc_debug", "seed", "deterministic",
+        "debug_moe_force_load_balance", "data_parallel_size",
+    },
+    "experimental": {"custom_import", "custom_args_module", "enable_async_tensor_parallel"},
+    "parallelism": {
+        "disable_loss_parallel", "enable_async_tensor_parallel", "expert_tensor_parallel_degree",
+        "pipeline_parallel_schedule", "pipeline_parallel_split_points", "pipeline_parallel_microbatch_size",
+        "pipeline_parallel_layers_per_stage", "context_parallel_rotate_method", "module_fqns_per_model_part",
+        "pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers",
+        "pipeline_parallel_schedule_csv",
+    },
+    "model": {"hf_assets_path", "tokenizer_path", "print_after_conversion", "norm_type", "tokenizer"},
+    "optimizer": {"lr", "beta1", "beta2", "eps", "weight_decay"},
+    "activation_checkpoint": {"per_op_sac_force_recompute_mm_shapes_by_fqns", "preserve_rng_state"},
+    "compile": {"backend"},
+}  # fmt: skip
+_OTHER_MODELS = re.compile("flux|siglip|vlm", re.IGNORECASE)
 _IMPLEMENTATIONS = {"fused": "fused", "foreach": "foreach", "for-loop": "loop"}
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 
@@ -56,6 +83,7 @@ def read_torchtitan(document: Document, ranks: int | None = None) -> Reading:
     reading = Reading("torchtitan job", document, ranks=ranks)
     sections = {name: subsection(document, document.data, (), name) for name in document.data}
     training, model = sections.get("training", {}), sections.get("model", {})
+    _refuse_other(document, sections)
     sections["parallelism"] = _old_degrees(document, sections) | sections.get("parallelism", {})
     _training(reading, training)
     _parallelism(reading, sections.get("parallelism", {}), training)
@@ -73,12 +101,44 @@ def read_torchtitan(document: Document, ranks: int | None = None) -> Reading:
         harmless.remove("checkpoint")
     if harmless:
         reading.without_effect.append(f"{', '.join(harmless)} (logging, learning rate, saving)")
-    unread = [
-        f"{name}.{key}" for name in sections if name not in _HARMLESS for key in sections[name] if key not in _READ
-    ]
-    if unread:
-        reading.without_effect.append(f"{', '.join(unread)} (not read)")
+    _rest(reading, sections)
     return reading
+
+
+def _refuse_other(document: Document, sections: dict[str, dict[str, Any]]) -> None:
+    """What trains other models, or in another way, than torchtitan's language models."""
+    model = sections.get("model", {})
+    name = str(model.get("name", ""))
+    parallelism = sections.get("parallelism", sections.get("experimental", {}))
+    checkpoints, offload = sections.get("activation_checkpoint", {}), sections.get("activation_offload", {})
+    autograd = "enable_compiled_autograd"
+    for path, found, why in (
+        (("model", "name"), _OTHER_MODELS.search(name), f"{name}, which is no language model alone"),
+        (("model", "config"), "config" in model, "a job of flame, whose models are flash-linear-attention's"),
+        (("fault_tolerance", "enable"), sections.get("fault_tolerance", {}).get("enable"), "replicas held by torchft"),
+        (("activation_offload", "mode"), offload.get("mode", "none") != "none", "activations on the host"),
+        (("activation_checkpoint", "early_stop"), checkpoints.get("early_stop"), "recomputation that stops early"),
+        (
+            ("parallelism", "enable_compiled_autograd"),
+            parallelism.get("enable_compiled_autograd"),
+            "a compiled backward",
+        ),
+    ):
+        if found:
+            raise document.error(path, why, kind=NotModeled)
+
+
+def _rest(reading: Reading, sections: dict[str, dict[str, Any]]) -> None:
+    """List the keys that nobody looked at."""
+    quiet, unread = [], []
+    for name, section in sections.items():
+        if name in _HARMLESS:
+            continue
+        for key in section.keys() - _READ.get(name, set()):
+            (quiet if key in _WITHOUT_EFFECT.get(name, ()) else unread).append(f"{name}.{key}")
+    for keys, why in ((quiet, "data, learning rate, and degrees that are 1"), (unread, "not read")):
+        if keys:
+            reading.without_effect.append(f"{', '.join(sorted(keys))} ({why})")
 
 
 def _saves_beside_training(reading: Reading, section: dict[str, Any]) -> bool:
@@ -160,6 +220,8 @@ def _parallelism(reading: Reading, section: dict[str, Any], training: dict[str, 
     shard = _take(reading, "parallelism", section, "data_parallel_shard_degree", -1, int)
     if shard == 1 and (replicate > 1 or replicate == -1):
         reading.set(("framework", "name"), "ddp", ("parallelism", "data_parallel_replicate_degree"))
+        if training.get("dtype", "float32") != "float32":
+            reading.set(("ddp", "dtype"), training["dtype"], ("training", "dtype"))
         return
     reading.set(("framework", "name"), "fsdp2", ("parallelism", "data_parallel_shard_degree"))
     if replicate > 1:
@@ -178,6 +240,11 @@ def _parallelism(reading: Reading, section: dict[str, Any], training: dict[str, 
         reading.set(
             ("fsdp", "reduce_dtype"), training["mixed_precision_reduce"], ("training", "mixed_precision_reduce")
         )
+    stored = _take(reading, "training", training, "dtype", "float32", str)
+    if stored != "float32":  # job_config.py: parameters, gradients and states of the optimizer
+        if stored not in _DTYPES:
+            raise document.error(("training", "dtype"), f"{stored!r} is not known", ", ".join(_DTYPES))
+        reading.set(("fsdp", "storage_dtype"), stored, ("training", "dtype"))
     if training.get("enable_cpu_offload", False):
         reading.set(("fsdp", "cpu_offload"), True, ("training", "enable_cpu_offload"))
 
