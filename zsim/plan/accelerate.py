@@ -10,7 +10,7 @@ from zsim.plan.document import Document, nearest, subsection
 from zsim.plan.float8 import read_ao
 from zsim.plan.fsdp_args import read_fsdp
 from zsim.plan.parallelism import Sizes
-from zsim.plan.reading import Reading
+from zsim.plan.reading import FP32_ASSUMED, Reading
 from zsim.plan.recipe import Recipe, as_flag
 from zsim.plan.spec import LEAF_CLASSES
 
@@ -28,7 +28,6 @@ _INSIDE_FILE = (
     "gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device",
     "offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model",
 )  # fmt: skip
-FP32_ASSUMED = "no mixed precision: the model trains in the type it is loaded in; fp32 assumed"
 
 
 def read_accelerate(document: Document, ranks: int | None = None) -> Reading:
@@ -81,6 +80,7 @@ def _precision(recipe: Recipe) -> None:
         recipe.reading.lacks("precision", "(no mixed_precision here, and DeepSpeed's file is not there)")
     elif ("precision",) not in fields:
         recipe.set("precision", "fp32", "mixed_precision")
+        recipe.reading.defaults.add(("precision",))  # training_args.py: the Trainer's bf16 and fp16 go before `no`
         recipe.reading.notes.append(FP32_ASSUMED)
 
 

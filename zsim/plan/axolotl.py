@@ -17,7 +17,7 @@ from zsim.plan.axolotl_keys import (
 from zsim.plan.document import Document, subsection
 from zsim.plan.float8 import switch_on
 from zsim.plan.fsdp_args import read_fsdp
-from zsim.plan.reading import NOT_SHARDED, Reading
+from zsim.plan.reading import LOADED_IN, NOT_SHARDED, Reading
 from zsim.plan.recipe import ULYSSES, Recipe
 from zsim.plan.trainer import attention, checkpointing, legacy_options, name_model, saving
 
@@ -222,4 +222,4 @@ def _shard(recipe: Recipe) -> None:
         recipe.set("ddp.find_unused_parameters", found, "ddp_find_unused_parameters")
         if reading.fields[("precision",)] == "bf16" and not recipe.get("adapter"):
             reading.fields[("ddp", "dtype")] = "bfloat16"
-            reading.notes.append("the model is loaded in bf16 and trained without master weights")
+            reading.notes.append(LOADED_IN.format("bf16"))

@@ -41,6 +41,7 @@ class Document:
     places: dict[Path_, Place] = field(default_factory=dict)
     repeated: list[Path_] = field(default_factory=list)  # fields that stand here more than once: the last one counts
     script: bool = False  # these are the options of a command
+    program: str = ""  # the Python file that the command starts
     ranks: int | None = None  # processes that a launcher in the file starts
     launch: Document | None = None  # options of `accelerate launch`, before those of the script that it starts
     environment: dict[str, tuple[str, int | None]] = field(default_factory=dict)  # that it sets, with lines

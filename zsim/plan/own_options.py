@@ -21,6 +21,7 @@ _ADAPTERS = (
 _WHOLE = ("full", "all", "pretrain", "sft")  # kinds of training in which everything trains
 # Of peft: they say nothing where a switch says that there are no adapters.
 _RANKS = ("lora_r", "lora_rank", "lora_target_modules", "trainable", "lora_trainable")
+_OTHER_RANKS = ("peft_lora_r", "peft_target_modules")  # which stand beside trl's own use_peft
 _PARAMETERS = re.compile(r"(^|_)(un)?freeze(_|$)|^fix_|^(mm_)?tunable_|^tune_")
 _EVERY_PART = {"mm_vision_tower", "mm_mlp_adapter", "mm_language_model"}  # LLaVA-NeXT, train.py
 _FEW_BITS = re.compile(
@@ -35,6 +36,54 @@ _FLASH = ("use_flash_attn", "use_flash_attention", "use_flash_attention_2", "use
 _CHECKPOINTING = ("grad_checkpoint", "gradient_checkpoint", "use_gradient_checkpointing", "use_grad_checkpoint")
 OWN = "as the script's own code has it"
 
+_PREFERENCE = "preference tuning or reinforcement learning, which runs more than one model"
+_EMBEDDINGS = "training of embeddings, whose batch is of queries with several passages each"
+_REWARD = "a reward model, whose head is no language model's, on pairs of sequences"
+_HEAD = "another task than language modelling, with a head and a loss of its own"
+# Options that only scripts of other tasks have.
+_OTHER_TASKS = {
+    **dict.fromkeys(
+        ("train_group_size", "train_n_passages", "query_max_len", "q_max_len", "passage_max_len", "p_max_len",
+         "sentence_pooling_method", "negatives_cross_device", "rerank_max_length"), _EMBEDDINGS
+    ),
+    **dict.fromkeys(
+        ("sigmoid_loss_weight", "bco_pair_loss_weight", "rpo_alpha", "dpo_beta", "simpo_gamma"), _PREFERENCE
+    ),
+    "knowledge_distillation": "distillation, whose loss takes a teacher's logits",
+    "doc_stride": _HEAD,
+    "mask_time_prob": _HEAD,
+}  # fmt: skip
+# Words in the name of the program.
+_OTHER_PROGRAMS = (
+    (re.compile(r"(^|[_-])(reward|rm)([_.-]|$)|reward_model"), _REWARD),
+    (re.compile(r"(^|[_-])(dpo|ppo|grpo|kto|orpo|simpo|mpo|rlhf|rloo|raft)([_.-]|$)"), _PREFERENCE),
+    (re.compile(r"bi_?encoder|cross_?encoder|rerank|retriev|embedding|(^|_)dense\."), _EMBEDDINGS),
+    (re.compile(r"squad|glue|swag|classif|speech|wav2vec|_(qa|ner|ctc|mim|mae)\."), _HEAD),
+)
+# What scripts of vision-language models say of a tower, beside LLaVA's vision_tower.
+_TOWERS = ("vision_path", "force_image_size", "image_tower", "video_tower", "image_encoder_name_or_path")
+
+
+def refuse_tasks(recipe: Recipe) -> None:
+    """Raises NotModeled for a script that trains something else than one language model on sequences."""
+    for name, why in _OTHER_TASKS.items():
+        recipe.refuse(name, _OFF, why)
+    document = recipe.document
+    for words, why in _OTHER_PROGRAMS:
+        if words.search(document.program.lower()):
+            raise document.error(
+                (), f"{document.program}: {why}", "a script that trains a language model", kind=NotModeled
+            )
+    loss = recipe.get("loss_type")
+    if loss in ("dft", "chunked_nll"):  # trl's SFTConfig
+        recipe.reading.not_modeled.append(f"loss_type: {loss}, another loss, or the same one in chunks")
+    elif loss not in (None, "nll"):
+        raise document.error(("loss_type",), f"{loss}: {_PREFERENCE}", "nll", kind=NotModeled)
+    tower = next((name for name in _TOWERS if recipe.get(name)), None)
+    if tower:
+        text = f"vision_tower: {tower} names a tower, unless the config.json is that of the whole model"
+        recipe.reading.not_modeled.append(text)
+
 
 def refuse_own(recipe: Recipe, read_elsewhere: tuple[str, ...] = ()) -> None:
     """Raises NotModeled for an option of a script's own that changes which parameters train, or their bits."""
@@ -44,6 +93,9 @@ def refuse_own(recipe: Recipe, read_elsewhere: tuple[str, ...] = ()) -> None:
             raise _refusal(recipe, name, "which parameters train")
     if all(value is None for value in switches.values()) and "use_peft" not in read_elsewhere:
         for name in _RANKS:
+            recipe.refuse(name, _OFF, f"which parameters train, {OWN}")
+    for name in _OTHER_RANKS:
+        if recipe.flag("use_peft"):
             recipe.refuse(name, _OFF, f"which parameters train, {OWN}")
     for name, value in recipe.document.data.items():
         if name in read_elsewhere:

@@ -8,6 +8,8 @@ from typing import Any
 from zsim.plan.document import Document, Path_, Place, dotted
 
 NOT_SHARDED = "neither deepspeed nor fsdp: DistributedDataParallel"
+LOADED_IN = "the model is loaded in {} and trained without master weights"
+FP32_ASSUMED = "no mixed precision: the model trains in the type it is loaded in; fp32 assumed"
 
 
 @dataclass
@@ -65,7 +67,10 @@ class Reading:
         if self.fields.get(("framework", "name")) != "ddp":  # one file was silent, the other one names what shards
             for to in [to for to in self.fields if to[0] == "ddp"]:
                 del self.fields[to]
-            self.notes = [text for text in self.notes if text != NOT_SHARDED]
+            loaded = [LOADED_IN.format(dtype) for dtype in ("bf16", "bfloat16", "float16")]
+            self.notes = [text for text in self.notes if text not in (NOT_SHARDED, *loaded)]
+        if self.fields.get(("precision",)) != "fp32":
+            self.notes = [text for text in self.notes if text != FP32_ASSUMED]
         self.without_effect += other.without_effect
         self.not_modeled += other.not_modeled
         self.ranks = self.ranks or other.ranks

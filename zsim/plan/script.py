@@ -46,7 +46,8 @@ def parse_script(path: Path) -> Document:
     first = command.line
     _refuse_unknown(command, path, lines)
     launcher, words = _launched(command.words)
-    document = Document(path, _options(words), script=True, environment=dict(command.environment))
+    program = next((Path(word).name for word in words if word.endswith(".py")), "")
+    document = Document(path, _options(words), script=True, program=program, environment=dict(command.environment))
     if any(_OWN_ARGUMENTS.search(text) for text in lines if not text.lstrip().startswith("#")):
         document.notes.append(
             "the script is taken to be started without arguments of its own: $1 and the like are empty"

@@ -111,7 +111,6 @@ def _refuse_other(document: Document, sections: dict[str, dict[str, Any]]) -> No
     name = str(model.get("name", ""))
     parallelism = sections.get("parallelism", sections.get("experimental", {}))
     checkpoints, offload = sections.get("activation_checkpoint", {}), sections.get("activation_offload", {})
-    autograd = "enable_compiled_autograd"
     for path, found, why in (
         (("model", "name"), _OTHER_MODELS.search(name), f"{name}, which is no language model alone"),
         (("model", "config"), "config" in model, "a job of flame, whose models are flash-linear-attention's"),

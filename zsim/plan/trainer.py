@@ -8,8 +8,8 @@ from zsim.errors import NotModeled
 from zsim.plan.document import Document, read_text
 from zsim.plan.fsdp_args import read_fsdp
 from zsim.plan.hjson import parse_hjson
-from zsim.plan.own_options import OWN, own_switches, refuse_own
-from zsim.plan.reading import NOT_SHARDED, Reading
+from zsim.plan.own_options import OWN, own_switches, refuse_own, refuse_tasks
+from zsim.plan.reading import LOADED_IN, NOT_SHARDED, Reading
 from zsim.plan.recipe import ULYSSES, Recipe, as_flag, hub_attention
 
 _STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
@@ -41,6 +41,25 @@ _OTHER_TRAINERS = {
 }
 
 
+# What changes what is computed, and is listed as not simulated.
+_LISTED = {
+    "label_smoothing_factor": "a loss over all logits",
+    "torch_empty_cache_steps": "memory given back every few steps",
+    "config_overrides": "fields of the model's config.json that are set here",
+    "router_aux_loss_coef": "the auxiliary loss of routers",
+    "bnb_4bit_quant_storage": "4-bit weights stored in another type than that of the run",
+}
+# What is refused unless it has one of these values.
+_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "optim_target_modules": ((), "an optimizer of projected gradients"),
+    "sharded_ddp": ((False, ""), "fairscale's sharding, of transformers before 4.35"),
+    "half_precision_backend": (("auto", "cuda_amp", "amp"), "Apex in place of torch.autocast"),
+    "fp16_backend": (("auto", "cuda_amp", "amp"), "Apex in place of torch.autocast"),
+    "fsdp_min_num_params": ((0,), "units of FSDP by size"),
+    "use_cpu": ((False,), "training on CPUs"),
+    "no_cuda": ((False,), "training on CPUs"),
+    "use_mps_device": ((False,), "training on a Mac's GPU"),
+}
 _READ_HERE = ("tune_mm_mlp_adapter", "freeze_backbone", "load_in_4bit", "load_in_8bit")
 _PEFT = ("use_peft", "use_lora", "lora_r", "lora_target_modules")
 
@@ -51,6 +70,8 @@ def read_trainer(document: Document, ranks: int | None = None, kind: str = "Hugg
     recipe = Recipe(reading)
     for name, why in _OTHER_TRAINERS.items():
         recipe.refuse(name, (False,), why)
+    refuse_tasks(recipe)
+    _model_arguments(recipe)
     _llava(recipe)
     refuse_own(recipe, _READ_HERE + (_PEFT if recipe.flag("use_peft") else ()))
     recipe.refuse("bits", (16, 32), f"weights in few bits, {OWN}")
@@ -77,6 +98,21 @@ def read_trainer(document: Document, ranks: int | None = None, kind: str = "Hugg
     name_model(recipe, "model_name_or_path")
     recipe.rest(HARMLESS)
     return reading
+
+
+def _model_arguments(recipe: Recipe) -> None:
+    """trl's `model_init_kwargs`, as if its arguments stood at the top."""
+    given = recipe.get("model_init_kwargs") or {}
+    if not isinstance(given, dict):
+        raise recipe.error(("model_init_kwargs",), f"{given!r} is not a section", "a mapping of arguments")
+    document = recipe.document
+    for name in ("attn_implementation", "torch_dtype", "dtype"):
+        if name in given and document.data.get(name) is None:
+            document.data[name] = given[name]
+            document.places[name,] = document.place(("model_init_kwargs", name))
+    others = [name for name in given if name not in ("attn_implementation", "torch_dtype", "dtype", *HARMLESS)]
+    if others:
+        recipe.reading.not_modeled.append(f"model_init_kwargs: {', '.join(others)}, of which nothing is read")
 
 
 def _llava(recipe: Recipe) -> None:
@@ -147,17 +183,51 @@ def training(recipe: Recipe) -> None:
         recipe.set("compile", True, compiled[0] if compiled else "torch_compile")
     if recipe.flag("auto_find_batch_size"):
         reading.not_modeled.append("auto_find_batch_size: a smaller batch after running out of memory")
-    for name in ("use_liger_kernel", "use_liger"):  # the second: trl before 0.16
-        if recipe.flag(name):
-            recipe.set("loss", "fused", name)
-            reading.not_modeled.append(f"{name}: only its fused loss is simulated, not its other kernels")
+    liger(recipe)
+    for name, what in _LISTED.items():
+        if recipe.get(name) not in (None, False, 0, "", {}, "none"):
+            reading.not_modeled.append(f"{name}: {what}")
+    for name, (harmless, why) in _REFUSED.items():
+        recipe.refuse(name, harmless, why)
+    _accelerator(recipe)
     shard(recipe)
+    _loaded_dtype(recipe)
     if recipe.document.launch:
         from zsim.plan.launch import read_launch
 
         read_launch(recipe, recipe.document.launch)
     for field in ("model", "cluster", "seq_len"):
         reading.lacks(field)
+
+
+def liger(recipe: Recipe) -> None:
+    """transformers 5.24 integrations/liger.py: the fused loss, norm and SwiGLU are on unless liger_kernel_config says
+    otherwise."""
+    name = next((name for name in ("use_liger_kernel", "use_liger") if recipe.flag(name)), None)  # use_liger: older trl
+    given = recipe.get("liger_kernel_config") or {}
+    if name is None:
+        return
+    off = [kernel for kernel in ("rms_norm", "swiglu") if given.get(kernel) is False]
+    if given.get("fused_linear_cross_entropy", True):
+        recipe.set("loss", "fused", name)
+    if not off:
+        recipe.set("kernels", "liger", name)
+    elif len(off) == 1:
+        recipe.reading.not_modeled.append(f"liger_kernel_config: {off[0]} alone is off; neither kernel is simulated")
+
+
+def _accelerator(recipe: Recipe) -> None:
+    """trainer_pt_utils.py, AcceleratorConfig."""
+    given = recipe.get("accelerator_config")
+    if not isinstance(given, dict):
+        return
+    if given.get("split_batches"):
+        path = ("accelerator_config", "split_batches")
+        raise recipe.document.error(path, "a batch that the processes share", "false", kind=NotModeled)
+    accumulation = given.get("gradient_accumulation_kwargs") or {}
+    if accumulation.get("sync_each_batch"):
+        path = ("accelerator_config", "gradient_accumulation_kwargs")
+        raise recipe.document.error(path, "gradients reduced in every micro-step", "false", kind=NotModeled)
 
 
 def shard(recipe: Recipe) -> None:
@@ -209,6 +279,27 @@ def ddp(recipe: Recipe, adapters: bool = False) -> None:
         recipe.set("ddp.bucket_cap_mb", recipe.get("ddp_bucket_cap_mb"), "ddp_bucket_cap_mb")
     if recipe.flag("ddp_static_graph"):
         recipe.set("ddp.static_graph", True, "ddp_static_graph")
+
+
+def _loaded_dtype(recipe: Recipe) -> None:
+    """trl's and the examples' `dtype` (torch_dtype until transformers 4.56), in which DDP trains the whole model:
+    DeepSpeed and FSDP widen it to float32 under mixed precision, and under adapters it is that of the run anyway."""
+    fields, notes = recipe.reading.fields, recipe.reading.notes
+    name = "dtype" if recipe.get("dtype") is not None else "torch_dtype"
+    dtype = str(recipe.get(name, "float32")).removeprefix("torch.")
+    short = {"bfloat16": "bf16", "float16": "fp16"}.get(dtype)
+    if any(path[0] == "lora" for path in fields) or (short is None and dtype != "auto"):
+        return
+    if fields[("framework", "name")] != "ddp":
+        if fields.get(("precision",)) == "fp32":
+            notes.append(f"{name}: {dtype} without mixed precision; float32 is taken")
+    elif short is None:
+        notes.append(f"{name}: auto is the checkpoint's; float32 is taken, or what ddp.dtype says")
+    else:
+        recipe.set("ddp.dtype", dtype, name)
+        notes.append(LOADED_IN.format(dtype))
+        if fields[("precision",)] == "fp32":
+            recipe.set("precision", short, name)
 
 
 def as_switch(options: Any) -> bool | None:

@@ -1,0 +1,128 @@
+"""Arguments of the Trainer that say of another task than supervised training of one language model, and their dtype."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.plan.recipes import read, read_file, said
+from zsim.errors import NotModeled
+from zsim.plan.reading import FP32_ASSUMED
+
+BASE = {"model_name_or_path": "m", "per_device_train_batch_size": 1}
+
+
+def trainer(data: dict[str, Any]):
+    return read("trainer", BASE | data)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ({"train_group_size": 8}, "queries with several passages"),
+        ({"query_max_len": 32}, "queries with several passages"),
+        ({"sigmoid_loss_weight": 0.8}, "preference tuning"),
+        ({"loss_type": "sigmoid,bco_pair"}, "preference tuning"),
+        ({"knowledge_distillation": True}, "teacher"),
+        ({"doc_stride": 128}, "a head and a loss of its own"),
+        ({"use_peft": True, "peft_lora_r": 8}, "which parameters train"),
+        ({"sharded_ddp": "simple"}, "fairscale"),
+        ({"half_precision_backend": "apex"}, "Apex"),
+        ({"fsdp_min_num_params": 2000}, "units of FSDP by size"),
+        ({"optim_target_modules": ["attn"]}, "projected gradients"),
+        ({"accelerator_config": {"split_batches": True}}, "the processes share"),
+        ({"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}, "every micro-step"),
+    ],
+)
+def test_other_tasks_and_ways_are_refused(data: dict[str, Any], why: str) -> None:
+    with pytest.raises(NotModeled, match=why):
+        trainer(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"loss_type": "nll"},
+        {"knowledge_distillation": False},
+        {"half_precision_backend": "auto"},
+        {"accelerator_config": {"split_batches": False}},
+        {"sharded_ddp": ""},
+    ],
+)
+def test_what_is_off_is_no_other_task(data: dict[str, Any]) -> None:
+    assert trainer(data).not_modeled == []
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("run_reward_modeling.py", "a reward model"),
+        ("rm_train.py", "a reward model"),
+        ("internvl_chat_mpo.py", "preference tuning"),
+        ("scripts/dpo.py", "preference tuning"),
+        ("train_biencoder.py", "queries with several passages"),
+        ("run_squad.py", "a head and a loss of its own"),
+        ("examples/run_glue.py", "a head and a loss of its own"),
+    ],
+)
+def test_programs_of_other_tasks_are_refused_by_name(tmp_path: Path, program: str, why: str) -> None:
+    path = tmp_path / "train.sh"
+    options = "--model_name_or_path m --output_dir o --per_device_train_batch_size 1 --learning_rate 1e-5"
+    path.write_text(f"torchrun --nproc_per_node 8 {program} {options}\n")
+    with pytest.raises(NotModeled, match=why):
+        read_file(path)
+    path.write_text(f"torchrun --nproc_per_node 8 run_clm.py {options}\n")
+    assert said(read_file(path)[1])["micro_batch"] == 1
+
+
+@pytest.mark.parametrize("name", ["torch_dtype", "dtype"])
+def test_ddp_trains_in_the_type_that_the_model_is_loaded_in(name: str) -> None:
+    assert said(trainer({"bf16": True, name: "bfloat16"}))["ddp.dtype"] == "bfloat16"
+    bare = said(trainer({name: "bfloat16"}))
+    assert (bare["ddp.dtype"], bare["precision"]) == ("bfloat16", "bf16")
+    for other in ({"bf16": True, name: "float32"}, {"bf16": True}, {"bf16": True, name: "auto"}):
+        assert "ddp.dtype" not in said(trainer(other))
+    adapters = {"use_peft": True, "lora_target_modules": "all-linear"}
+    assert "ddp.dtype" not in said(trainer({"bf16": True, name: "bfloat16"} | adapters))
+    inside = {"bf16": True, "model_init_kwargs": {name: "bfloat16", "attn_implementation": "flash_attention_2"}}
+    assert (said(trainer(inside))["ddp.dtype"], said(trainer(inside))["attention"]) == ("bfloat16", "flash")
+
+
+def test_what_shards_widens_it() -> None:
+    reading = trainer({"bf16": True, "torch_dtype": "bfloat16"})
+    reading.include(read("accelerate", {"distributed_type": "FSDP", "mixed_precision": "bf16", "fsdp_config": {}}))
+    assert not any(path[0] == "ddp" for path in reading.fields)
+    assert not any("master weights" in note for note in reading.notes)
+
+
+@pytest.mark.parametrize("turn", [False, True])
+def test_the_trainers_flag_goes_before_no_mixed_precision_of_accelerate(turn: bool) -> None:
+    """training_args.py: bf16 and fp16 go before ACCELERATE_MIXED_PRECISION."""
+    files = [trainer({"bf16": True}), read("accelerate", {"distributed_type": "MULTI_GPU", "mixed_precision": "no"})]
+    first, second = reversed(files) if turn else files
+    first.include(second)
+    assert said(first)["precision"] == "bf16"
+    assert FP32_ASSUMED not in first.notes
+
+
+@pytest.mark.parametrize(
+    ("config", "loss", "kernels"),
+    [
+        (None, "fused", "liger"),
+        ({"fused_linear_cross_entropy": False}, None, "liger"),
+        ({"rms_norm": False, "swiglu": False}, "fused", None),
+        ({"rms_norm": False}, "fused", None),
+    ],
+)
+def test_liger_kernels(config: dict[str, bool] | None, loss: str | None, kernels: str | None) -> None:
+    reading = trainer({"use_liger_kernel": True, "liger_kernel_config": config})
+    fields = said(reading)
+    assert (fields.get("loss"), fields.get("kernels")) == (loss, kernels)
+    assert bool(reading.not_modeled) is (config == {"rms_norm": False})
+
+
+def test_a_tower_that_is_named_is_listed() -> None:
+    texts = trainer({"vision_path": "OpenGVLab/InternViT-300M-448px"}).not_modeled
+    assert texts == ["vision_tower: vision_path names a tower, unless the config.json is that of the whole model"]
