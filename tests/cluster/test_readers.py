@@ -39,6 +39,11 @@ READ = {
     "smi_named_by_banner.txt": (4, "switch", [["gpu0", "gpu1", "gpu2", "gpu3"]]),
     "smi_named_mig.txt": (2, [[0, 1, 12]], [["gpu0", "gpu1"]]),
     "smi_tagged.txt": (2, [[0, 1, 4]], [["gpu0", "gpu1"]]),
+    "smi_environment.txt": (2, [[0, 1, 18]], [["gpu0", "gpu1"]]),
+    "smi_then_status.txt": (2, None, [[["gpu0", "gpu1"]]]),
+    "smi_mp.txt": (2, None, [["gpu0", "gpu1"]]),
+    "smi_then_bandwidth.md": (2, None, [["gpu0", "gpu1"]]),
+    "rocm_links_alone.txt": (2, None, [["gpu0", "gpu1"]]),
     "smi_two_nodes.md": (2, None, [["gpu0", "gpu1"]]),
     "rocm_xgmi.txt": (3, [[0, 1, 1], [0, 2, 1], [1, 2, 1]], [["gpu0", "gpu1"], ["gpu2"]]),
     "rocm_pcie_hops.txt": (3, None, [["gpu0", "gpu1"], ["gpu2"]]),
@@ -56,6 +61,7 @@ READ = {
     [
         ("nccl_gen5_unnamed.xml", "H100-SXM", "the file does not name them"),
         ("smi_tagged.txt", "RTX A6000", "the file does not name them"),
+        ("smi_mp.txt", "RTX 4090", "`topo -mp`, which leaves NVLinks out"),
         ("smi_two_nodes.md", "RTX 4090", "of several matrices the first one is read"),
         ("nccl_gcn_908.xml", "MI250X", "the file has MI100s, which are not in the catalog"),
     ],
@@ -71,6 +77,8 @@ def test_gpus_that_a_file_does_not_name(name: str, gpu: str, note: str) -> None:
     [
         ("smi_named_by_banner.txt", "H20", "the GPUs are named beside the matrix"),
         ("smi_named_mig.txt", "A100-SXM-40GB", "MIG partitions stand beside the matrix"),
+        ("smi_environment.txt", "B200-SXM", "the GPUs are named beside the matrix"),
+        ("smi_then_status.txt", "L40S", "the peer-to-peer status below the matrix is not read"),
     ],
 )
 def test_gpus_that_are_named_beside_the_matrix_are_not_guessed(name: str, gpu: str, note: str) -> None:
@@ -112,6 +120,7 @@ REFUSED = {
     "bad_shifted.txt": (3, "where X is due"),
     "bad_asymmetric.txt": (None, "must be symmetric"),
     "bad_metax.txt": (None, "MetaX"),
+    "bad_not_in_catalog.txt": (None, "NVIDIA Nonesuch 9000 is not in the catalog"),
     "bad_prose.txt": (None, "no header line"),
     "bad_rocm_cut.txt": (None, "row GPU1 has 2 of 3 cells"),
     "bad_nccl_graph.xml": (None, "NCCL_GRAPH_DUMP_FILE"),

@@ -11,7 +11,7 @@ from zsim import units
 from zsim.cli.options import Json, new_app
 from zsim.errors import InputError
 from zsim.plan import detect
-from zsim.plan.document import dotted
+from zsim.plan.document import dotted, read_text
 from zsim.plan.reading import Reading, text_of
 
 app = new_app()
@@ -52,7 +52,8 @@ def describe(path: Path) -> dict[str, Any]:
         try:
             return _log(path) or _machine(path)
         except InputError:
-            pass  # said better by what follows
+            if "CPU Affinity" in read_text(path):  # a matrix; anything else is said better by what follows
+                raise
     document = detect.parse(path)
     if {"gpu", "gpus"} & document.data.keys() and path.suffix.lower() in (".yaml", ".yml"):
         return _machine(path)

@@ -72,11 +72,12 @@ def read_text(text: str, hints: Hints = NO_HINTS) -> Reading:
     if not text.strip():
         raise InputError("the file is empty", accepted=ACCEPTED)
     start = text.lstrip("\ufeff \t\r\n")[:1]
-    if start == "<":
+    matrix = "CPU Affinity" in text  # which stands above nvidia-smi's alone
+    if start == "<" and not matrix:
         return nccl_xml.read(text, hints)
-    if "ROCm System Management" in text or re.search(r"\b(XGMI|Weight between two GPUs)\b", text):
+    if "ROCm System Management" in text or re.search(r"\b(XGMI|(Weight|Hops|Link Type) between two GPUs)\b", text):
         return rocm_smi.read(text, hints)
-    if _MEASURED.search(text):
+    if _MEASURED.search(text) and not matrix:
         raise InputError(
             "these are measurements, not a topology",
             accepted=ACCEPTED,

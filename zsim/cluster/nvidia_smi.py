@@ -12,12 +12,15 @@ from zsim.errors import InputError
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # Of a message that quotes another, of mpirun's tagged output, of a log with times.
 _QUOTE = re.compile(r"^\s*(?:>\s?|\[\d+,\d+\]<std(?:out|err)>:|\d{4}-\d\d-\d\d[T ][\d:.]+Z?(?:[+-]\d\d:?\d\d)?[ \t])")
-# A GPU's name in what people paste along: nvidia-smi, nvidia-smi -L, nvidia-smi --query-gpu=index,name --format=csv.
+# A GPU's name in what people paste along: nvidia-smi, its -L, its --query-gpu=index,name --format=csv, and what torch,
+# vLLM and SGLang say of their environment ("GPU 0,1: NVIDIA H100 80GB HBM3").
 _NAMED = re.compile(
-    r"^\|\s+\d+\s+((?:NVIDIA|Tesla|Quadro|GeForce)\b.*?)\s+(?:On|Off|N/A)\s*\||^GPU \d+: (.+?) \(UUID|"
-    r"^\d+, ((?:NVIDIA|Tesla) [^,]+)",
+    r"^\|\s+(?P<a>\d+)\s+(?P<banner>(?:NVIDIA|Tesla|Quadro|GeForce)\b.*?)\s+(?:On|Off|N/A)\s*\||"
+    r"^GPU (?P<b>\d+): (?P<listed>.+?) \(UUID|^(?P<c>\d+), (?P<query>(?:NVIDIA|Tesla) [^,]+)|"
+    r"^GPU (?P<d>[\d,]+): (?P<environment>(?:NVIDIA|Tesla|Quadro|GeForce)[^(\n]*?)\s*$",
     re.MULTILINE,
 )
+_NO_NVLINKS = re.compile(r"topo\s+-mp\b")  # its other spelling of the matrix: PCIe alone
 _CELL = re.compile(r"X|SYS|SOC|NODE|PHB|PXB|PIX|NV\d+|MX\d*")
 _GLUED = re.compile(r"(?:SYS|SOC|NODE|PHB|PXB|PIX|NV\d+){2,}")
 _AFFINITY = re.compile(r"\b(CPU|NUMA|GPU NUMA|Node) (Affinity|ID)\b")
@@ -43,10 +46,19 @@ def read(text: str, hints: Hints = NO_HINTS) -> Reading:
 def _named(text: str, matrix: Matrix) -> tuple[str, ...]:
     """Names of the GPUs in what stands around the matrix: one for all, or as many as it has."""
     lines = "\n".join(_QUOTE.sub("", _ANSI.sub("", line)) for line in text.splitlines())
-    names = tuple(next(filter(None, found)) for found in _NAMED.findall(lines))
+    names: tuple[str, ...] = ()
+    for found in _NAMED.finditer(lines):
+        said = found.groupdict()
+        indices = next(said[group] for group in "abcd" if said[group])
+        name = next(said[group] for group in ("banner", "listed", "query", "environment") if said[group])
+        names += (name,) * len(indices.strip(",").split(","))
     if re.search(r"^\s+MIG \d+g\.\d+gb", lines, re.MULTILINE):
         matrix.notes.append("MIG partitions stand beside the matrix: whole GPUs are simulated")
-    if not names or not all(catalog.known_name(name) for name in names):
+    unknown = [name for name in names if not catalog.known_name(name)]
+    if unknown and len(set(names)) == 1:
+        accepted = "a GPU of the catalog that it is to be taken for: zsim topo FILE --gpu NAME --yaml NEW_FILE"
+        raise InputError(f"{unknown[0]} is not in the catalog", field="gpu", accepted=accepted)
+    if not names or unknown:
         return ()
     same = len(set(names)) == 1
     if not same and len(names) != len(matrix.gpus):
@@ -58,18 +70,21 @@ def _named(text: str, matrix: Matrix) -> tuple[str, ...]:
 def parse(text: str) -> Matrix:
     """The matrix itself. Rows of NICs may be missing; rows of GPUs may not."""
     lines = [_QUOTE.sub("", _ANSI.sub("", line)).rstrip("\r") for line in text.lstrip("\ufeff").splitlines()]
-    if _P2P_STATUS.search(text):
+    headers = [number for number, line in enumerate(lines) if _is_header(line)]
+    header = headers[0] if headers else None
+    end = headers[1] if len(headers) > 1 else len(lines)
+    if _P2P_STATUS.search("\n".join(lines[:end])):
         raise InputError(
             "this is the peer-to-peer status (`topo -p2p`), which does not say how GPUs are connected", accepted=RUN
         )
-    header = next((number for number, line in enumerate(lines) if _is_header(line)), None)
     if header is None and re.search("GPU0GPU1", text):
         raise InputError("GPU0GPU1: the tabs between the columns are lost", accepted=RUN)
     if header is None:
         raise InputError("no header line of GPU columns", accepted=RUN)
     columns = _columns(lines[header])
     rows: dict[str, tuple[int, list[str], list[str]]] = {}
-    for number, line in enumerate(lines[header + 1 :], header + 2):
+    status = _P2P_STATUS.search("\n".join(lines[end:]))
+    for number, line in enumerate(lines[header + 1 : end if status else None], header + 2):
         row = _row(line, columns, number)
         if row is not None:
             if row[0] in rows:
@@ -78,8 +93,13 @@ def parse(text: str) -> Matrix:
         elif line.strip().lower().startswith("legend"):
             break
     matrix = _matrix(columns, rows, lines, _affinities(lines[header]))
-    if any(_is_header(line) and _columns(line) == columns for line in lines[header + 1 :]):
+    if status:
+        matrix.notes.append("the peer-to-peer status below the matrix is not read (--p2p)")
+    elif any(_is_header(line) and _columns(line) == columns for line in lines[header + 1 :]):
         matrix.notes.append("of several matrices the first one is read")
+    legend = re.search(r"^\s*PIX\s+= ", text, re.MULTILINE) and not re.search(r"^\s*NV#\s+= ", text, re.MULTILINE)
+    if _NO_NVLINKS.search(text) or legend:
+        matrix.notes.append("the matrix is of `topo -mp`, which leaves NVLinks out: the GPUs are taken to have none")
     return matrix
 
 

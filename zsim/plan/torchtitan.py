@@ -129,7 +129,8 @@ def _refuse_other(document: Document, sections: dict[str, dict[str, Any]]) -> No
 
 def _rest(reading: Reading, sections: dict[str, dict[str, Any]]) -> None:
     """List the keys that nobody looked at."""
-    quiet, unread = [], []
+    quiet: list[str] = []
+    unread: list[str] = []
     for name, section in sections.items():
         if name in _HARMLESS:
             continue
