@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from zsim.errors import InputError
+from zsim.errors import InputError, NotModeled
 
 
 class Fields:
@@ -114,6 +114,10 @@ class Fields:
 
     def fail(self, name: str, message: str, accepted: str | None = None) -> NoReturn:
         raise InputError(message, file=self.path, line=self.line(name), field=self._prefix + name, accepted=accepted)
+
+    def refuse(self, name: str, message: str, accepted: str) -> NoReturn:
+        """Of what the model's class accepts and zsim does not simulate."""
+        raise NotModeled(message, file=self.path, line=self.line(name), field=self._prefix + name, accepted=accepted)
 
     def line(self, name: str) -> int | None:
         """Where the field stands; nested ones are looked for behind their section's name."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-from zsim.errors import NotModeled
 from zsim.model.architecture import Architecture
 from zsim.model.families import FAMILIES, SEQ2SEQ, VISION, build
 from zsim.model.fields import Fields
@@ -122,22 +121,20 @@ def from_architecture(name: str, arch: Architecture, notes: tuple[str, ...] = ()
 
 def _refuse(fields: Fields, family: str) -> None:
     """What this reader knows it cannot describe."""
-
-    def refuse(message: str, field: str, accepted: str) -> NoReturn:
-        raise NotModeled(message, file=fields.path, line=fields.line(field), field=field, accepted=accepted)
-
     for tower in ("text_config", "vision_config", "audio_config"):
         if fields.raw(tower) is not None and family not in VISION:
             text = fields.raw("text_config")
-            known = isinstance(text, dict) and text.get("model_type") in READERS
-            own = " (the text_config, as a file of its own, is the model without the tower)" if known else ""
-            refuse(f"{family}: a language model inside a multimodal one", tower, f"a text model's config.json{own}")
+            alone = isinstance(text, dict) and text.get("model_type") in READERS
+            own = " (the text_config, as a file of its own, is the model without the tower)" if alone else ""
+            message = f"{family}: a language model inside a multimodal one"
+            fields.refuse(tower, message, f"a text model's config.json{own}")
     if family not in READERS and family not in VISION and family not in SEQ2SEQ:
-        refuse(f"model family {family!r}", "model_type", ", ".join(sorted((*READERS, *VISION, *SEQ2SEQ, *SAME))))
+        known = ", ".join(sorted((*READERS, *VISION, *SEQ2SEQ, *SAME)))
+        fields.refuse("model_type", f"model family {family!r}", known)
     if fields.raw("quantization_config") is not None:
-        refuse(
-            "weights quantized by the checkpoint",
+        fields.refuse(
             "quantization_config",
+            "weights quantized by the checkpoint",
             "the same file without it, for training in 16 bits (transformers dequantizes such weights as it loads "
             "them, where its quantization_config says dequantize=True); the scenario's quantize, for 4 or 8 bits "
             "under adapters",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from zsim.errors import NotModeled
+from zsim.model.architecture import LayerKind
 from zsim.model.fields import Fields
 from zsim.model.layers import ACTIVATIONS
 
@@ -61,7 +62,7 @@ def read_top_k(fields: Fields, experts: int, *also: str, default: int | None = N
 def refuse_jitter(fields: Fields, name: str) -> None:
     """Noise that what experts and their router read is multiplied with in training."""
     if fields.number(name, default=0.0, low=0.0, high=1.0):
-        raise NotModeled("noise on what experts read", fields.path, fields.line(name), name, accepted="0")
+        fields.refuse(name, "noise on what experts read", "0")
 
 
 def read_heads(fields: Fields, hidden: int, *names: str, family: str = "") -> tuple[int, int]:
@@ -110,3 +111,48 @@ def read_rotary_dim(fields: Fields, head_dim: int, *names: str, default: float) 
     rope = fields.section("rope_parameters")
     part = fields.number(*names, default=default, low=0.0, high=1.0)
     return int(head_dim * rope.number("partial_rotary_factor", default=part, low=0.0, high=1.0))
+
+
+def shape(
+    fields: Fields,
+    family: str,
+    hidden: Sequence[str] = ("hidden_size",),
+    heads: Sequence[str] = ("num_attention_heads",),
+    layers: Sequence[str] = ("num_hidden_layers",),
+) -> dict[str, Any]:
+    """What every `Architecture` says, by the names of this family's fields: as many heads of keys and values as of
+    queries, layers that are all alike."""
+    width = fields.size(*hidden)
+    number, head_dim = read_heads(fields, width, *heads, family=family)
+    return {
+        "family": family,
+        "hidden": width,
+        "heads": number,
+        "kv_heads": number,
+        "head_dim": head_dim,
+        "vocab": fields.size("vocab_size"),
+        "kinds": (LayerKind(),) * read_layers(fields, *layers),
+    }
+
+
+def common(fields: Fields, family: str, **families: Any) -> dict[str, Any]:
+    """The fields that Llama and its relatives name alike; `families`: what this one sets otherwise."""
+    values = shape(fields, family)
+    return (
+        values
+        | {
+            "kv_heads": read_kv_heads(fields, values["heads"], "num_key_value_heads", family=family),
+            "intermediate": fields.size("intermediate_size"),
+            "tied": fields.flag("tie_word_embeddings", default=False),
+            "positions": fields.size("max_position_embeddings", default=2048),
+            "activation": families.get("activation") or read_activation(fields, "hidden_act", default="silu"),
+            "attention_dropout": read_dropout(fields, "attention_dropout"),
+        }
+        | families
+    )
+
+
+def bias_of(fields: Fields, name: str = "attention_bias", default: bool = False) -> dict[str, bool]:
+    """Of all four projections of attention."""
+    bias = fields.flag(name, default=default)
+    return {"attention_bias": bias, "output_bias": bias}

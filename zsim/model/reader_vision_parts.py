@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from zsim.errors import NotModeled
 from zsim.model.architecture import Architecture, LayerKind
 from zsim.model.fields import Fields
 from zsim.model.reader_parts import read_activation, read_dropout
@@ -33,10 +32,7 @@ def read_text(
     text = fields.section("text_config") if "text_config" in fields else fields
     kind = text.text("model_type", default=default) if text is not fields else default
     if kind not in names:
-        raise NotModeled(
-            f"{kind} as the text model of {family}", file=fields.path, line=text.line("model_type"),
-            field="text_config.model_type", accepted=", ".join(names),
-        )  # fmt: skip
+        text.refuse("model_type", f"{kind} as the text model of {family}", ", ".join(names))
     if text is not fields:
         text = text.over(_SIZES.get(kind, {}))
     arch = READERS[read_as or kind](text, read_as or kind)
@@ -72,10 +68,7 @@ def read_tower(fields: Fields, accepted: str, *also: str) -> Fields:
     vision = fields.section("vision_config")
     kind = vision.text("model_type", default=accepted)
     if kind not in (accepted, *also):
-        raise NotModeled(
-            f"a vision tower {kind}", file=fields.path, line=vision.line("model_type"),
-            field="vision_config.model_type", accepted=accepted,
-        )  # fmt: skip
+        vision.refuse("model_type", f"a vision tower {kind}", accepted)
     return vision
 
 

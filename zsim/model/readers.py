@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from zsim.errors import NotModeled
 from zsim.model.architecture import Architecture, LayerKind, Moe
 from zsim.model.fields import Fields
 from zsim.model.reader_parts import (
+    common,
     read_activation,
     read_dropout,
-    read_heads,
     read_kv_heads,
     read_layers,
     read_rotary_dim,
     read_sliding,
     read_top_k,
     refuse_jitter,
+    shape,
 )
 from zsim.model.readers_gemma4 import gemma4_text
 from zsim.model.readers_hybrid import HYBRIDS
@@ -29,9 +29,8 @@ from zsim.model.readers_relatives import RELATIVES
 
 
 def _llama(fields: Fields, family: str) -> Architecture:
-    hidden = fields.size("hidden_size")
-    heads, head_dim = read_heads(fields, hidden, "num_attention_heads", family=family)
-    layers = read_layers(fields, "num_hidden_layers")
+    values = common(fields, family)
+    layers = len(values["kinds"])
     default = 4096 if fields.absent("sliding_window") and family.startswith(("mistral", "qwen")) else 0
     window = fields.size("sliding_window", default=default, least=0) or None
     if family.startswith(("qwen", "smollm")):  # the window is off unless use_sliding_window, and starts at a layer
@@ -43,50 +42,40 @@ def _llama(fields: Fields, family: str) -> Architecture:
         sliding = read_sliding(fields, layers, lambda layer: window is not None)
     kinds = tuple(LayerKind(sliding=is_sliding and window is not None) for is_sliding in sliding)
     bias = fields.flag("attention_bias", "qkv_bias", default=family in ("qwen2", "qwen2_moe"))
-    common: dict[str, Any] = {
-        "family": family,
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": read_kv_heads(fields, heads, "num_key_value_heads", family=family),
-        "head_dim": head_dim,
-        "intermediate": fields.size("intermediate_size"),
-        "vocab": fields.size("vocab_size"),
+    values |= {
         "kinds": kinds,
         "tied": fields.flag("tie_word_embeddings", default=family == "smollm3"),
-        "positions": fields.size("max_position_embeddings", default=2048),
-        "activation": read_activation(fields, "hidden_act", default="silu"),
         "attention_bias": True if family == "qwen2" else bias and family != "mistral",
         "output_bias": bias and family not in ("qwen2", "qwen2_moe", "mistral"),
         "mlp_bias": fields.flag("mlp_bias", default=False) and family in ("llama", "smollm3"),
-        "attention_dropout": read_dropout(fields, "attention_dropout"),
         "window": window,
     }
     if family == "smollm3":
         interval = fields.size("no_rope_layer_interval", default=4)
         ropes = fields.items("no_rope_layers", layers) or [int((i + 1) % interval != 0) for i in range(layers)]
-        common["kinds"] = tuple(
+        values["kinds"] = tuple(
             LayerKind(sliding=kind.sliding, rotary=bool(rope)) for kind, rope in zip(kinds, ropes, strict=True)
         )
     if family in ("qwen3", "qwen3_moe"):
-        common["qk_norm"] = "head"
+        values["qk_norm"] = "head"
     if family in ("olmo2", "olmoe"):
-        common["qk_norm"] = "width"
+        values["qk_norm"] = "width"
     if family == "olmoe":
-        common["clip_qkv"] = fields.number("clip_qkv", default=0.0, low=0.0, high=1e9) > 0
-    return _experts(fields, family, common)
+        values["clip_qkv"] = fields.number("clip_qkv", default=0.0, low=0.0, high=1e9) > 0
+    return _experts(fields, family, values)
 
 
-def _experts(fields: Fields, family: str, common: dict[str, Any]) -> Architecture:
-    layers, shared = len(common["kinds"]), 0
+def _experts(fields: Fields, family: str, values: dict[str, Any]) -> Architecture:
+    layers, shared = len(values["kinds"]), 0
     if family == "mixtral":
         refuse_jitter(fields, "router_jitter_noise")
         experts = fields.size("num_local_experts", default=8)
         top_k = read_top_k(fields, experts, default=2)
-        width, sparse, norm = common["intermediate"], [True] * layers, True
+        width, sparse, norm = values["intermediate"], [True] * layers, True
     elif family == "olmoe":
         experts = fields.size("num_experts", default=64)
         top_k = read_top_k(fields, experts, default=8)
-        width, sparse = common["intermediate"], [True] * layers
+        width, sparse = values["intermediate"], [True] * layers
         norm = fields.flag("norm_topk_prob", default=False)
     elif family in ("qwen2_moe", "qwen3_moe"):
         experts = fields.size("num_experts", "num_local_experts")
@@ -96,9 +85,9 @@ def _experts(fields: Fields, family: str, common: dict[str, Any]) -> Architectur
         step, dense = fields.size("decoder_sparse_step", default=1), fields.items("mlp_only_layers") or []
         sparse = [i not in dense and (i + 1) % step == 0 for i in range(layers)]
     else:
-        return Architecture(**common)
-    kinds = tuple(LayerKind(kind.sliding, is_sparse) for kind, is_sparse in zip(common["kinds"], sparse, strict=True))
-    return Architecture(**{**common, "kinds": kinds, "moe": Moe(experts, top_k, width, norm, shared)})
+        return Architecture(**values)
+    kinds = tuple(LayerKind(kind.sliding, is_sparse) for kind, is_sparse in zip(values["kinds"], sparse, strict=True))
+    return Architecture(**values | {"kinds": kinds}, moe=Moe(experts, top_k, width, norm, shared))
 
 
 def _gemma(fields: Fields, family: str) -> Architecture:
@@ -137,19 +126,17 @@ def _gemma(fields: Fields, family: str) -> Architecture:
 
 def _gpt2(fields: Fields, family: str) -> Architecture:
     """GPT-2 and GPT-J."""
-    hidden = fields.size("n_embd", "hidden_size", "hidden_dim")
-    heads, head_dim = read_heads(fields, hidden, "n_head", "num_attention_heads")
-    layers = read_layers(fields, "n_layer", "num_hidden_layers", "num_layers")
+    values = shape(
+        fields,
+        family,
+        hidden=("n_embd", "hidden_size", "hidden_dim"),
+        heads=("n_head", "num_attention_heads"),
+        layers=("n_layer", "num_hidden_layers", "num_layers"),
+    )
     p = 0.1 if family == "gpt2" else 0.0
     return Architecture(
-        family=family,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=head_dim,
-        intermediate=fields.size("n_inner", "intermediate_size", "ffn_embed_dim", default=4 * hidden),
-        vocab=fields.size("vocab_size"),
-        kinds=(LayerKind(),) * layers,
+        **values,
+        intermediate=fields.size("n_inner", "intermediate_size", "ffn_embed_dim", default=4 * values["hidden"]),
         tied=fields.flag("tie_word_embeddings", default=family == "gpt2"),
         positions=fields.size(
             "n_positions", "max_position_embeddings", "max_seq_len", default=1024 if family == "gpt2" else 2048
@@ -163,49 +150,41 @@ def _gpt2(fields: Fields, family: str) -> Architecture:
 
 
 def _gpt_neox(fields: Fields, family: str) -> Architecture:
-    hidden = fields.size("hidden_size")
-    heads, head_dim = read_heads(fields, hidden, "num_attention_heads")
+    values = shape(fields, family, layers=("num_hidden_layers", "num_layers"))
     return Architecture(
-        family=family,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=head_dim,
+        **values,
         intermediate=fields.size("intermediate_size"),
-        vocab=fields.size("vocab_size"),
-        kinds=(LayerKind(),) * read_layers(fields, "num_hidden_layers", "num_layers"),
         tied=fields.flag("tie_word_embeddings", default=False),
         activation=read_activation(fields, "hidden_act", default="gelu"),
         attention_bias=fields.flag("attention_bias", default=True),
         parallel=fields.flag("use_parallel_residual", default=True),
-        rotary_dim=read_rotary_dim(fields, head_dim, "partial_rotary_factor", "rotary_pct", default=0.25),
+        rotary_dim=read_rotary_dim(fields, values["head_dim"], "partial_rotary_factor", "rotary_pct", default=0.25),
         dropout=read_dropout(fields, "hidden_dropout"),
         attention_dropout=read_dropout(fields, "attention_dropout"),
     )
 
 
 def _opt(fields: Fields, family: str) -> Architecture:
-    hidden = fields.size("hidden_size", "hidden_dim")
-    heads, head_dim = read_heads(fields, hidden, "num_attention_heads", "n_head")
+    values = shape(
+        fields,
+        family,
+        hidden=("hidden_size", "hidden_dim"),
+        heads=("num_attention_heads", "n_head"),
+        layers=("num_hidden_layers", "num_layers"),
+    )
     bias = fields.flag("enable_bias", default=True)
     pre_norm = fields.flag("do_layer_norm_before", default=True)
     if fields.number("layerdrop", default=0.0, low=0.0, high=1.0):
-        raise NotModeled("layerdrop", file=fields.path, line=fields.line("layerdrop"), field="layerdrop", accepted="0")
+        fields.refuse("layerdrop", "layerdrop", "0")
     return Architecture(
-        family=family,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=head_dim,
+        **values,
         intermediate=fields.size("ffn_dim", "ffn_embed_dim"),
-        vocab=fields.size("vocab_size"),
-        kinds=(LayerKind(),) * read_layers(fields, "num_hidden_layers", "num_layers"),
         tied=fields.flag("tie_word_embeddings", default=True),
         positions=fields.size("max_position_embeddings", "max_seq_len", default=2048),
         activation=read_activation(fields, "activation_function", default="relu"),
         attention_bias=bias,
         mlp_bias=bias,
-        embed_width=fields.size("word_embed_proj_dim", default=hidden),
+        embed_width=fields.size("word_embed_proj_dim", default=values["hidden"]),
         pre_norm=pre_norm,
         final_norm=pre_norm and not fields.flag("_remove_final_layer_norm", default=False),
         norm_affine=fields.flag("layer_norm_elementwise_affine", default=True),
@@ -216,23 +195,18 @@ def _opt(fields: Fields, family: str) -> Architecture:
 
 def _phi(fields: Fields, family: str) -> Architecture:
     """Phi and Phi-3."""
-    hidden = fields.size("hidden_size")
-    heads, head_dim = read_heads(fields, hidden, "num_attention_heads")
+    values = shape(fields, family, layers=("num_hidden_layers", "num_layers"))
+    values["kv_heads"] = read_kv_heads(fields, values["heads"], "num_key_value_heads", family=family)
     phi3 = family == "phi3"
     window = (fields.size("sliding_window", default=0) or None) if phi3 else None
+    values["kinds"] = (LayerKind(sliding=window is not None),) * len(values["kinds"])
     return Architecture(
-        family=family,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=read_kv_heads(fields, heads, "num_key_value_heads", family=family),
-        head_dim=head_dim,
+        **values,
         intermediate=fields.size("intermediate_size"),
-        vocab=fields.size("vocab_size"),
-        kinds=(LayerKind(sliding=window is not None),) * read_layers(fields, "num_hidden_layers", "num_layers"),
         tied=fields.flag("tie_word_embeddings", default=False),
         activation=read_activation(fields, "hidden_act", default="silu" if phi3 else "gelu_new"),
         qk_norm="head" if fields.flag("qk_layernorm", default=False) and not phi3 else "",
-        rotary_dim=read_rotary_dim(fields, head_dim, "partial_rotary_factor", default=1.0 if phi3 else 0.5),
+        rotary_dim=read_rotary_dim(fields, values["head_dim"], "partial_rotary_factor", default=1.0 if phi3 else 0.5),
         dropout=read_dropout(fields, "resid_pdrop"),
         attention_dropout=read_dropout(fields, "attention_dropout"),
         embedding_dropout=read_dropout(fields, "embd_pdrop"),
@@ -241,28 +215,25 @@ def _phi(fields: Fields, family: str) -> Architecture:
 
 
 def _falcon(fields: Fields, family: str) -> Architecture:
-    hidden = fields.size("hidden_size", "n_embed")
-    heads, head_dim = read_heads(fields, hidden, "num_attention_heads", "n_head")
+    values = shape(
+        fields,
+        family,
+        hidden=("hidden_size", "n_embed"),
+        heads=("num_attention_heads", "n_head"),
+        layers=("num_hidden_layers", "n_layer"),
+    )
     if fields.flag("alibi", default=False):
-        raise NotModeled(
-            "Falcon with alibi", file=fields.path, line=fields.line("alibi"), field="alibi", accepted="false"
-        )
+        fields.refuse("alibi", "Falcon with alibi", "false")
     grouped = fields.flag("new_decoder_architecture", default=False)
     parallel = fields.flag("parallel_attn", default=True)
     if grouped:
-        kv_heads = read_kv_heads(fields, heads, "num_kv_heads", "n_head_kv")
-    else:
-        kv_heads = 1 if fields.flag("multi_query", default=True) else heads
+        values["kv_heads"] = read_kv_heads(fields, values["heads"], "num_kv_heads", "n_head_kv")
+    elif fields.flag("multi_query", default=True):
+        values["kv_heads"] = 1
     bias = fields.flag("bias", default=False)
     return Architecture(
-        family=family,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        intermediate=fields.size("ffn_hidden_size", default=4 * hidden),
-        vocab=fields.size("vocab_size"),
-        kinds=(LayerKind(),) * read_layers(fields, "num_hidden_layers", "n_layer"),
+        **values,
+        intermediate=fields.size("ffn_hidden_size", default=4 * values["hidden"]),
         tied=fields.flag("tie_word_embeddings", default=True),
         activation=read_activation(fields, "activation", default="gelu"),
         attention_bias=bias,
@@ -276,19 +247,18 @@ def _falcon(fields: Fields, family: str) -> Architecture:
 
 
 def _mpt(fields: Fields, family: str) -> Architecture:
-    hidden = fields.size("d_model", "hidden_size")
-    heads, head_dim = read_heads(fields, hidden, "n_heads", "num_attention_heads")
+    values = shape(
+        fields,
+        family,
+        hidden=("d_model", "hidden_size"),
+        heads=("n_heads", "num_attention_heads"),
+        layers=("n_layers", "num_hidden_layers"),
+    )
     attention = fields.section("attn_config")
     p = read_dropout(attention, "attn_pdrop")
     return Architecture(
-        family=family,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=head_dim,
-        intermediate=4 * hidden,
-        vocab=fields.size("vocab_size"),
-        kinds=(LayerKind(),) * read_layers(fields, "n_layers", "num_hidden_layers"),
+        **values,
+        intermediate=4 * values["hidden"],
         tied=fields.flag("tie_word_embeddings", default=True),
         positions=fields.size("max_seq_len", default=2048),
         clip_qkv=attention.raw("clip_qkv") is not None,
@@ -298,17 +268,16 @@ def _mpt(fields: Fields, family: str) -> Architecture:
 
 
 def _bloom(fields: Fields, family: str) -> Architecture:
-    hidden = fields.size("hidden_size", "n_embed", "hidden_dim")
-    heads, head_dim = read_heads(fields, hidden, "n_head", "num_attention_heads")
+    values = shape(
+        fields,
+        family,
+        hidden=("hidden_size", "n_embed", "hidden_dim"),
+        heads=("n_head", "num_attention_heads"),
+        layers=("n_layer", "num_hidden_layers", "num_layers"),
+    )
     return Architecture(
-        family=family,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=head_dim,
-        intermediate=4 * hidden,
-        vocab=fields.size("vocab_size"),
-        kinds=(LayerKind(),) * read_layers(fields, "n_layer", "num_hidden_layers", "num_layers"),
+        **values,
+        intermediate=4 * values["hidden"],
         tied=fields.flag("tie_word_embeddings", default=True),
         dropout=read_dropout(fields, "hidden_dropout"),
         attention_dropout=read_dropout(fields, "attention_dropout"),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zsim.errors import NotModeled
 from zsim.model.architecture import Architecture, LayerKind
 from zsim.model.fields import Fields
-from zsim.model.reader_parts import read_activation, read_dropout, read_heads, read_layers, read_sliding
+from zsim.model.reader_parts import read_activation, read_dropout, read_layers, read_sliding, shape
 
 MODELED = {
     "bert": "BertForMaskedLM",
@@ -25,22 +24,14 @@ def _check_head(fields: Fields, family: str) -> None:
     if modeled not in said or fields.flag("is_decoder", default=False):
         name = "architectures" if said else "model_type"
         what = ", ".join(map(str, said)) or f"{family} without architectures, which say with what head it trains"
-        raise NotModeled(what, fields.path, fields.line(name), name, accepted=f'"architectures": ["{modeled}"]')
+        fields.refuse(name, what, f'"architectures": ["{modeled}"]')
 
 
 def _bert(fields: Fields, family: str) -> Architecture:
     _check_head(fields, family)
-    hidden = fields.size("hidden_size")
-    heads, head_dim = read_heads(fields, hidden, "num_attention_heads")
     return Architecture(
-        family=family,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=head_dim,
+        **shape(fields, family),
         intermediate=fields.size("intermediate_size"),
-        vocab=fields.size("vocab_size"),
-        kinds=(LayerKind(),) * read_layers(fields, "num_hidden_layers"),
         tied=fields.flag("tie_word_embeddings", default=True),
         positions=fields.size("max_position_embeddings", default=512),
         embed_width=fields.size("embedding_size", default=128) if family == "electra" else 0,
@@ -59,22 +50,15 @@ def _modernbert(fields: Fields, family: str) -> Architecture:
         _check_head(fields, family)
     for name, accepted in (("classifier_bias", False), ("sparse_prediction", False)):
         if fields.flag(name, default=accepted):
-            raise NotModeled(f"{family} with it", fields.path, fields.line(name), name, accepted="false")
+            fields.refuse(name, f"{family} with it", "false")
     if (name := fields.text("classifier_activation", default="gelu")) != "gelu":
         fields.fail("classifier_activation", f"is {name!r}", "gelu")
-    hidden = fields.size("hidden_size")
-    heads, head_dim = read_heads(fields, hidden, "num_attention_heads")
     period = fields.size("global_attn_every_n_layers", default=3)
     sliding = read_sliding(fields, read_layers(fields, "num_hidden_layers"), lambda layer: layer % period != 0)
+    kinds = tuple(LayerKind(sliding=on, first=layer == 0) for layer, on in enumerate(sliding))
     return Architecture(
-        family=family,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=head_dim,
+        **shape(fields, family) | {"kinds": kinds},
         intermediate=fields.size("intermediate_size"),
-        vocab=fields.size("vocab_size"),
-        kinds=tuple(LayerKind(sliding=on, first=layer == 0) for layer, on in enumerate(sliding)),
         tied=fields.flag("tie_word_embeddings", default=True),
         positions=fields.size("max_position_embeddings", default=8192),
         activation=read_activation(fields, "hidden_activation", default="gelu"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from zsim.errors import NotModeled
 from zsim.model.architecture import Architecture, Gemma4, LayerKind, Moe
 from zsim.model.fields import Fields
 from zsim.model.reader_parts import read_activation, read_dropout, read_kv_heads, read_layers, read_sliding
@@ -19,7 +18,7 @@ def gemma4_text(fields: Fields, family: str) -> Architecture:
     sliding[-1] = False  # transformers makes it so
     experts = _experts(fields)
     if (fields.raw("use_bidirectional_attention") or "vision") != "vision":
-        _refuse(fields, "use_bidirectional_attention", "attention both ways", "null or vision")
+        fields.refuse("use_bidirectional_attention", "attention both ways", "null or vision")
     bias = fields.flag("attention_bias", default=False)
     return Architecture(
         family=family,
@@ -55,8 +54,8 @@ def _own(fields: Fields, heads: int, sliding: list[bool]) -> Gemma4:
         fields.fail("num_kv_shared_layers", message, "fewer layers")
     width = fields.size("hidden_size_per_layer_input", default=256, least=0)
     if shared and not width:
-        _refuse(fields, "num_kv_shared_layers", "shared keys and values without embeddings of each layer, on which "
-                "transformers 5.24 fails", "0, or a hidden_size_per_layer_input")  # fmt: skip
+        fields.refuse("num_kv_shared_layers", "shared keys and values without embeddings of each layer, on which "
+                      "transformers 5.24 fails", "0, or a hidden_size_per_layer_input")  # fmt: skip
     return Gemma4(
         images_see_each_other=fields.raw("use_bidirectional_attention") is not None,
         full_head_dim=full["head_dim"],
@@ -79,8 +78,8 @@ def _per_layer(fields: Fields, full: list[int]) -> dict[str, int]:
     found: list[dict[str, Any]] = [stated[names[layer]] if layer in names else {} for layer in full]
     alike = all(entry == found[0] for entry in found) and names.keys() <= set(full) and len(names) == len(stated)
     if not alike or set(found[0]) - {"head_dim", "num_key_value_heads"}:
-        _refuse(fields, "per_layer_config", "layers that differ otherwise than in their type", "head_dim and "
-                "num_key_value_heads, the same for all layers of full attention")  # fmt: skip
+        fields.refuse("per_layer_config", "layers that differ otherwise than in their type", "head_dim and "
+                      "num_key_value_heads, the same for all layers of full attention")  # fmt: skip
     section = entries.section(names.get(full[0], ""))
     return {name: section.size(name) for name in found[0]}
 
@@ -101,7 +100,3 @@ def _experts(fields: Fields) -> Moe | None:
     if top_k > experts:
         fields.fail("top_k_experts", f"is {top_k}, more than the {experts} experts", f"1 to {experts}")
     return Moe(experts, top_k, fields.size("moe_intermediate_size"))
-
-
-def _refuse(fields: Fields, name: str, message: str, accepted: str) -> None:
-    raise NotModeled(message, file=fields.path, line=fields.line(name), field=name, accepted=accepted)

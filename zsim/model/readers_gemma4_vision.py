@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zsim.errors import NotModeled
 from zsim.model.architecture import Architecture, LayerKind, Sound, Vision
 from zsim.model.fields import Fields
 from zsim.model.reader_parts import read_activation
@@ -18,7 +17,7 @@ _LAYERS = {
 
 def gemma4(fields: Fields, family: str) -> Architecture:
     if fields.raw("vision_config") is None:
-        _refuse(fields, "vision_config", "Gemma 4 without its vision tower", "the text_config as a file of its own")
+        fields.refuse("vision_config", "Gemma 4 without its vision tower", "the text_config as a file of its own")
     text = read_text(fields, family, ("gemma4_text",), "gemma4_text", tied=True)
     vision = read_tower(fields, "gemma4_vision")
     blocks = read_blocks(vision, "gemma4_vision", _LAYERS, lambda layer: LayerKind())
@@ -62,7 +61,3 @@ def _sound(fields: Fields) -> Sound:
         outputs=audio.size("output_proj_dims", default=1536),
         clips=audio.flag("use_clipped_linears", default=True),
     )
-
-
-def _refuse(fields: Fields, name: str, message: str, accepted: str) -> None:
-    raise NotModeled(message, file=fields.path, line=fields.line(name), field=name, accepted=accepted)

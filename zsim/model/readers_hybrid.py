@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zsim.errors import NotModeled
 from zsim.model.architecture import Architecture, LayerKind, Moe, StateSpace
 from zsim.model.fields import Fields
-from zsim.model.reader_parts import read_activation, read_layers, read_top_k, read_types
-from zsim.model.readers_relatives import common
+from zsim.model.reader_parts import bias_of, common, read_activation, read_layers, read_top_k, read_types
 
 
 def _lfm2(fields: Fields, family: str) -> Architecture:
@@ -170,11 +168,6 @@ def _space(fields: Fields, inner: int, *, out_bias: bool, normed: bool = True, n
     return space
 
 
-def _attention(fields: Fields) -> dict[str, bool]:
-    bias = fields.flag("attention_bias", default=False)
-    return {"attention_bias": bias, "output_bias": bias}
-
-
 def _granite(fields: Fields, family: str) -> Architecture:
     layers = read_layers(fields, "num_hidden_layers")
     name = "layers_block_type" if "layers_block_type" in fields else "layer_types"
@@ -189,7 +182,7 @@ def _granite(fields: Fields, family: str) -> Architecture:
         kinds=tuple(LayerKind(sparse=experts > 0, mixer=kind, later=i > 0) for i, kind in enumerate(mixers)),
         rotary=position == "rope",
         mamba=_space(fields, inner, out_bias=fields.flag("mamba_proj_bias", default=False)),
-        **_attention(fields),
+        **bias_of(fields),
     )
     width = values["intermediate"]
     values["intermediate"] = fields.size("shared_intermediate_size", default=1024)
@@ -203,8 +196,7 @@ def _bamba(fields: Fields, family: str) -> Architecture:
     attending = fields.items("attn_layer_indices") or []
     mixers = ["attention" if layer in attending else "mamba" for layer in range(layers)]
     if fields.number("z_loss_coefficient", default=0.0, low=0.0, high=1e9):
-        field = "z_loss_coefficient"
-        raise NotModeled("the z-loss of Bamba", fields.path, fields.line(field), field, accepted="0")
+        fields.refuse("z_loss_coefficient", "the z-loss of Bamba", "0")
     inner = fields.size("hidden_size") * fields.size("mamba_expand", default=2)
     values = common(
         fields,
@@ -212,7 +204,7 @@ def _bamba(fields: Fields, family: str) -> Architecture:
         kinds=tuple(LayerKind(mixer=mixer, later=layer > 0) for layer, mixer in enumerate(mixers)),
         mlp_bias=fields.flag("mlp_bias", default=False),
         mamba=_space(fields, inner, out_bias=fields.flag("mamba_proj_bias", default=False)),
-        **_attention(fields),
+        **bias_of(fields),
     )
     values["rotary_dim"] = values["head_dim"] // 2  # whatever the file says of partial_rotary_factor
     return Architecture(**values)
@@ -231,7 +223,7 @@ def _falcon_h1(fields: Fields, family: str) -> Architecture:
     )
     kinds = tuple(LayerKind(mixer="hybrid", later=layer > 0) for layer in range(layers))
     bias = fields.flag("mlp_bias", default=False)
-    return Architecture(**common(fields, family, kinds=kinds, mlp_bias=bias, mamba=space, **_attention(fields)))
+    return Architecture(**common(fields, family, kinds=kinds, mlp_bias=bias, mamba=space, **bias_of(fields)))
 
 
 def _check(fields: Fields, space: StateSpace, heads: str, groups: str, inner: int, activation: str) -> None:

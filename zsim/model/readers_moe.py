@@ -9,8 +9,8 @@ from typing import Any
 from zsim.model.architecture import Architecture, Latent, LayerKind, Moe
 from zsim.model.fields import Fields
 from zsim.model.reader_parts import (
-    read_activation,
-    read_dropout,
+    bias_of,
+    common,
     read_layers,
     read_rotary_dim,
     read_sliding,
@@ -18,7 +18,7 @@ from zsim.model.reader_parts import (
     read_types,
     refuse_jitter,
 )
-from zsim.model.readers_relatives import bias_of, common, exaone_layers
+from zsim.model.readers_relatives import exaone_layers
 
 
 def _gpt_oss(fields: Fields, family: str) -> Architecture:
@@ -63,28 +63,19 @@ def _latent(fields: Fields, family: str) -> dict[str, Any]:
     )
     if latent.rope % 2:
         fields.fail("qk_rope_head_dim", f"is {latent.rope}", "an even number")
-    bias = fields.flag("attention_bias", default=False)
     heads = fields.size("num_attention_heads")
     if fields.size("num_key_value_heads", default=heads) < heads:
         fields.fail("num_key_value_heads", "is less than the heads", f"{heads}: each has a key of its own")
-    return {
-        "family": family,
-        "hidden": fields.size("hidden_size"),
-        "heads": heads,
-        "kv_heads": heads,
-        "head_dim": latent.nope + latent.rope,
-        "intermediate": fields.size("intermediate_size"),
-        "vocab": fields.size("vocab_size"),
-        "kinds": (LayerKind(),) * read_layers(fields, "num_hidden_layers"),
-        "tied": fields.flag("tie_word_embeddings", default=False),
-        "positions": fields.size("max_position_embeddings", default=2048),
-        "activation": read_activation(fields, "hidden_act", default="silu"),
-        "attention_dropout": read_dropout(fields, "attention_dropout"),
-        "mlp_bias": second and fields.flag("mlp_bias", default=False),
-        "latent": latent,
-        "attention_bias": bias,
-        "output_bias": bias,
-    }
+    width = latent.nope + latent.rope
+    return common(
+        fields.over({"head_dim": width}),
+        family,
+        head_dim=width,  # whatever the file says
+        kv_heads=heads,
+        mlp_bias=second and fields.flag("mlp_bias", default=False),
+        latent=latent,
+        **bias_of(fields),
+    )
 
 
 def _deepseek_experts(fields: Fields, second: bool) -> Moe:

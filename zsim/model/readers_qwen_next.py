@@ -5,42 +5,36 @@ from __future__ import annotations
 from zsim.model.architecture import Architecture, LayerKind, LinearAttention, Moe
 from zsim.model.fields import Fields
 from zsim.model.reader_parts import (
+    bias_of,
     read_activation,
     read_dropout,
-    read_heads,
     read_kv_heads,
     read_layers,
     read_rotary_dim,
     read_top_k,
     read_types,
+    shape,
 )
 
 
 def read_qwen_next(fields: Fields, family: str) -> Architecture:
     """Dense (`qwen3_5_text`), with experts in all layers (`qwen3_5_moe_text`) or in those that its file says."""
     layers = read_layers(fields, "num_hidden_layers")
-    heads, head_dim = read_heads(fields, fields.size("hidden_size"), "num_attention_heads", family=family)
-    bias = fields.flag("attention_bias", default=False)
     sparse = _sparse(fields, family, layers)
     linear = _linear(fields, layers)
+    values = shape(fields, family) | bias_of(fields)
+    values["kv_heads"] = read_kv_heads(fields, values["heads"], "num_key_value_heads", family=family)
+    values["kinds"] = tuple(
+        LayerKind(sparse=sparse[layer], mixer="delta" if linear[layer] else "attention") for layer in range(layers)
+    )
     return Architecture(
-        family=family,
-        hidden=fields.size("hidden_size"),
-        heads=heads,
-        kv_heads=read_kv_heads(fields, heads, "num_key_value_heads", family=family),
-        head_dim=head_dim,
+        **values,
         intermediate=fields.size("intermediate_size") if not all(sparse) else 0,
-        vocab=fields.size("vocab_size"),
-        kinds=tuple(
-            LayerKind(sparse=sparse[layer], mixer="delta" if linear[layer] else "attention") for layer in range(layers)
-        ),
         tied=fields.flag("tie_word_embeddings", default=False),
         positions=fields.size("max_position_embeddings", default=32768),
         activation=read_activation(fields, "hidden_act", default="silu"),
-        attention_bias=bias,
-        output_bias=bias,
         qk_norm="head",
-        rotary_dim=read_rotary_dim(fields, head_dim, "partial_rotary_factor", default=0.25),
+        rotary_dim=read_rotary_dim(fields, values["head_dim"], "partial_rotary_factor", default=0.25),
         attention_dropout=read_dropout(fields, "attention_dropout"),
         moe=_experts(fields, family) if any(sparse) else None,
         delta=_delta(fields),

@@ -4,45 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
 
 from zsim.model.architecture import Architecture, LayerKind
 from zsim.model.fields import Fields
 from zsim.model.reader_parts import (
+    bias_of,
+    common,
     read_activation,
     read_dropout,
-    read_heads,
-    read_kv_heads,
     read_layers,
     read_rotary_dim,
     read_sliding,
+    shape,
 )
-
-
-def common(fields: Fields, family: str, **families: Any) -> dict[str, Any]:
-    """The fields that all of them name as Llama does; `families`: what this one sets otherwise."""
-    hidden = fields.size("hidden_size")
-    heads, head_dim = read_heads(fields, hidden, "num_attention_heads", family=family)
-    return {
-        "family": family,
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": read_kv_heads(fields, heads, "num_key_value_heads", family=family),
-        "head_dim": head_dim,
-        "intermediate": fields.size("intermediate_size"),
-        "vocab": fields.size("vocab_size"),
-        "kinds": (LayerKind(),) * read_layers(fields, "num_hidden_layers"),
-        "tied": fields.flag("tie_word_embeddings", default=False),
-        "positions": fields.size("max_position_embeddings", default=2048),
-        "activation": families.get("activation") or read_activation(fields, "hidden_act", default="silu"),
-        "attention_dropout": read_dropout(fields, "attention_dropout"),
-    } | families
-
-
-def bias_of(fields: Fields, name: str = "attention_bias", default: bool = False) -> dict[str, bool]:
-    """Of all four projections of attention."""
-    bias = fields.flag(name, default=default)
-    return {"attention_bias": bias, "output_bias": bias}
 
 
 def _llama_like(fields: Fields, family: str) -> Architecture:
@@ -171,17 +145,11 @@ def _starcoder2(fields: Fields, family: str) -> Architecture:
 
 
 def _gpt_neo(fields: Fields, family: str) -> Architecture:
-    hidden = fields.size("hidden_size")
-    heads, head_dim = read_heads(fields, hidden, "num_heads", "num_attention_heads")
+    heads, layers = ("num_heads", "num_attention_heads"), ("num_layers", "num_hidden_layers")
+    values = shape(fields, family, heads=heads, layers=layers)
     return Architecture(
-        family=family,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=head_dim,
-        intermediate=fields.size("intermediate_size", default=4 * hidden),
-        vocab=fields.size("vocab_size"),
-        kinds=(LayerKind(),) * read_layers(fields, "num_layers", "num_hidden_layers"),
+        **values,
+        intermediate=fields.size("intermediate_size", default=4 * values["hidden"]),
         tied=fields.flag("tie_word_embeddings", default=True),
         positions=fields.size("max_position_embeddings", default=2048),
         activation=read_activation(fields, "activation_function", default="gelu_new"),
@@ -192,17 +160,18 @@ def _gpt_neo(fields: Fields, family: str) -> Architecture:
 
 
 def _gpt_bigcode(fields: Fields, family: str) -> Architecture:
-    hidden = fields.size("n_embd", "hidden_size")
-    heads, head_dim = read_heads(fields, hidden, "n_head", "num_attention_heads")
+    values = shape(
+        fields,
+        family,
+        hidden=("n_embd", "hidden_size"),
+        heads=("n_head", "num_attention_heads"),
+        layers=("n_layer", "num_hidden_layers"),
+    )
+    if fields.flag("multi_query", default=True):
+        values["kv_heads"] = 1
     return Architecture(
-        family=family,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=1 if fields.flag("multi_query", default=True) else heads,
-        head_dim=head_dim,
-        intermediate=fields.size("n_inner", default=4 * hidden),
-        vocab=fields.size("vocab_size"),
-        kinds=(LayerKind(),) * read_layers(fields, "n_layer", "num_hidden_layers"),
+        **values,
+        intermediate=fields.size("n_inner", default=4 * values["hidden"]),
         tied=fields.flag("tie_word_embeddings", default=True),
         positions=fields.size("n_positions", "max_position_embeddings", default=1024),
         activation=read_activation(fields, "activation_function", default="gelu_pytorch_tanh"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from zsim.errors import NotModeled
 from zsim.model.architecture import Architecture, LayerKind, Pair
 from zsim.model.fields import Fields
 from zsim.model.layers import ACTIVATIONS
@@ -46,13 +45,16 @@ def _t5(fields: Fields, family: str) -> Architecture:
     return replace(stack, seq2seq=replace(pair, decoder=decoder))
 
 
-def _whisper(fields: Fields, family: str) -> Architecture:
+def _refuse_layerdrop(fields: Fields) -> None:
     for name in ("encoder_layerdrop", "decoder_layerdrop"):
         if fields.number(name, default=0.0, low=0.0, high=1.0):
-            raise NotModeled(name, file=fields.path, line=fields.line(name), field=name, accepted="0")
+            fields.refuse(name, name, "0")
+
+
+def _whisper(fields: Fields, family: str) -> Architecture:
+    _refuse_layerdrop(fields)
     if fields.flag("apply_spec_augment", default=False):
-        name = "apply_spec_augment"
-        raise NotModeled("SpecAugment", file=fields.path, line=fields.line(name), field=name, accepted="false")
+        fields.refuse("apply_spec_augment", "SpecAugment", "false")
     width = fields.size("d_model")
 
     def stack(which: str, positions: str, default: int) -> Architecture:
@@ -82,13 +84,10 @@ def _whisper(fields: Fields, family: str) -> Architecture:
 
 def _bart(fields: Fields, family: str) -> Architecture:
     """Fields that are left out take the defaults of the configuration classes, which are BART's large ones."""
-    for name in ("encoder_layerdrop", "decoder_layerdrop"):
-        if fields.number(name, default=0.0, low=0.0, high=1.0):
-            raise NotModeled(name, file=fields.path, line=fields.line(name), field=name, accepted="0")
+    _refuse_layerdrop(fields)
     for name in ("tie_word_embeddings", "share_encoder_decoder_embeddings"):
         if not fields.flag(name, default=True):
-            raise NotModeled(f"{family} without {name}", file=fields.path, line=fields.line(name), field=name,
-                             accepted="true")  # fmt: skip
+            fields.refuse(name, f"{family} without {name}", "true")
     width, vocab = fields.size("d_model", "hidden_size", default=1024), fields.size("vocab_size")
     if (other := fields.size("decoder_vocab_size", default=vocab)) != vocab:
         fields.fail("decoder_vocab_size", f"is {other}, and the embedding is that of both", str(vocab))

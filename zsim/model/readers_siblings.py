@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from zsim.model.architecture import Architecture, LayerKind
 from zsim.model.fields import Fields
-from zsim.model.reader_parts import read_activation, read_layers, read_sliding
-from zsim.model.readers_relatives import bias_of, common
+from zsim.model.reader_parts import bias_of, common, read_activation, read_layers, read_sliding
 
 
 def _cwm(fields: Fields, family: str) -> Architecture:

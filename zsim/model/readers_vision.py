@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from zsim.errors import NotModeled
 from zsim.model.architecture import Architecture, LayerKind, Vision
 from zsim.model.fields import Fields
 from zsim.model.reader_parts import read_activation, read_dropout, read_layers
@@ -56,10 +55,9 @@ def _feature_layer(fields: Fields, layers: int, default: int, only: int | None =
     whole = not isinstance(layer, bool) and isinstance(layer, int) and -layers - 1 <= layer <= layers
     if not whole or only not in (None, layer):
         accepted = f"one layer from {-layers - 1} to {layers}" if only is None else str(only)
-        raise NotModeled(
-            "features of several layers" if not whole else f"features of layer {layer}", file=fields.path,
-            line=fields.line("vision_feature_layer"), field="vision_feature_layer", accepted=accepted,
-        )  # fmt: skip
+        fields.refuse(
+            "vision_feature_layer", f"features of layer {layer}" if whole else "features of several layers", accepted
+        )
     return layer
 
 
@@ -93,10 +91,8 @@ def _pixtral(fields: Fields, family: str) -> Architecture:
     blocks = read_blocks(vision, "pixtral", {**_LIKE_CLIP, "activation": "gelu"}, lambda layer: LayerKind())
     _feature_layer(fields, blocks.layers, default=-1 if merges else -2, only=-1)
     if not merges and not _keeps_class_token(fields):
-        raise NotModeled(
-            "Pixtral without its first patch", file=fields.path, line=fields.line("vision_feature_select_strategy"),
-            field="vision_feature_select_strategy", accepted="full: it has no token of a class",
-        )  # fmt: skip
+        name, accepted = "vision_feature_select_strategy", "full: it has no token of a class"
+        fields.refuse(name, "Pixtral without its first patch", accepted)
     return replace(
         text,
         vision=Vision(
@@ -118,10 +114,7 @@ def _internvl(fields: Fields, family: str) -> Architecture:
     _feature_layer(fields, blocks.layers, default=-1, only=-1)
     for name, default in (("use_mask_token", False), ("use_absolute_position_embeddings", True)):
         if vision.flag(name, default=default) != default:
-            raise NotModeled(
-                f"a tower with {name}: {str(not default).lower()}", file=fields.path, line=vision.line(name),
-                field=f"vision_config.{name}", accepted=str(default).lower(),
-            )  # fmt: skip
+            vision.refuse(name, f"a tower with {name}: {str(not default).lower()}", str(default).lower())
     if read_dropout(vision, "projection_dropout"):
         vision.fail("projection_dropout", "is not modeled", "0")
     if _keeps_class_token(fields):
@@ -156,10 +149,8 @@ def _internvl(fields: Fields, family: str) -> Architecture:
 
 def _siglip(vision: Fields, fields: Fields) -> Architecture:
     if vision.flag("vision_use_head", default="vision_config" in fields):
-        raise NotModeled(
-            "the head of SigLIP that pools", file=fields.path, line=vision.line("vision_use_head"),
-            field="vision_config.vision_use_head", accepted="false, as vision-language models have it",
-        )  # fmt: skip
+        accepted = "false, as vision-language models have it"
+        vision.refuse("vision_use_head", "the head of SigLIP that pools", accepted)
     return read_blocks(
         vision,
         "siglip_vision_model",
