@@ -7,7 +7,7 @@ on every module, runtime/zero/stage3.py on every gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from zsim.model.spec import ModelSpec, Module, Parameter, Workload
 from zsim.plan.spec import DeepSpeedPlan
@@ -29,11 +29,12 @@ from zsim.program.ulysses import shared
 from zsim.program.versions import before, hook
 from zsim.program.walk import modules_in_order
 from zsim.program.zero3_built import as_built, with_untied
-from zsim.program.zero3_coordinator import Coordinator, Params
+from zsim.program.zero3_coordinator import Coordinator
 from zsim.program.zero3_early import EarlyParameters
 from zsim.program.zero3_gradients import Gradients
 from zsim.program.zero3_leaves import by_keyword, called, check_leaves, leaves, unmatched
 from zsim.program.zero3_mics import check_mics, mics_groups
+from zsim.program.zero3_modules import external, hooked, inside, linear_biases, reads, saved_weights
 from zsim.program.zero3_parameters import Parameters
 from zsim.program.zero3_quantized import reduction_groups
 
@@ -72,10 +73,8 @@ class Zero3(Hooks[DeepSpeedPlan]):
         self.gradients = Gradients(builder, model, plan, self.parameters)
         modules = dict(called(tree))
         self.coordinator = Coordinator(
-            owned={
-                name: tuple(sorted({*module.params}.difference(_reads(module)))) for name, module in modules.items()
-            },
-            inside=_inside(tree),
+            owned={name: tuple(sorted({*module.params}.difference(reads(module)))) for name, module in modules.items()},
+            inside=inside(tree),
             leaves=leaves(tree, plan, self.parameters.numel),
             numel=self.parameters.numel,
             persistent=_persistent(self.parameters.numel, plan),
@@ -86,21 +85,21 @@ class Zero3(Hooks[DeepSpeedPlan]):
             unread=self.parameters.unread,
         )
         # Only modules outside leaves have hooks, and of these only some take part in backward.
-        hooked = set(_hooked(tree, self.coordinator.leaves))
-        self.hooked = hooked
-        self.in_backward = in_backward(tree) & hooked
+        self.hooked = set(hooked(tree, self.coordinator.leaves))
+        self.in_backward = in_backward(tree) & self.hooked
         if plan.stage3_module_granularity_threshold:
             self.parameters.fast = self.coordinator.leaves
         self._check_leaves(modules)
         self.in_leaf = {param: leaf for leaf in self.coordinator.leaves for param in self.coordinator.inside[leaf]}
-        self.bias_of = _linear_biases(model)
-        self.saved = self._saved_weights()
+        self.bias_of = linear_biases(model)
+        self.saved = saved_weights(model, tree, plan, self.in_backward, self.coordinator.leaves)
         self.recomputed = {
             inner.name for module in modules_in_order(tree) if module.checkpointed for inner in modules_in_order(module)
         }
         self.biases = frozenset(self.bias_of.values())
         self.micro, self.recording = 0, False
-        self.read_by_others = {param for params in self._external().values() for param in params}
+        self.external = external(model, tree, self.hooked)
+        self.read_by_others = {param for params in self.external.values() for param in params}
         self.hook_calls = 0
 
     def process_groups(self) -> dict[str, tuple[tuple[int, ...], ...]]:
@@ -166,7 +165,7 @@ class Zero3(Hooks[DeepSpeedPlan]):
             execution.forward(self.tree)
             if self.recording:
                 self.recording = False
-                self.coordinator.register(self._external())
+                self.coordinator.register(self.external)
             self._charge_hooks("forward")
             execution.backward(self.tree)
             self._charge_hooks("backward")
@@ -180,37 +179,6 @@ class Zero3(Hooks[DeepSpeedPlan]):
         self.parameters.drop_secondary()
         stop_timer(self.builder, self.plan, first)
         return self.prologue, self.builder.finish()
-
-    def _saved_weights(self) -> dict[str, Params]:
-        """By module with hooks and a backward: what autograd saves a view of, of its own or of all inside a leaf."""
-        found, linear = {}, _torch_linear(self.plan)
-        for module in modules_in_order(self.tree):
-            if module.name in self.in_backward:
-                inside = modules_in_order(module) if module.name in self.coordinator.leaves else (module,)
-                found[module.name] = tuple(
-                    param
-                    for inner in inside
-                    for param in inner.params
-                    if _transposed_experts(self.model.parameters[param])
-                    or _squeezed_kernel(self.model.parameters[param])
-                    or (linear and (inner.role == "head" or _in_linear(self.model.parameters[param], inner)))
-                )
-        return found
-
-    def _external(self) -> dict[str, Params]:
-        """What a module's own code read of another one in the first forward (parameter_offload.py, ZeROOrderedDict).
-
-        peft's LoraLayer.forward asks for the dtype of lora_A's weight, a vision tower's embedding for that of its patch
-        embedding, T5's MLP for that of wo, HunYuan's gate for that of wg, Llama 4 for the device of its embedding. In
-        the first forward none is there, persistent or not.
-        """
-        return {
-            module.name: tuple(param for param in item.params if self.model.parameters[param].name.endswith(".weight"))
-            for module in modules_in_order(self.tree)
-            if module.name in self.hooked
-            for item in module.body
-            if isinstance(item, Module) and _reads_weight(module, item.name, item.module_class)
-        }
 
     # ---- module hooks ------------------------------------------------------------------------------------------------
     def pre_forward(self, module: Module, phase: str) -> None:
@@ -322,30 +290,6 @@ class Zero3(Hooks[DeepSpeedPlan]):
             self.gradients.ready(self.bias_of[param])
 
 
-def _torch_linear(plan: DeepSpeedPlan) -> bool:
-    """Whether linear layers are torch's own, of which autograd saves `weight.t()`, a view: after a release the gathered
-    bytes stay until backward. DeepSpeed's saves the parameter itself. zero.Init puts that one in place,
-    the engine only from 0.19.4 on (github.com/deepspeedai/DeepSpeed pull request 8189)."""
-    return not plan.memory_efficient_linear or (before(plan, 0, 19, 4) and not plan.zero_init)
-
-
-def _transposed_experts(parameter: Parameter) -> bool:
-    """Whether torch._grouped_mm gets the weights of experts as `weight.transpose(-2, -1)`, a view that autograd saves:
-    so transformers 5.24 integrations/moe.py `_grouped_linear` and DeepSpeed's moe/ep_experts.py do, but not for
-    GPT-OSS, whose weights lie the other way."""
-    return parameter.expert and len(parameter.shape) == 3 and parameter.module_class != "GptOssExperts"
-
-
-def _in_linear(parameter: Parameter, module: Module) -> bool:
-    """Whether `module` is the torch.nn.Linear that has it: kernels that take its weight by themselves save no view."""
-    return parameter.module_class == "Linear" and parameter.name.rpartition(".")[0] == module.name
-
-
-def _squeezed_kernel(parameter: Parameter) -> bool:
-    """Whether a convolution gets it as a view, whose module is not called (`model.causal_conv`)."""
-    return parameter.module_class == "Conv1d" and parameter.shape[1:2] == (1,)
-
-
 def _prefetch_bucket(plan: DeepSpeedPlan) -> int:
     """engine.py _configure_zero_optimizer sets it to 1, after it has left for MiCS's own optimizer."""
     sequential = plan.stage3_allgather_sequential and plan.mics_shard_size <= 0
@@ -363,52 +307,3 @@ def _persistent(numel: Sequence[int], plan: DeepSpeedPlan) -> frozenset[int]:
             chosen.append(param)
             total += elements
     return frozenset(chosen)
-
-
-def _reads_weight(module: Module, name: str, module_class: str) -> bool:
-    part = name.removeprefix(f"{module.name}.")
-    if part == "embed_tokens":
-        return module.module_class == "Llama4TextModel"
-    if module_class in ("Conv2d", "Conv3d"):
-        return not module.module_class.startswith(("Idefics3", "SmolVLM", "Glm4vVisionModel"))
-    return part in ("lora_A.default", "wo", "wg")
-
-
-def _reads(module: Module) -> Iterator[int]:
-    for item in module.body:
-        if not isinstance(item, Module):
-            yield from item.reads
-
-
-def _linear_biases(model: ModelSpec) -> dict[int, int]:
-    """nn.Linear's weight -> bias, where both are trained."""
-    index = {
-        parameter.name: number
-        for number, parameter in enumerate(model.parameters)
-        if parameter.trainable and parameter.module_class == "Linear"
-    }
-    pairs = ((index.get(name.removesuffix("bias") + "weight"), number) for name, number in index.items())
-    return {weight: bias for weight, bias in pairs if weight is not None and weight != bias}
-
-
-def _inside(tree: Module) -> dict[str, Params]:
-    """By module, its parameters and those of all in it."""
-    found: dict[str, Params] = {}
-
-    def visit(module: Module) -> set[int]:
-        children = (visit(item) for item in module.body if isinstance(item, Module))
-        params = set(module.params).union(*children)
-        found[module.name] = tuple(sorted(params))
-        return params
-
-    visit(tree)
-    return found
-
-
-def _hooked(module: Module, leaves: frozenset[str]) -> Iterator[str]:
-    """_register_deepspeed_module goes down to leaves, not into them."""
-    yield module.name
-    if module.name not in leaves:
-        for item in module.body:
-            if isinstance(item, Module):
-                yield from _hooked(item, leaves)
