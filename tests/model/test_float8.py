@@ -28,9 +28,9 @@ RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 class Peaks(Tape):
     highest = 0
 
-    def _start(self) -> None:
+    def new_peak(self) -> None:
         self.highest = max(self.highest, self.peak)
-        super()._start()
+        super().new_peak()
 
     def top(self) -> int:
         highest, self.highest, self.peak = max(self.highest, self.peak), 0, self.live

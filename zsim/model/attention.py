@@ -8,6 +8,7 @@ from zsim.errors import NotModeled
 from zsim.model import functional as F
 from zsim.model import products as P
 from zsim.model import ulysses
+from zsim.model.fused_attention import WIDEST_FLASH, flash_attention
 from zsim.model.graph import Tensor
 from zsim.model.layers import Module, Net
 from zsim.model.views import clone
@@ -169,11 +170,11 @@ def _attend(
     """As transformers' attention functions: the result as [b, s, h, d], contiguous, and the weights."""
     h = q.shape[1]
     weights = None
-    too_wide = q.shape[-1] > P.WIDEST_FLASH
+    too_wide = q.shape[-1] > WIDEST_FLASH
     if too_wide and net.attention not in ("sdpa", "efficient", "eager"):
         raise NotModeled(
             f"{net.attention} attention of heads of {q.shape[-1]}, which its kernels do not take (at most "
-            f"{P.WIDEST_FLASH})",
+            f"{WIDEST_FLASH})",
             field="attention",
             accepted="sdpa, efficient, eager",
         )
@@ -183,9 +184,9 @@ def _attend(
         # transformers 5.24 integrations/flash_attention.py: values are padded, and the result is cut
         width = v.shape[-1]
         v = F.pad(v, q.shape[-1])
-        out = F.narrow(P.flash_attention(q, k, v, net.attention, window=window, causal=causal), -1, width)
+        out = F.narrow(flash_attention(q, k, v, net.attention, window=window, causal=causal), -1, width)
     elif net.attention != "eager":
-        out = P.flash_attention(q, k, v, net.attention, window=window, causal=causal)
+        out = flash_attention(q, k, v, net.attention, window=window, causal=causal)
     else:
         k, v = F.repeat_heads(k, h // k.shape[1]), F.repeat_heads(v, h // v.shape[1])
         outer, net.tape.label = net.tape.label, "softmax"
@@ -216,9 +217,9 @@ def _efficient(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None or mask.dtype == "bool":  # as transformers 5 has it: widened in every call, and saved in each
         k, v = F.repeat_heads(k, repeats), F.repeat_heads(v, repeats)
         mask = mask if mask is None else F.pointwise(mask, dtype=q.dtype)
-        return P.flash_attention(q, k, v, "efficient", mask=mask)
+        return flash_attention(q, k, v, "efficient", mask=mask)
     q, k, v = (F.contiguous(x) for x in (q, F.repeat_heads(k, repeats), F.repeat_heads(v, repeats)))
-    return P.flash_attention(q, k, v, "efficient", mask=mask)
+    return flash_attention(q, k, v, "efficient", mask=mask)
 
 
 def _scores(q: Tensor, k: Tensor, wide: bool) -> Tensor:

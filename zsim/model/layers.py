@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from zsim.model import functional as F
 from zsim.model import liger
 from zsim.model import products as P
+from zsim.model.activations import ACTIVATIONS
 from zsim.model.architecture import Architecture
 from zsim.model.graph import Param, Storage, Tensor, row_major
 from zsim.model.spec import Images
@@ -378,30 +379,3 @@ class Activation(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x)
-
-
-def _gelu_new(x: Tensor) -> Tensor:
-    """0.5 * x * (1 + tanh(c * (x + 0.044715 * x ** 3))), one kernel per operation."""
-    return F.mul(F.scale(x), F.shift(F.activation_by_result(F.scale(F.add(x, F.scale(F.power(x)))))))
-
-
-def _quick_gelu(x: Tensor) -> Tensor:
-    """x * sigmoid(1.702 * x)"""
-    return F.mul(x, F.activation_by_result(F.scale(x)))
-
-
-def _relu_squared(x: Tensor) -> Tensor:
-    return F.power(F.activation_by_result(x))
-
-
-ACTIVATIONS: dict[str, tuple[str, Any]] = {
-    "silu": ("SiLUActivation", F.activation),
-    "swish": ("SiLU", F.activation),
-    "gelu": ("GELUActivation", F.activation),
-    "nn.gelu": ("GELU", F.activation),
-    "quick_gelu": ("QuickGELUActivation", _quick_gelu),
-    "gelu_pytorch_tanh": ("GELUTanh", F.activation),
-    "gelu_new": ("NewGELUActivation", _gelu_new),
-    "relu": ("ReLU", F.activation_by_result),
-    "relu2": ("ReLUSquaredActivation", _relu_squared),
-}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from zsim.model.activations import ACTIVATIONS
 from zsim.model.architecture import LayerKind
 from zsim.model.fields import Fields
-from zsim.model.layers import ACTIVATIONS
 
 
 def read_activation(fields: Fields, *names: str, default: str) -> str:

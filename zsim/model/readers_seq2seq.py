@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from zsim.model.activations import ACTIVATIONS
 from zsim.model.architecture import Architecture, LayerKind, Pair
 from zsim.model.fields import Fields
-from zsim.model.layers import ACTIVATIONS
 from zsim.model.reader_parts import read_activation, read_dropout, read_layers
 
 

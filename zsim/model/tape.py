@@ -21,34 +21,16 @@ from contextlib import contextmanager, suppress
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from zsim.model.bytes_alive import Bytes
 from zsim.model.graph import Backward, Call, Edge, Node, Param, Pass, Segment, Storage, Tensor, row_major
 from zsim.model.kernels import Gemm, Memory, Work
-from zsim.model.spec import UNKNOWN, Saved
+from zsim.model.spec import Saved
 
 if TYPE_CHECKING:
     from zsim.model.checkpoint import Frame
 
 
-def fitted(tensors: list[tuple[int, int]], total: int) -> tuple[tuple[int, int], ...]:
-    """`tensors` (number, bytes), oldest first, so that the bytes add up to `total`.
-
-    They are too many where a tensor was yet to be saved, which counts as saved all along: the youngest of its size
-    stands for it.
-    """
-    more = sum(nbytes for _, nbytes in tensors) - max(0, total)
-    for place in range(len(tensors) - 1, -1, -1):
-        if tensors[place][1] == more:
-            del tensors[place]
-            return tuple(tensors)
-    while more > 0:
-        number, nbytes = tensors.pop()
-        if nbytes > more:
-            tensors.append((number, nbytes - more))
-        more = max(0, more - nbytes)
-    return (*tensors, (UNKNOWN, -more)) if more else tuple(tensors)
-
-
-class Tape:
+class Tape(Bytes):
     """Records one forward and backward. `cuda` false: as torch's recordings with fake tensors on a CPU show it.
 
     `autocast`: the dtype of torch.autocast, None where it is off. Which operators it casts for is torch 2.13's list for
@@ -57,15 +39,9 @@ class Tape:
     """
 
     def __init__(self, cuda: bool = True, autocast: str | None = None) -> None:
+        super().__init__()
         self.cuda = cuda
         self.autocast = autocast
-        self.live = self.peak = 0
-        self.born = self.peak_born = self.born_before = 0  # storages there have been: in all, at the peak, at the start
-        self.alive: dict[int, int] = {}  # bytes of each by number, oldest first
-        self.died: dict[int, int] = {}  # since the peak
-        self.saved: set[int] = set()  # those that segments hold as saved
-        self.disturbed = False  # a storage has died elsewhere than in the code of zsim.model
-        self.base = 0  # bytes that segments hold as saved: what is alive besides is temporary
         self.phase = "forward"
         self.unread: list[Tensor] = []  # gradients that leaves keep to the end of the backward, and these leaves
         self.label = ""  # kind of the memory-bound kernels to come
@@ -152,16 +128,12 @@ class Tape:
 
     def _switch(self, segment: Segment | None, way: Pass) -> None:
         self._measure()
-        self._start()
+        self.new_peak()
         self._current, self._pass = segment, way
         way.models += self._models
         way.blocks += self._blocks
         way.modules += self._entered
         self._models = self._blocks = self._entered = 0
-
-    def _start(self) -> None:
-        self.peak, self.peak_born, self.born_before = self.live, self.born, self.born
-        self.died.clear()
 
     def _measure(self) -> None:
         """Close the open segment: its peak, and what is alive now that it is over."""
@@ -171,25 +143,16 @@ class Tape:
         peak, live = self.peak - self.base, self.live - self.base
         if self.phase == "forward":
             segment.forward_peak, segment.forward_live = peak, live
-            segment.forward_alive = self._at_peak(peak), self.unsaved(live)
+            segment.forward_alive = self.at_peak(peak), self.unsaved(live)
         elif self.phase == "recompute":
             segment.recompute_peak, segment.recompute_live = peak, live
-            segment.recompute_alive = self._at_peak(peak), self.unsaved(live)
+            segment.recompute_alive = self.at_peak(peak), self.unsaved(live)
         else:
             segment.backward_peak = peak - segment.handed  # which the strategy counts as gradients
-            alive = self._at_peak(segment.backward_peak)
+            alive = self.at_peak(segment.backward_peak)
             self._release(segment)
             segment.backward_live = self.live - self.base
             segment.backward_alive = alive, self.unsaved(segment.backward_live)
-
-    def _at_peak(self, total: int) -> tuple[tuple[int, int], ...]:
-        """Those that were there before the segment have their number negative."""
-        before, born = self.born_before, self.peak_born
-        there = [one for one in sorted((self.alive | self.died).items()) if one[0] <= born and one[0] not in self.saved]
-        return fitted([(-key if key <= before else key, nbytes) for key, nbytes in there], total)
-
-    def unsaved(self, total: int) -> tuple[tuple[int, int], ...]:
-        return fitted([one for one in self.alive.items() if one[0] not in self.saved], total)
 
     def _release(self, segment: Segment) -> None:
         segment.held.clear()
@@ -352,7 +315,7 @@ class Tape:
         self._skip_to(segment.order + 1)
         if segment.frame is not None and segment.frame.asked_by(segment):
             segment.frame.recompute(self)
-        self._start()
+        self.new_peak()
         self._current, self._pass = segment, segment.backward
 
     def _skip_to(self, end: int) -> None:

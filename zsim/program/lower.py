@@ -7,7 +7,7 @@ from typing import cast
 
 from zsim.errors import InputError, NotModeled
 from zsim.model.architecture import Architecture
-from zsim.model.products import WIDEST_FLASH
+from zsim.model.fused_attention import WIDEST_FLASH
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
 from zsim.plan.version import parse_version

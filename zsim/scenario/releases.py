@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 from zsim.errors import InputError
 from zsim.model.architecture import Architecture
 from zsim.model.families import GEMMA, LLAMA_LIKE, MOE
-from zsim.model.products import WIDEST_FLASH
+from zsim.model.fused_attention import WIDEST_FLASH
 from zsim.plan.version import parse_version
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from zsim.model import functional as F
 from zsim.model import products as P
 from zsim.model.decoder import CausalLM, Head, run_block
 from zsim.model.families.llama import split_heads
+from zsim.model.fused_attention import flash_attention
 from zsim.model.graph import Storage, Tensor, row_major
 from zsim.model.layers import Activation, Blocks, Dropout, Embedding, LayerNorm, Linear, Module, Net, Weight
 from zsim.model.loss import cross_entropy
@@ -83,7 +84,7 @@ class SelfAttention(Module):
             weights = F.dropout(weights, arch.attention_dropout)
             out = P.matmul(weights, v)
         else:
-            out = P.flash_attention(q, k, v, self.net.attention, causal=False)
+            out = flash_attention(q, k, v, self.net.attention, causal=False)
         return F.reshape(F.contiguous(F.transpose(out, 1, 2)), b, s, -1), weights
 
 

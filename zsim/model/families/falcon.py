@@ -10,6 +10,7 @@ from zsim.model import functional as F
 from zsim.model import products as P
 from zsim.model.attention import Rotary, positions, rotate
 from zsim.model.decoder import CausalLM, head, run_block
+from zsim.model.fused_attention import flash_attention
 from zsim.model.graph import Tensor
 from zsim.model.layers import Activation, Blocks, Dropout, Embedding, LayerNorm, Linear, Module, Net
 
@@ -42,7 +43,7 @@ class FalconAttention(Module):
         q, k, v = (F.reshape(F.transpose(t, 1, 2), b, -1, s, arch.head_dim) for t in (q, k, v))
         cos, sin = F.unsqueeze(cos, 1), F.unsqueeze(sin, 1)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        out = P.flash_attention(q, k, v, self.net.attention)
+        out = flash_attention(q, k, v, self.net.attention)
         out = F.reshape(F.transpose(out, 1, 2), b, s, h)
         return self.dense(out)
 

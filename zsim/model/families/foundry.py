@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from zsim.model import functional as F
-from zsim.model import products as P
 from zsim.model.decoder import CausalLM, head, run_block
+from zsim.model.fused_attention import flash_attention
 from zsim.model.graph import Tensor
 from zsim.model.layers import Activation, Blocks, Embedding, LayerNorm, Linear, Module, Net
 from zsim.model.loss import cross_entropy
@@ -40,7 +40,7 @@ class Attention(Module):
         if padded:
             q, k, v = gather_rows(q), gather_rows(k), gather_rows(v)
         q, k, v = (F.transpose(F.reshape(t, b, s, arch.heads, arch.head_dim), 1, 2) for t in (q, k, v))
-        out = F.reshape(F.contiguous(F.transpose(P.flash_attention(q, k, v, self.net.attention), 1, 2)), b, s, h)
+        out = F.reshape(F.contiguous(F.transpose(flash_attention(q, k, v, self.net.attention), 1, 2)), b, s, h)
         return self.out_proj(scatter_rows(out) if padded else out)
 
 

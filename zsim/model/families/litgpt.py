@@ -9,9 +9,9 @@ are. (litgpt/model.py, commit 101e31d2 of May 2024, and thunder/benchmarks/bench
 from __future__ import annotations
 
 from zsim.model import functional as F
-from zsim.model import products as P
 from zsim.model.attention import rotate
 from zsim.model.decoder import CausalLM, head, run_block
+from zsim.model.fused_attention import flash_attention
 from zsim.model.graph import Tensor
 from zsim.model.layers import Blocks, Embedding, Linear, Module, Net
 from zsim.model.layers import RMSNorm as HFNorm
@@ -50,7 +50,7 @@ class Attention(Module):
             k, v = (F.expand(t, (b, groups, queries, s, d)) for t in (k, v))
         q, k, v = (F.reshape(t, b, -1, s, d) for t in (q, k, v))
         q, k = (F.cat((rotate(t, cos, sin),)) for t in (q, k))
-        out = F.transpose(P.flash_attention(q, k, v, self.net.attention), 1, 2)
+        out = F.transpose(flash_attention(q, k, v, self.net.attention), 1, 2)
         return self.proj(F.reshape(F.contiguous(out), b, s, -1))
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from zsim.model import functional as F
 from zsim.model import pixels
-from zsim.model import products as P
 from zsim.model.architecture import Vision
 from zsim.model.attention import rotate, split_heads
 from zsim.model.decoder import run_block
 from zsim.model.families.clip import ClipConvolution
 from zsim.model.families.llama import MLP
 from zsim.model.families.towers import attend, images_of
+from zsim.model.fused_attention import flash_attention
 from zsim.model.graph import Tensor
 from zsim.model.layers import Blocks, Linear, Module, Net, RMSNorm
 
@@ -69,7 +69,7 @@ class PixtralAttention(Module):
             rows, columns = pixels.grid(self.vision, images_of(net))
             each = {rows * columns: x.shape[1] // (rows * columns)}
             weights = None
-            out = F.transpose(P.flash_attention(q, k, v, net.attention, causal=False, segments=each), 1, 2)
+            out = F.transpose(flash_attention(q, k, v, net.attention, causal=False, segments=each), 1, 2)
         else:
             out, weights = attend(net, q, k, v, mask)
         out = F.contiguous(F.reshape(out, *x.shape[:2], -1))

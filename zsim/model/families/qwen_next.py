@@ -10,12 +10,13 @@ from __future__ import annotations
 from zsim.errors import NotModeled
 from zsim.model import fla
 from zsim.model import functional as F
+from zsim.model.activations import ACTIVATIONS
 from zsim.model.attention import Rotary, attend, causal_mask, rotate_part
 from zsim.model.causal_conv import causal_conv1d
 from zsim.model.decoder import run_block
 from zsim.model.families import gemma, llama, moe, towers, vlm
 from zsim.model.graph import Tensor
-from zsim.model.layers import ACTIVATIONS, Convolution, Linear, Module, Net, RMSNorm, Weight
+from zsim.model.layers import Convolution, Linear, Module, Net, RMSNorm, Weight
 from zsim.model.linear_attention import chunk_gated_delta_rule
 
 

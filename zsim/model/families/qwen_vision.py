@@ -14,6 +14,7 @@ from zsim.model.attention import rotate
 from zsim.model.decoder import run_block
 from zsim.model.families.llama import MLP
 from zsim.model.families.towers import Convolution, PositionTable, attend, given, images_of
+from zsim.model.fused_attention import flash_attention
 from zsim.model.graph import Tensor
 from zsim.model.layers import Activation, Blocks, LayerNorm, Linear, Module, ModuleList, Net, RMSNorm, require_grad
 
@@ -83,7 +84,7 @@ class QwenAttention(Module):
         lengths = self._lengths(patches)
         if self.net.attention in ("flash", "flash3"):
             counts = {length: lengths.count(length) for length in lengths}
-            out = P.flash_attention(q, k, v, self.net.attention, causal=False, segments=counts)
+            out = flash_attention(q, k, v, self.net.attention, causal=False, segments=counts)
             out = F.transpose(out, 1, 2)
         else:
             splits = [F.split(tensor, lengths, dim=2) for tensor in (q, k, v)]

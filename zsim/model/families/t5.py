@@ -13,6 +13,7 @@ from zsim.model.attention import causal_mask, split_heads
 from zsim.model.decoder import CausalLM, Head, run_block
 from zsim.model.families.bert import masked_loss
 from zsim.model.families.towers import PositionTable
+from zsim.model.fused_attention import flash_attention
 from zsim.model.graph import Tensor
 from zsim.model.layers import Activation, Blocks, Dropout, Embedding, Linear, Module, ModuleList, Net, Weight
 
@@ -76,7 +77,7 @@ class Attention(Module):
         if net.attention != "eager":
             added = F.contiguous(F.masked_fill(bias, self._triangle(q.shape[2])) if self.causal else bias)
             added = F.expand(added, (q.shape[0], *added.shape[1:]))
-            out = P.flash_attention(q, k, v, "efficient", mask=added)
+            out = flash_attention(q, k, v, "efficient", mask=added)
             return F.contiguous(F.transpose(out, 1, 2)), None
         weights = F.scale(P.matmul(q, F.transpose(k, 2, 3)))
         weights = F.add(weights, bias)

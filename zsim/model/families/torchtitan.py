@@ -8,9 +8,9 @@ transformers' real one, and norms of queries and keys), keys and values are repe
 from __future__ import annotations
 
 from zsim.model import functional as F
-from zsim.model import products as P
 from zsim.model.attention import complex_rotate, rotate
 from zsim.model.decoder import CausalLM, cast_and_held, head, run_block
+from zsim.model.fused_attention import flash_attention
 from zsim.model.graph import Tensor
 from zsim.model.layers import Blocks, Embedding, Linear, Module, Net, Weight
 from zsim.model.layers import RMSNorm as HFNorm
@@ -76,7 +76,7 @@ class Attention(Module):
         repeats = arch.heads // arch.kv_heads
         k, v = F.repeat_heads(k, repeats, 2), F.repeat_heads(v, repeats, 2)
         q, k, v = F.transpose(q, 1, 2), F.transpose(k, 1, 2), F.transpose(v, 1, 2)
-        out = P.flash_attention(q, k, v, self.net.attention)
+        out = flash_attention(q, k, v, self.net.attention)
         return self.wo(F.reshape(F.contiguous(F.transpose(out, 1, 2)), b, s, -1))
 
 

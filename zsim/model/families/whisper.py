@@ -12,6 +12,7 @@ from zsim.model.decoder import CausalLM, head, run_block
 from zsim.model.families.bert import masked_loss
 from zsim.model.families.t5 import check_pair, sharing, shifted_right
 from zsim.model.families.towers import PositionTable, given
+from zsim.model.fused_attention import flash_attention
 from zsim.model.graph import Tensor
 from zsim.model.layers import Activation, Blocks, Embedding, LayerNorm, Linear, Module, Net, Weight
 
@@ -63,7 +64,7 @@ class Attention(Module):
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         net, weights = self.net, None
         if net.attention != "eager":
-            out = P.flash_attention(q, k, v, net.attention, causal=self.causal)
+            out = flash_attention(q, k, v, net.attention, causal=self.causal)
             return F.contiguous(F.transpose(out, 1, 2)), None
         outer, net.tape.label = net.tape.label, "softmax"
         weights = F.scale(P.matmul(q, F.transpose(k, 2, 3)))
