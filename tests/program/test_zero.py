@@ -1,23 +1,31 @@
-"""What holds for every Program of DeepSpeed, and single rules of its buckets, streams and copies."""
+"""Rules of DeepSpeed's buckets, streams and copies."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import accumulate, pairwise
 from math import ceil
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from tests.program.sound import sound
+from tests.program.zero_programs import (
+    CONFIG,
+    PASSING,
+    SMALL,
+    calls,
+    model_and_tree,
+    modules,
+    ops,
+    program_of,
+    state_bytes,
+)
 from zsim.errors import InputError, NotModeled
 from zsim.model.huggingface import from_config
-from zsim.model.spec import ModelSpec, Module, Workload
+from zsim.model.spec import Workload
 from zsim.model.trace import trace
 from zsim.plan.spec import DeepSpeedPlan, Optimizer
 from zsim.program.lower import lower
@@ -26,10 +34,7 @@ from zsim.program.ops import (
     COMPUTE,
     CPU,
     D2H,
-    GPU_CATEGORIES,
     H2D,
-    HOST_CATEGORIES,
-    LANES,
     REDUCE_SCATTER,
     Alloc,
     Collective,
@@ -38,152 +43,7 @@ from zsim.program.ops import (
     HostWait,
     Instruction,
     Launch,
-    Op,
-    Program,
 )
-
-CONFIG = {
-    "model_type": "llama", "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 301, "tie_word_embeddings": False,
-}  # fmt: skip
-SMALL = {
-    "reduce_bucket_size": 20_000, "stage3_prefetch_bucket_size": 15_000, "stage3_param_persistence_threshold": 100,
-}  # fmt: skip
-
-
-@cache
-def model_and_tree(checkpointing: str = "none") -> tuple[ModelSpec, Module, Workload]:
-    model = from_config(CONFIG, "tiny")
-    workload = Workload(1, 16, checkpointing=checkpointing)
-    return model, trace(model, workload), workload
-
-
-def program_of(stage: int, steps: int = 4, checkpointing: str = "none", **changes: Any) -> Program:
-    model, tree, workload = model_and_tree(checkpointing)
-    plan = DeepSpeedPlan(stage=stage, **{"world_size": 4} | SMALL | changes)
-    return lower(model, tree, plan, workload, steps)
-
-
-def ops(instructions: Sequence[Instruction], lane: str | None = None) -> list[Op]:
-    found = [instruction.op for instruction in instructions if isinstance(instruction, Launch)]
-    return [op for op in found if lane is None or op.lane == lane]
-
-
-def calls(instructions: Sequence[Instruction], *phases: str) -> list[Collective]:
-    return [op.work for op in ops(instructions) if isinstance(op.work, Collective) and op.phase in phases]
-
-
-PLANS = st.fixed_dictionaries(
-    {
-        "world_size": st.sampled_from([1, 2, 3, 8]),
-        "grad_accum": st.integers(1, 3),
-        "dtype": st.sampled_from(["bfloat16", "float16", "float32"]),
-        "communication_data_type": st.sampled_from([None, "float32"]),
-        "grad_accum_dtype": st.sampled_from([None, "float32"]),
-        "grad_clip": st.sampled_from([None, 1.0]),
-        "reduce_bucket_size": st.sampled_from([1_000, 20_000, 10**8]),
-        "overlap_comm": st.sampled_from([None, False, True]),
-        "contiguous_gradients": st.booleans(),
-        "reduce_scatter": st.booleans(),
-        "round_robin_gradients": st.booleans(),
-        "use_multi_rank_bucket_allreduce": st.booleans(),
-        "offload_optimizer": st.sampled_from([None, "cpu"]),
-        "offload_optimizer_pin_memory": st.booleans(),
-    }
-)
-STAGE3 = st.fixed_dictionaries(
-    {
-        "sub_group_size": st.sampled_from([5_000, 10**9]),
-        "stage3_prefetch_bucket_size": st.sampled_from([0, 15_000, 10**8]),
-        "stage3_param_persistence_threshold": st.sampled_from([0, 100, 10**5]),
-        "stage3_max_live_parameters": st.sampled_from([0, 30_000, 10**9]),
-        "stage3_max_reuse_distance": st.sampled_from([0, 30_000, 10**9]),
-        "stage3_allgather_sequential": st.booleans(),
-        "use_all_reduce_for_fetch_params": st.booleans(),
-        "zero_init": st.booleans(),
-        "memory_efficient_linear": st.booleans(),
-        "leaf_blocks": st.booleans(),
-        "leaf_name_suffixes": st.sampled_from([(), ("mlp",)]),
-        "stage3_module_granularity_threshold": st.sampled_from([0, 1]),
-        "zero_hpz_partition_size": st.sampled_from([1, 2]),
-        "zero_quantized_weights": st.booleans(),
-        "zero_quantized_gradients": st.booleans(),
-        "gpus_per_node": st.sampled_from([2, 4, 8]),
-        "offload_param": st.sampled_from([None, "cpu"]),
-    }
-)
-
-
-def check(program: Program) -> None:
-    """Tensors live once and as long after each step; what is waited for exists; lanes and categories are known."""
-    held: set[str] = set()
-    after = []
-    for instructions in (program.init, *program.steps):
-        issued: set[int] = set()
-        for instruction in instructions:
-            if isinstance(instruction, Alloc):
-                assert instruction.key not in held
-                assert instruction.nbytes > 0
-                known = HOST_CATEGORIES if instruction.device == "host" else GPU_CATEGORIES
-                assert instruction.category in known
-                held.add(instruction.key)
-            elif isinstance(instruction, Free):
-                held.remove(instruction.key)
-                assert instruction.after is None or instruction.after < 0 or instruction.after in issued
-            elif isinstance(instruction, HostWait):
-                assert instruction.op is None or instruction.op < 0 or instruction.op in issued
-            else:
-                assert all(-len(LANES) <= event < 0 or event in issued for event in instruction.op.waits)
-                assert instruction.op.id not in issued
-                issued.add(instruction.op.id)
-        after.append(set(held))
-    assert after[2] == after[3] == after[4]
-    assert not [key for key in after[4] if key.startswith(("saved:", "resaved:", "flat:", "grad:", "bucket 0"))]
-
-
-@settings(max_examples=60, deadline=None)
-@given(stage=st.sampled_from([0, 1, 2]), changes=PLANS, checkpointing=st.sampled_from(["none", "full"]))
-def test_every_program_of_stages_0_to_2_is_sound(stage: int, changes: dict[str, Any], checkpointing: str):
-    if stage == 0:
-        changes = changes | {"offload_optimizer": None, "grad_accum_dtype": None}
-    check(program_of(stage, checkpointing=checkpointing, **changes))
-
-
-@settings(max_examples=60, deadline=None)
-@given(changes=PLANS, stage3=STAGE3, checkpointing=st.sampled_from(["none", "full"]))
-def test_every_program_of_stage_3_is_sound_and_computes_with_gathered_parameters(
-    changes: dict[str, Any], stage3: dict[str, Any], checkpointing: str
-):
-    if changes["world_size"] in (1, 3):  # shards of which 8 is no divisor, and no two to a node
-        stage3 = stage3 | {"zero_quantized_weights": False, "zero_hpz_partition_size": 1, "gpus_per_node": None}
-    if not changes["reduce_scatter"]:
-        stage3 = stage3 | {"zero_quantized_gradients": False}
-    program = program_of(3, checkpointing=checkpointing, **changes, **stage3)
-    check(program)
-    if changes["world_size"] > 1 and not stage3["use_all_reduce_for_fetch_params"]:
-        for instructions in program.steps:
-            check_gathered(instructions, stage3["leaf_blocks"])
-
-
-def check_gathered(instructions: Sequence[Instruction], leaf_blocks: bool) -> None:
-    """A module's own kernels run only while its parameters are gathered."""
-    owned = {name: module.params for name, module in modules(model_and_tree()[1])}
-    full = set(range(len(model_and_tree()[0].parameters)))  # persistent ones are there from before
-    seen: set[int] = set()
-    for instruction in instructions:
-        gathered = isinstance(instruction, Alloc | Free) and re.fullmatch(r"(?:full|regathered):(\d+)", instruction.key)
-        if gathered and isinstance(instruction, Alloc):
-            seen.add(int(gathered[1]))
-        elif gathered:
-            full.discard(int(gathered[1]))
-            seen.discard(int(gathered[1]))
-        elif isinstance(instruction, Launch) and instruction.op.lane == COMPUTE and instruction.op.module in owned:
-            assert set(owned[instruction.op.module]) <= full | seen
-
-
-def modules(module: Module) -> list[tuple[str, Module]]:
-    inner = [pair for item in module.body if isinstance(item, Module) for pair in modules(item)]
-    return [(module.name, module), *inner]
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
@@ -236,21 +96,6 @@ def test_later_steps_are_the_same_object(stage: int, grad_accum: int):
         assert not [call for call in calls(program.steps[2], "forward") if call.kind == "broadcast"]
     else:
         assert program.steps[1] is program.steps[2]
-
-
-def state_bytes(program: Program, device: str = "gpu") -> Counter[str]:
-    """What stays allocated after the last step, by category."""
-    held: dict[str, tuple[str, int]] = {}
-    for instructions in (program.init, *program.steps):
-        for instruction in instructions:
-            if isinstance(instruction, Alloc) and instruction.device == device:
-                held[instruction.key] = instruction.category, instruction.nbytes
-            elif isinstance(instruction, Free):
-                held.pop(instruction.key, None)
-    found: Counter[str] = Counter()
-    for category, nbytes in held.values():
-        found[category] += nbytes
-    return found
 
 
 @pytest.mark.parametrize("world", [1, 2, 8])
@@ -424,7 +269,7 @@ def test_frozen_parameters_have_no_states():
     tree = trace(frozen, workload)
     for stage in (2, 3):
         program = lower(frozen, tree, DeepSpeedPlan(stage=stage, **{"world_size": 2} | SMALL), workload, 4)
-        check(program)
+        sound(program, *PASSING)
         states = state_bytes(program)
         trained = [p.numel for p in frozen.parameters if p.trainable]
         part = sum(ceil(n / 2) for n in trained) if stage == 3 else ceil(sum(trained) / 4) * 2

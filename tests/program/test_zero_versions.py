@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.program.sound import CONFIG
 from zsim.cost.profile import load_profile
 from zsim.model.huggingface import from_config
 from zsim.model.spec import Workload
@@ -29,10 +30,6 @@ from zsim.program.ops import (
     Program,
 )
 
-CONFIG = {
-    "model_type": "llama", "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 301, "tie_word_embeddings": False,
-}  # fmt: skip
 MODEL = from_config(CONFIG, "tiny")
 WORLD = 4
 

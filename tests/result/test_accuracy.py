@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 import zsim
+from tests.model.relative_counts import MODELS as relatives
 from tests.model.test_hybrids import MODELS as hybrids
 from tests.model.test_linear_attention import MODELS as linear
-from tests.model.test_relatives import MODELS as relatives
 from tests.model.test_seq2seq import COUNTS as seq2seq
 from zsim.cost.profile import Evidence, load_profile
 from zsim.errors import InputError
