@@ -8,7 +8,7 @@ import pytest
 
 from zsim.errors import InputError, NotModeled
 from zsim.model.architecture import Architecture, LayerKind
-from zsim.model.huggingface import from_architecture, read_config
+from zsim.model.huggingface import from_architecture, from_config, read_config
 from zsim.model.kernels import Gemm
 from zsim.model.lora import Lora, Tuning, tune
 from zsim.model.spec import Compute, ModelSpec, Module, Workload
@@ -79,6 +79,24 @@ def test_bytes_of_four_bit_weights() -> None:
     assert model.buffers_bytes - base.buffers_bytes == weights // 64 + 4 * (weights // 64 // 256)
     single = tune(base, Tuning(Lora(16), "nf4", double_quant=False))
     assert single.buffers_bytes - base.buffers_bytes == 4 * weights // 64
+
+
+@pytest.mark.parametrize("quantize", ["nf4", "int8"])
+def test_quantized_weights_of_gpt2_are_turned(quantize: str) -> None:
+    """transformers 5.24 quantizers_utils.py: Conv1D becomes a Linear of bitsandbytes, its weight [outputs, inputs]."""
+    base = from_config({"model_type": "gpt2", "n_embd": 48, "n_layer": 2, "n_head": 4, "vocab_size": 199}, "gpt2")
+    model = tune(base, Tuning(Lora(4), quantize))
+    weights = [p for p in model.parameters if p.name.endswith("c_attn.base_layer.weight")]
+    assert [p.shape for p in weights] == [(144, 48) if quantize == "int8" else (144 * 48 // 4, 1)] * 2
+    assert [p.shape for p in model.parameters if p.name.endswith("c_attn.lora_B.default.weight")] == [(144, 4)] * 2
+    trace(model, Workload(2, 8))
+
+
+def test_transformers_quantizes_no_subclass_of_linear() -> None:
+    config = {"model_type": "falcon", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    falcon = from_config(config | {"vocab_size": 199}, "falcon")
+    with pytest.raises(NotModeled, match="quantized weights of falcon"):
+        tune(falcon, Tuning(Lora(4), "nf4"))
 
 
 def test_bytes_of_eight_bit_weights() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.model import test_families, test_seq2seq, test_vision
+from tests.model.ledger import Ledger, flops
 from zsim.errors import InputError, NotModeled
 from zsim.model.huggingface import from_config
 from zsim.model.lora import ALL_LINEAR, Lora, Tuning, tune
-from zsim.model.spec import Compute, Images, Module, Workload
+from zsim.model.spec import Compute, Images, ModelSpec, Module, Workload
 from zsim.model.trace import trace
 
 MODELS: dict[str, Any] = {
@@ -19,10 +22,19 @@ MODELS: dict[str, Any] = {
     for file in (test_families, test_seq2seq, test_vision)
     for name, model in file.recorded().items()
 }
-# peft 0.21 raises for one of their Linear modules, or they have none (Conv1D, FalconLinear)
-WITHOUT = ("mamba2", "nemotron_h", "falcon_h1", "gpt2", "falcon")
+ADAPTERS = json.loads(gzip.decompress((test_families.FOLDER / "adapters.json.gz").read_bytes()))["models"]
+ALL = ADAPTERS["all-linear"]  # what peft 0.21 makes of it in each model
+STEPS = ADAPTERS["steps"]
+A = ".lora_A.default.weight"
 # The last of four layers, whose result vision_feature_layer: -2 does not take
 UNREAD = dict.fromkeys(("vision-llava", "vision-llava_next"), "vision_tower.encoder.layers.3.")
+
+
+# As in test_families.py: weights of attention that GPT-Neo hands out of the block, and the rows of GPT-OSS.
+UNSEEN = {
+    "gpt_neo": ("forward", 2 * 4 * 64**2),
+    "gpt_oss": ("backward", test_families.MISSED_ROWS["gpt_oss"]),
+}
 
 
 def accumulated(module: Module) -> Iterator[int]:
@@ -35,7 +47,73 @@ def workload(run: dict[str, Any]) -> Workload:
     return Workload(run["batch"], run["seq"], attention=run["attention"], device="cpu", images=images)
 
 
-@pytest.mark.parametrize("name", [name for name, each in MODELS.items() if each["config"]["model_type"] not in WITHOUT])
+def test_peft_has_been_asked_about_every_model():
+    assert set(ALL) == set(MODELS)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_all_linear_adapts_what_peft_adapts(name: str) -> None:
+    model, theirs = from_config(MODELS[name]["config"], name), ALL[name]
+    if "parameters" in theirs:
+        with pytest.raises(NotModeled, match="on the stacked experts"):
+            tune(model, Tuning(Lora(4)))
+    elif "modules" not in theirs:
+        with pytest.raises(InputError, match="and raises"):
+            tune(model, Tuning(Lora(4)))
+    elif "raises_called" in theirs:
+        with pytest.raises(InputError, match="which raises as it is called") as error:
+            tune(model, Tuning(Lora(4)))
+        assert "lora.exclude: [router]" in str(error.value.accepted)
+        rest = [module for module in theirs["modules"] if not module.endswith(".router")]
+        assert _adapted(tune(model, Tuning(Lora(4, exclude=("router",))))) == rest != theirs["modules"]
+    else:
+        assert _adapted(tune(model, Tuning(Lora(4)))) == theirs["modules"]
+
+
+def _adapted(spec: ModelSpec) -> list[str]:
+    return [each.name.removesuffix(A) for each in spec.parameters if each.name.endswith(A)]
+
+
+@pytest.mark.parametrize("targets", [("q_proj", "down_proj"), (r".*(q|down)_proj",), (r".*experts.*(gate|up)_proj",)])
+def test_named_experts_are_refused(targets: tuple[str, ...]) -> None:
+    """Of stacked weights peft makes parametrizations; there is no module of that name."""
+    lora = Lora(4, pattern=targets[0]) if len(targets) == 1 else Lora(4, targets)
+    for name in ("qwen3_moe", "deepseek_v3"):  # with layers that have no experts, and with shared ones
+        with pytest.raises(NotModeled, match="on the stacked experts"):
+            tune(from_config(MODELS[f"families-{name}"]["config"], name), Tuning(lora))
+
+
+@pytest.mark.parametrize(
+    "number", range(len(STEPS)), ids=[f"{each['model']}-{len(each['parameters'])}-{each['dropout']}" for each in STEPS]
+)
+def test_a_step_with_adapters_is_the_recorded_one(number: int) -> None:
+    """GPT-2's Conv1D and Falcon's Linear among them, all modules of a model or some."""
+    recorded = STEPS[number]
+    targets = (ALL_LINEAR,) if recorded["targets"] == ALL_LINEAR else tuple(recorded["targets"])
+    config = MODELS[f"families-{recorded['model']}"]["config"]
+    spec = tune(
+        from_config(config, recorded["model"]), Tuning(Lora(recorded["r"], targets, dropout=recorded["dropout"]))
+    )
+    assert [[p.name, list(p.shape), p.module_class] for p in spec.parameters] == recorded["parameters"]
+    for run in recorded["runs"]:
+        attention = "flash" if run["attention"] == "padded" else run["attention"]
+        workload = Workload(
+            run["batch"], run["seq"], attention=attention, checkpointing=run["checkpointing"], device="cpu"
+        )
+        ledger = Ledger(spec, trace(spec, workload))
+        assert ledger.calls == [tuple(call) for call in recorded["calls"]]
+        assert ledger.ready == recorded["ready"]
+        assert flops(ledger.forward_kernels) == run["flops"]["forward"]
+        assert flops(ledger.backward_kernels) == run["flops"]["backward"]
+        assert ledger.after_forward == run["after_forward"]
+        peak = {"forward": ledger.peak_forward, "backward": ledger.peak_backward}
+        if run["checkpointing"] == "full" and recorded["model"] in UNSEEN:
+            phase, nbytes = UNSEEN[recorded["model"]]
+            peak[phase] += nbytes * run["batch"]
+        assert peak == run["peak"]
+
+
+@pytest.mark.parametrize("name", [name for name, each in ALL.items() if set(each) == {"modules"}])
 def test_every_adapter_gets_a_gradient(name: str) -> None:
     spec = tune(from_config(MODELS[name]["config"], name), Tuning(Lora(4)))
     unread = UNREAD.get(name, " ")

@@ -177,7 +177,25 @@ def _adapter_units() -> list[Config]:
         config_of("fsdp2", "units_lora_accelerate", lora=LORA, fsdp=units | ACCELERATE),
         config_of("fsdp2", "units_lora_upcast", **one, over=WIDE, fsdp=units | ACCELERATE | {"upcast_trained": True}),
         config_of("fsdp2", "lora_upcast", **one, over=WIDE, fsdp=ACCELERATE | {"upcast_trained": True}),
+        *_other_linear(),
     ]
+
+
+def _other_linear() -> list[Config]:
+    """Adapters on GPT-2's Conv1D and on Falcon's subclass of Linear."""
+    found = []
+    for model, targets in (("gpt2", ["c_attn", "c_fc", "c_proj"]), ("falcon", ["query_key_value", "dense"])):
+        lora = {"r": 8, "targets": targets}
+        found += [
+            config_of("fsdp2", "lora", model=model, lora=lora),
+            config_of(
+                "fsdp2", "units_lora_ckpt", ga=2, model=model, lora=lora, ckpt=True, fsdp={"adapter_units": True}
+            ),
+            config_of("fsdp1", "lora", model=model, lora=lora),
+            zero_of("lora", 2, model=model, zero=SMALL_ZERO, lora=lora),
+            zero_of("lora_ckpt", 3, ga=2, model=model, zero=REGATHER, lora=lora, ckpt=True),
+        ]
+    return found
 
 
 def _vision() -> list[Config]:

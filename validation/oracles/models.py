@@ -63,6 +63,7 @@ TINY: dict[str, dict[str, Any]] = {
         "resid_pdrop": 0.0,
         "embd_pdrop": 0.0,
     },
+    "falcon": {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 1000},
     "mixtral": {
         "hidden_size": 128,
         "intermediate_size": 256,
@@ -279,6 +280,7 @@ def marked(model: torch.nn.Module) -> list[str]:
         "backbone.norm_f",
         "lm_head",
         "transformer.wte",
+        "transformer.word_embeddings",
         "transformer.wpe",
         "transformer.ln_f",
     )

@@ -35,18 +35,21 @@ class Rotary(Module):
         cos = F.pointwise(F.pointwise(table))
         sin = F.pointwise(F.pointwise(table))
         tables = (cos, sin) if self.wide else (F.to(cos, x.dtype), F.to(sin, x.dtype))
-        if x.needs_grad or self.kept:
+        if self.shares(x):
             self.net.tape.share(*tables)
         return tables
 
+    def shares(self, x: Tensor) -> bool:
+        return self.net.layers_save(x) or self.kept
 
-def positions(net: Net, tokens: Tensor) -> Tensor:
+
+def positions(net: Net, tokens: Tensor, of_blocks: bool = True) -> Tensor:
     """`torch.arange(s) + 0`, [1, s] int64; an input [b, s] where `tokens`, [b, s] or embedded, are a part of each
-    sequence."""
+    sequence. `of_blocks`: each block gets them, and checkpointing keeps them for it."""
     if net.sequence_parallel_size > 1:
         return tokens
     ids = F.pointwise(net.tape.empty((1, tokens.shape[1]), "int64"))
-    if net.checkpointing != "none":  # an argument of every block
+    if net.checkpointing != "none" and of_blocks:
         net.tape.share(ids)
     return ids
 

@@ -15,6 +15,15 @@ UNITS_IN_LAYERS = ("idefics3_vision", "smolvlm_vision")  # whose attention alone
 PROJECTOR = ".multi_modal_projector."  # PaliGemma's, a unit as well
 PATCHES = ".vision_tower.patch_embedder."  # and Gemma 4's
 SOUND = (".audio_tower.", ".embed_audio.")  # which are given nothing
+# Registered before the layers, and called behind them.
+BEHIND = (
+    "lm_head.bias",
+    "lm_head.dense.",
+    "lm_head.layer_norm.",
+    ".final_layer_norm.",
+    ".project_out.",
+    ".layernorm_post.",
+)
 LATE_PROJECTOR = ".embed_vision."  # registered behind the text model (Gemma 4)
 
 
@@ -91,7 +100,7 @@ def layer_keys(spec: ModelSpec, reached: bool, reached_tower: bool) -> tuple[Key
             if eyes is not None and parts[at - 2] == "global_transformer":  # behind the others (Llama 3.2 Vision)
                 number += eyes.blocks.layers
             lists[in_tower].setdefault(number, []).append(parameter.trainable)
-        elif not lists[in_tower]:
+        elif not lists[in_tower] and not any(part in parameter.name for part in BEHIND):
             before[in_tower] = before[in_tower] or parameter.trainable
             if pair:  # the embedding is that of both stacks
                 before[True] = before[True] or parameter.trainable

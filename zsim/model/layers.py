@@ -37,6 +37,8 @@ class Net:
     adapters: str | None = None  # dtype of adapters' shards, where it is another one
     layer_keys: tuple[Hashable, ...] = ()  # per layer: blocks are traced once per key (which parameters are frozen)
     tower_keys: tuple[Hashable, ...] = ()  # of the layers of a vision tower
+    reached: bool = False  # some layer's input requires a gradient
+    reached_tower: bool = False
     tower_checkpointing: bool = True  # where checkpointing is on
     images: Images | None = None
     hooks_inputs: bool = True  # the input embedding is one that transformers finds
@@ -55,6 +57,10 @@ class Net:
         """transformers 4.46 loss/loss_utils.py ForCausalLMLoss widens the logits, which the model still holds."""
         return self.transformers is not None and self.transformers >= (4, 46)
 
+    def layers_save(self, x: Tensor) -> bool:
+        """Whether layers keep what they multiply the tensors with that they make of `x`, the first one's input."""
+        return x.needs_grad or self.reached
+
     def checkpoints(self, block: int) -> bool:
         return self.checkpointing != "none" and (self.checkpointed is None or block in self.checkpointed)
 
@@ -72,6 +78,7 @@ class Net:
             self,
             arch=self.arch.vision.blocks,
             layer_keys=self.tower_keys,
+            reached=self.reached_tower,
             checkpointing=policy,
             checkpointed=None if self.arch.vision.checkpointed else (),
             hooks_inputs=self.arch.vision.input_embedding,
@@ -80,7 +87,9 @@ class Net:
 
     def encoder(self) -> Net:
         """What the modules of an encoder are built with, where a decoder reads it."""
-        return replace(self, layer_keys=self.tower_keys, hooks_inputs=not self.arch.pair.inputs)
+        return replace(
+            self, layer_keys=self.tower_keys, reached=self.reached_tower, hooks_inputs=not self.arch.pair.inputs
+        )
 
     def decoder(self) -> Net:
         return replace(self, arch=self.arch.pair.decoder, hooks_inputs=not self.arch.pair.inputs)
@@ -116,6 +125,8 @@ class Module:
     checkpointed = False
     unread = False  # of a block: nothing reads its result
     passive = False  # never called: whoever holds it reads its parameters
+    is_linear = False  # peft takes it for a Linear
+    several_results = False  # it returns more than one tensor
 
     def __init__(self, net: Net) -> None:
         self.net = net
@@ -224,6 +235,7 @@ class Blocks(Module):
 class Linear(Module):
     kind = "gemm"
     class_name = "Linear"
+    is_linear = True
     float8: Casts | None = None  # it is a Float8Linear
     called = False
 
@@ -263,6 +275,7 @@ class Embedding(Module):
     class_name = "Embedding"
     role = "embedding"
     copied = False  # its result, before the first block has it
+    takes_tokens = True  # and is the one that transformers finds
 
     def __init__(self, net: Net, rows: int, width: int) -> None:
         super().__init__(net)
@@ -270,7 +283,13 @@ class Embedding(Module):
 
     def forward(self, indices: Tensor) -> Tensor:
         out = P.embedding(indices, self.weight)
-        return require_grad(self.net, out, self.net.images is not None or self.copied)
+        return require_grad(self.net, out, self.net.images is not None or self.copied) if self.takes_tokens else out
+
+
+class PositionEmbedding(Embedding):
+    """Of what comes to those of tokens: positions, or types of tokens."""
+
+    takes_tokens = False
 
 
 def require_grad(net: Net, out: Tensor, copied: bool) -> Tensor:

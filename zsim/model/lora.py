@@ -22,9 +22,22 @@ from zsim.model.layers import Dropout, Linear, Module, Net, Weight
 from zsim.model.parts import part_of
 from zsim.model.spec import ModelSpec, Parameter
 
-ALL_LINEAR = "all-linear"  # peft: every Linear but the output projection
+ALL_LINEAR = "all-linear"  # peft: every Linear and Conv1D but the output projection
 # peft 0.21 tuners_utils.py, _check_lora_target_modules_mamba: families in which it raises for this one, all-linear too.
 NO_OUT_PROJ, OUT_PROJ = ("falcon_h1", "mamba2", "nemotron_h"), "out_proj"
+# transformers 5.24 integrations/bitsandbytes.py replace_with_bnb_linear: of these classes, of no subclass. Conv1D's
+# weights are turned as they are loaded.
+QUANTIZED = ("Linear", "Conv1D")
+# peft 0.21 transformers_weight_conversion.py, _convert_peft_config_moe with transformers 5: names that it takes, and
+# all-linear, for parameters of the stacked experts and of the router, and for nothing else in the model.
+OF_EXPERTS = {
+    **dict.fromkeys(("mixtral", "minimax_m2"), ("gate", "w1", "w2", "w3")),
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "exaone_moe", "glm4_moe", "glm4_moe_lite",
+         "hunyuan_v1_moe", "olmoe", "qwen3_moe", "qwen3_next", "solar_open"),
+        ("gate", "gate_proj", "up_proj", "down_proj"),
+    ),
+}  # fmt: skip
 # Stored elements are of the run's 16-bit dtype (bnb_4bit_quant_storage, which sharding needs): four weights each.
 WEIGHTS_PER_ELEMENT = 4
 # bitsandbytes functional.py quantize_4bit: a float32 maximum per 64 weights; with double quantization (quant_state
@@ -96,33 +109,39 @@ def attach(model: Module, net: Net, tuning: Tuning) -> list[str]:
     if numbered := [target for target in targets if any(part.isdigit() for part in target.split("."))]:
         raise NotModeled(f"adapters on some layers only: {numbered[0]}", field="lora.targets", accepted="q_proj, ...")
     model.set_paths("")
+    if tuning.lora:
+        _refuse_experts(model, net.arch, tuning.lora)
     hit: set[str] = set()
     names: set[str] = set()
+    quantized = False
     for parent in list(model.all_modules()):
-        for name, child in list(parent.children.items()):
-            if type(child) is not Linear or child.role == "head":
+        for name, module in list(parent.children.items()):
+            if not module.is_linear or module.role == "head":
                 continue
+            child = cast(Linear, module)  # or Conv1D, which has what is asked of it
             names.add(name)
             meant = {target for target in targets if f".{parent.path}.{name}".endswith(f".{target}")}  # as peft matches
             chosen = bool(meant) or targets == (ALL_LINEAR,) or child in matching
-            if tuning.quantize:
+            if tuning.quantize and child.class_name in QUANTIZED:
                 eight = tuning.quantize == "int8"
                 child = Linear8bitLt(net, child) if eight else Linear4bit(net, child, tuning.double_quant)
                 setattr(parent, name, child)
+                quantized = True
             if tuning.lora and chosen and not tuning.lora.excludes(f"{parent.path}.{name}"):
-                if name == OUT_PROJ and net.arch.family in NO_OUT_PROJ:
-                    raise InputError(
-                        f"peft puts no adapter on the {name} of {net.arch.family}, and raises",
-                        field="lora.targets", accepted=f"other targets, or lora.exclude: [{name}]",
-                    )  # fmt: skip
+                if says := _raises(name, child, net.arch.family):
+                    accepted = f"other targets, or lora.exclude: [{name}]"
+                    raise InputError(f"peft {says}", field="lora.targets", accepted=accepted)
                 hit |= meant or {name}
                 setattr(parent, name, LoraLinear(net, child, tuning.lora))
+    if tuning.quantize and not quantized:
+        what = f"quantized weights of {net.arch.family}: bitsandbytes gets none of its modules from transformers 5"
+        raise NotModeled(what, field="quantize", accepted="none")
     if pattern and not hit:
         some = "model.layers.0.self_attn.q_proj; or a list of last parts: [q_proj, v_proj]"
         raise InputError(f"{pattern} is the whole name of no Linear module", field="lora.targets", accepted=some)
     missing = sorted(set(targets) - hit - {ALL_LINEAR})
     if not hit or (missing and net.arch.moe):  # experts were modules once, and are parameters now
-        what = ", ".join(missing) or "any Linear module"
+        what = ", ".join(missing) or "Linear module that is not excluded"
         raise InputError(f"the model has no {what}", field="lora.targets", accepted=", ".join(sorted(names)))
     others = [module.path for module in model.all_modules() if type(module) is not LoraLinear]
     for target in missing:
@@ -130,6 +149,30 @@ def attach(model: Module, net: Net, tuning: Tuning) -> list[str]:
             what = f"adapters on {target}, which is the output projection or no Linear module"
             raise NotModeled(what, field="lora.targets", accepted=", ".join(sorted(names)))
     return missing
+
+
+def _raises(name: str, module: Module, family: str) -> str:
+    """What peft refuses: as it adapts a module, or as this one is called."""
+    if name == OUT_PROJ and family in NO_OUT_PROJ:
+        return f"puts no adapter on the {name} of {family}, and raises"
+    if module.several_results:  # lora/layer.py Linear.forward takes the dtype of the result
+        return f"puts an adapter on the {name} of {family}, which raises as it is called: it has several results"
+    return ""
+
+
+def _refuse_experts(model: Module, arch: Architecture, lora: Lora) -> None:
+    """See OF_EXPERTS."""
+    names = OF_EXPERTS.get(arch.family, ()) if arch.moe else ()
+    weights = [name for name, *_ in model.named_weights()]
+    known = {key for name in weights for key in (name, name.rpartition(".")[0])}
+    known |= {f"{name.rpartition('.')[0]}.{old}" for name in weights if name.endswith(".gate_up_proj") for old in names}
+    wanted = {key for key in known if re.fullmatch(lora.pattern, key)} if lora.pattern else set(lora.targets)
+    meant = sorted({name for name in names if any(f".{key}".endswith(f".{name}") for key in wanted)})
+    if meant or (names and wanted == {ALL_LINEAR}):
+        raise NotModeled(
+            f"adapters on the stacked experts of {arch.family}, for which peft 0.21 takes {', '.join(meant or wanted)}",
+            field="lora.targets", accepted="modules of attention by their names: [q_proj, v_proj, ...]",
+        )  # fmt: skip
 
 
 def _matching(model: Module, pattern: str) -> set[Module]:
@@ -210,9 +253,9 @@ class LoraLinear(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         result = self.base_layer(x)
-        wanted = self.drop(F.to(x, self.net.adapters or x.dtype))
-        update = self.lora_B.default(self.lora_A.default(F.to(wanted, x.dtype)))
-        return F.add(result, F.scale(update))
+        dtype, a, b = x.dtype, self.lora_A.default, self.lora_B.default
+        x = F.to(x, self.net.adapters or dtype)
+        return F.add(result, F.scale(b(a(F.to(self.drop(x), dtype)))))
 
 
 class Linear4bit(Linear):
@@ -229,7 +272,7 @@ class Linear4bit(Linear):
         Module.__init__(self, net)
         if net.checkpointing == "selective":
             raise NotModeled("selective checkpointing of 4-bit products", accepted="none, full")
-        self.weight: Weight = base.weight
+        self.weight = Weight(net, *base.size)
         self.bias = base.bias
         self.double_quant = double_quant
 
@@ -288,7 +331,7 @@ class Linear8bitLt(Linear):
         Module.__init__(self, net)
         if net.checkpointing == "selective":
             raise NotModeled("selective checkpointing of 8-bit products", accepted="none, full")
-        self.weight: Weight = base.weight
+        self.weight = Weight(net, *base.size)
         self.bias = base.bias
 
     def forward(self, x: Tensor) -> Tensor:

@@ -92,6 +92,8 @@ class _Tracer:
             workload.adapters,
             text_keys,
             tower_keys,
+            any(reached for _, reached in text_keys),
+            any(reached for _, reached in tower_keys),
             tower,
             workload.images,
             transformers=workload.transformers,

@@ -10,7 +10,18 @@ from zsim.model.decoder import CausalLM, Head, run_block
 from zsim.model.families.llama import split_heads
 from zsim.model.fused_attention import flash_attention
 from zsim.model.graph import Storage, Tensor, row_major
-from zsim.model.layers import Activation, Blocks, Dropout, Embedding, LayerNorm, Linear, Module, Net, Weight
+from zsim.model.layers import (
+    Activation,
+    Blocks,
+    Dropout,
+    Embedding,
+    LayerNorm,
+    Linear,
+    Module,
+    Net,
+    PositionEmbedding,
+    Weight,
+)
 from zsim.model.loss import cross_entropy
 
 
@@ -23,12 +34,12 @@ class Embeddings(Module):
         self.class_name, self.counts = f"{prefix}Embeddings", prefix not in ("Bert", "Electra")
         self.word_embeddings = Embedding(net, arch.vocab, width)
         if not self.counts:
-            self.position_embeddings = Embedding(net, arch.positions, width)
-        self.token_type_embeddings = Embedding(net, arch.token_types, width)
+            self.position_embeddings = PositionEmbedding(net, arch.positions, width)
+        self.token_type_embeddings = PositionEmbedding(net, arch.token_types, width)
         self.LayerNorm = LayerNorm(net, width)
         self.dropout = Dropout(net, arch.dropout)
         if self.counts:
-            self.position_embeddings = Embedding(net, arch.positions, width)
+            self.position_embeddings = PositionEmbedding(net, arch.positions, width)
 
     def buffers_bytes(self) -> int:
         return 2 * 8 * self.net.arch.positions  # positions and types of tokens

@@ -14,7 +14,8 @@ PREFIX = {"cohere": "Cohere", "cohere2": "Cohere2"}
 
 def subtract(a: Tensor, b: Tensor) -> Tensor:
     out = F.pointwise(a, b)
-    a.tape.link((a, b), lambda g: (g, F.pointwise(g)), out)
+    if a.needs_grad or b.needs_grad:
+        a.tape.link((a, b), lambda g: (g, F.pointwise(g)), out)
     return out
 
 

@@ -227,7 +227,7 @@ class ComplexRotary(Rotary):
         table = F.pointwise(ones, angles, dtype="complex64")
         del ones
         table = F.pointwise(table)
-        if x.needs_grad:
+        if self.net.layers_save(x):
             self.net.tape.share(table)
         return table
 

@@ -141,7 +141,7 @@ class VisionRotary(Module):
         cos = self._recomposed(cos)
         sin = self._recomposed(sin)
         tables = F.to(cos, x.dtype), F.to(sin, x.dtype)
-        if x.needs_grad:
+        if self.net.layers_save(x):
             self.net.tape.share(*tables)
         return tables
 

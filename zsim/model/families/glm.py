@@ -26,11 +26,8 @@ def turned(x: Tensor) -> Tensor:
 class Tables(Rotary):
     """Nobody saves them: every layer saves copies of its own."""
 
-    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        tables = super().forward(x.detach(), positions)
-        if self.net.checkpointing != "none":  # arguments of every block
-            self.net.tape.share(*tables)
-        return tables
+    def shares(self, x: Tensor) -> bool:
+        return self.net.checkpointing != "none"  # arguments of every block
 
 
 class GlmAttention(llama.Attention):

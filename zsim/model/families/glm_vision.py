@@ -126,7 +126,7 @@ class Tower(Module):
         x = self.post_conv_layernorm(x)
         tables = self.rotary_pos_emb(x, places)
         lengths = net.tape.empty((images,), "int32")  # noqa: F841  of sequences: the name lives to the end
-        if x.needs_grad:
+        if net.layers_save(x):
             net.tape.share(*tables)
         x = self.embeddings(x, images)
         for block in self.blocks:

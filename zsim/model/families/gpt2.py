@@ -7,16 +7,24 @@ from zsim.model import products as P
 from zsim.model.attention import attend, causal_mask, positions
 from zsim.model.decoder import CausalLM, head, run_block
 from zsim.model.graph import Tensor
-from zsim.model.layers import Activation, Blocks, Dropout, Embedding, LayerNorm, Module, Net, Weight
+from zsim.model.layers import Activation, Blocks, Dropout, Embedding, LayerNorm, Module, Net, PositionEmbedding, Weight
 
 
 class Conv1D(Module):
     kind = "gemm"
+    class_name = "Conv1D"
+    is_linear = True
 
     def __init__(self, net: Net, inputs: int, outputs: int) -> None:
         super().__init__(net)
         self.weight = Weight(net, inputs, outputs)
         self.bias = Weight(net, outputs)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(outputs, inputs), as of a Linear"""
+        inputs, outputs = self.weight.shape
+        return outputs, inputs
 
     def forward(self, x: Tensor) -> Tensor:
         return P.linear(x, self.weight, self.bias, conv1d=True)
@@ -95,7 +103,7 @@ class Model(Module):
         super().__init__(net)
         arch = net.arch
         self.wte = Embedding(net, arch.vocab, arch.hidden)
-        self.wpe = Embedding(net, arch.positions, arch.hidden)
+        self.wpe = PositionEmbedding(net, arch.positions, arch.hidden)
         self.drop = Dropout(net, arch.embedding_dropout)
         self.h = Blocks(net, arch.kinds, lambda index: Block(net))
         self.ln_f = LayerNorm(net, arch.hidden)

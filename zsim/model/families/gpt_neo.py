@@ -153,7 +153,7 @@ class Model(gpt2.Model):
     def forward(self, ids: Tensor) -> Tensor:
         net = self.net
         embeds = self.wte(ids)
-        position_ids = positions(net, ids)
+        position_ids = positions(net, ids, of_blocks=False)
         mask = causal_mask(net, *ids.shape)
         position_embeds = self.wpe(position_ids)
         x = F.add(embeds, position_embeds)

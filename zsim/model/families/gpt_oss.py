@@ -21,7 +21,7 @@ class Tables(Rotary):
         cos = F.pointwise(F.pointwise(angles))
         sin = F.pointwise(F.pointwise(angles))
         tables = F.to(cos, x.dtype), F.to(sin, x.dtype)
-        if x.needs_grad:
+        if self.net.layers_save(x):
             self.net.tape.share(*tables)
         return tables
 

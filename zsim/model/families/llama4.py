@@ -98,6 +98,7 @@ class MLP(Module):
 
 class Router(Linear):
     kind = "router"
+    several_results = True
     class_name = "Llama4Router"
 
     def __init__(self, net: Net) -> None:

@@ -6,10 +6,10 @@ from zsim.model import functional as F
 from zsim.model.attention import attend, causal_mask, split_heads
 from zsim.model.decoder import CausalLM, head, run_block
 from zsim.model.graph import Tensor
-from zsim.model.layers import Activation, Blocks, Embedding, LayerNorm, Linear, Module, Net
+from zsim.model.layers import Activation, Blocks, Embedding, LayerNorm, Linear, Module, Net, PositionEmbedding
 
 
-class OPTLearnedPositionalEmbedding(Embedding):
+class OPTLearnedPositionalEmbedding(PositionEmbedding):
     class_name = "OPTLearnedPositionalEmbedding"
 
     def forward(self, position_ids: Tensor) -> Tensor:

@@ -47,6 +47,7 @@ def drawn(scores: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
 
 class Router(Linear):
     kind = "router"
+    several_results = True
     class_name = "PhimoeTopKRouter"
 
     def __init__(self, net: Net) -> None:

@@ -136,7 +136,7 @@ class PixtralTower(Module):
         del patches
         places = self._places(count, rows, columns)
         tables = self.patch_positional_embedding(x, places)
-        if x.needs_grad:
+        if net.layers_save(x):
             net.tape.share(*tables)
         mask = self._mask(x)
         return self.transformer(x, *tables, mask)

@@ -226,7 +226,7 @@ class Qwen25Tower(Module):
         x = self._permuted(x, order)
         tables = self.rotary_pos_emb(x, places)
         tables = tuple(self._permuted(table, order) for table in tables)
-        if x.needs_grad:
+        if self.net.layers_save(x):
             self.net.tape.share(*tables)
         for block in self.blocks:
             x = run_block(self.net, block, x, *tables)
@@ -260,7 +260,7 @@ class Qwen2Tower(Module):
         places = given(self.net, (pixel_values.shape[0], 2), "int64")
         x = self.patch_embed(pixel_values)
         tables = self.rotary_pos_emb(x, places)
-        if x.needs_grad:
+        if self.net.layers_save(x):
             self.net.tape.share(*tables)
         for block in self.blocks:
             x = run_block(self.net, block, x, *tables)
@@ -315,7 +315,7 @@ class Qwen3Tower(Module):
         positions = F.sum_middle(F.mul(self.pos_embed(corners), weights))
         x = F.add(x, F.to(positions, x.dtype))
         tables = self.rotary_pos_emb(x, places)
-        if x.needs_grad:
+        if self.net.layers_save(x):
             tape.share(*tables)
         read = []
         for number, block in self.blocks.numbered():

@@ -215,7 +215,7 @@ class MRotary(Rotary):
         cos = self._recomposed(cos)
         tables = F.to(cos, x.dtype), F.to(sin, x.dtype)
         del cos, sin
-        if x.needs_grad:
+        if self.net.layers_save(x):
             self.net.tape.share(*tables)
         return tables
 
