@@ -29,11 +29,29 @@ _INSIDE_FILE = (
     "offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model",
 )  # fmt: skip
 
+_BACKENDS = (
+    "NO", "INDUCTOR", "EAGER", "AOT_EAGER", "CUDAGRAPHS", "AOT_TS_NVFUSER", "NVPRIMS_NVFUSER", "OFI", "FX2TRT",
+    "ONNXRT", "TENSORRT", "AOT_TORCHXLA_TRACE_ONCE", "TORCHXLA_TRACE_ONCE", "TVM", "HPU_BACKEND", "NEURON",
+)  # fmt: skip
+# What a deepspeed_config may hold beside what is read of it (commands/launch.py).
+_DEEPSPEED_PLACES = {
+    "deepspeed_config_file", "zero3_init_flag", "offload_optimizer_nvme_path", "offload_param_nvme_path",
+    "deepspeed_hostfile", "deepspeed_multinode_launcher", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter",
+    "deepspeed_moe_layer_cls_names", "seq_parallel_communication_data_type",
+}  # fmt: skip
+
 
 def read_accelerate(document: Document, ranks: int | None = None) -> Reading:
     """The plan in an accelerate configuration. Raises InputError where accelerate refuses it, NotModeled."""
     reading = Reading("accelerate configuration", document, ranks=ranks)
     recipe = Recipe(reading)
+    where = recipe.get("compute_environment")
+    if where not in (None, "LOCAL_MACHINE"):
+        accepted = "LOCAL_MACHINE"
+        raise document.error(
+            ("compute_environment",), f"{where}: another kind of configuration", accepted, kind=NotModeled
+        )
+    recipe.refuse("use_cpu", (False,), "training on CPUs")
     for key in document.data:
         if key not in _KNOWN:
             close = nearest(str(key), _KNOWN)
@@ -58,14 +76,34 @@ def read_accelerate(document: Document, ranks: int | None = None) -> Reading:
         accepted = "DEEPSPEED, FSDP, MULTI_GPU, NO"
         raise document.error(("distributed_type",), f"distributed_type {kind}", accepted, kind=NotModeled)
     _precision(recipe)
+    _compile(recipe)
     recipe.threads("accelerate launch")
     for field in ("model", "cluster", "seq_len", "micro_batch"):
         reading.lacks(field)
     return reading
 
 
+def _compile(recipe: Recipe) -> None:
+    """utils/launch.py and dataclasses.py DynamoBackend; `dynamo_backend` at the top is the older way to write it
+    (config_args.py, process_config)."""
+    document = recipe.document
+    section = subsection(document, document.data, (), "dynamo_config")
+    path: tuple[str, ...] = ("dynamo_config", "backend" if "backend" in section else "dynamo_backend")
+    value = section.get(path[1])
+    if (old := recipe.get("dynamo_backend")) is not None:
+        path, value = ("dynamo_backend",), old
+    backend = "NO" if value in (None, False) else str(value).upper()
+    if backend not in _BACKENDS:
+        raise document.error(path, f"{value!r} is no backend of torch.compile", ", ".join(_BACKENDS))
+    if backend == "INDUCTOR":
+        recipe.reading.set(("compile",), True, path)
+    elif backend != "NO":
+        recipe.reading.not_modeled.append(f"{'.'.join(path)}: torch.compile by {backend}")
+
+
 def _precision(recipe: Recipe) -> None:
-    value = str(recipe.get("mixed_precision", "no")).lower()
+    old = "fp16" if recipe.flag("fp16") else "no"  # config_args.py, process_config
+    value = str(recipe.get("mixed_precision", old)).lower()
     if value in ("false", "none"):
         value = "no"
     if value == "fp8":
@@ -89,6 +127,10 @@ def _deepspeed(recipe: Recipe) -> None:
     section = subsection(document, document.data, (), "deepspeed_config")
     file = section.get("deepspeed_config_file")
     recipe.set("framework.name", "deepspeed", "distributed_type")
+    for name in section.keys() - _DEEPSPEED_PLACES - _WHERE.keys():
+        close = nearest(str(name), {*_DEEPSPEED_PLACES, *_WHERE})
+        hint = f"; did you mean {close}?" if close else ""
+        reading.notes.append(f"deepspeed_config.{name} is no option of accelerate and is ignored{hint}")
     if file not in (None, "none"):
         for name in _INSIDE_FILE:
             if name in section:
@@ -122,20 +164,22 @@ def _zero_init(document: Document, section: dict[str, Any], default: bool | None
     return as_flag(value, lambda text: document.error(path, text, "true or false"))
 
 
+_WHERE = {
+    "zero_stage": ("zero_optimization", "stage"),
+    "offload_optimizer_device": ("zero_optimization", "offload_optimizer", "device"),
+    "offload_param_device": ("zero_optimization", "offload_param", "device"),
+    "zero3_save_16bit_model": ("zero_optimization", "stage3_gather_16bit_weights_on_model_save"),
+    "gradient_accumulation_steps": ("gradient_accumulation_steps",),
+    "gradient_clipping": ("gradient_clipping",),
+}
+
+
 def _as_deepspeed(document: Document, section: dict[str, Any]) -> Document:
     """The DeepSpeed configuration that the plugin builds from its own options (DeepSpeedPlugin.__post_init__)."""
-    where = {
-        "zero_stage": ("zero_optimization", "stage"),
-        "offload_optimizer_device": ("zero_optimization", "offload_optimizer", "device"),
-        "offload_param_device": ("zero_optimization", "offload_param", "device"),
-        "zero3_save_16bit_model": ("zero_optimization", "stage3_gather_16bit_weights_on_model_save"),
-        "gradient_accumulation_steps": ("gradient_accumulation_steps",),
-        "gradient_clipping": ("gradient_clipping",),
-    }
     built = Document(document.file, {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"})
     built.data["zero_optimization"] = {"stage": 2, "offload_optimizer": {}, "offload_param": {}}
     built.data |= {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "gradient_clipping": "auto"}
-    for name, path in where.items():
+    for name, path in _WHERE.items():
         if section.get(name) is not None:
             built.set(path, section[name], document.place(("deepspeed_config", name)))
     return built

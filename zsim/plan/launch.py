@@ -35,7 +35,6 @@ _PLACES = (
     "max_restarts", "monitor_interval", "gpu_ids", "main_training_function", "mpirun_hostfile", "deepspeed_hostfile",
     "deepspeed_exclusion_filter", "deepspeed_inclusion_filter", "deepspeed_multinode_launcher",
 )  # fmt: skip
-_DYNAMO = ("dynamo_backend", "dynamo_mode")
 _FP8 = ("fp8_backend", "fp8_enable_fsdp_float8_all_gather", "fp8_pad_inner_dim")
 
 
@@ -53,9 +52,6 @@ def read_launch(recipe: Recipe, launch: Document) -> None:
     _with_trainers(document, recipe)
     launched = read_accelerate(document, reading.ranks)
     reading.ranks = launched.ranks
-    for name in _DYNAMO:
-        if str(launch.data.get(name, "no")).lower() not in ("no", "default", "false"):
-            launched.not_modeled.append(f"{name}: the model compiled by accelerate")
     framework: Path_ = ("framework", "name")
     if launched.fields[framework] == "ddp":
         launched.defaults.add(framework)  # the Trainer's own arguments may shard
@@ -139,9 +135,11 @@ def _path(document: Document, launch: Document, name: str) -> Path_ | None:
         return ("parallelism_config", name)
     if name in _FP8:
         return ("fp8_config", name.removeprefix("fp8_"))
+    if name == "dynamo_backend":
+        return ("dynamo_config", name)
     if name.startswith(("fp8_", "megatron_lm_")):
         raise launch.error((name,), name.rpartition("_")[0], kind=NotModeled)
-    known = {*SWITCHES, *_PLACES, *_DYNAMO, "config_file", "num_cpu_threads_per_process"}
+    known = {*SWITCHES, *_PLACES, "dynamo_mode", "config_file", "num_cpu_threads_per_process"}
     if name not in known:
         close = nearest(name, {*known, *_TOP, *_DEEPSPEED})
         hint = f"; did you mean --{close}?" if close else ""

@@ -1,0 +1,79 @@
+"""What an accelerate configuration says beside how it shards: compilation, older spellings, keys that are ignored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.plan.recipes import read, read_file, said
+from zsim.errors import InputError, NotModeled
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+def accelerate(data: dict[str, Any]):
+    return read("accelerate", {"distributed_type": "MULTI_GPU"} | data)
+
+
+@pytest.mark.parametrize(
+    ("data", "compiled"),
+    [
+        ({"dynamo_config": {"dynamo_backend": "INDUCTOR"}}, True),
+        ({"dynamo_config": {"backend": "inductor"}}, True),
+        ({"dynamo_backend": "INDUCTOR"}, True),
+        ({"dynamo_backend": "NO"}, None),
+        ({"dynamo_backend": False}, None),  # NO without quotes
+        ({"dynamo_config": {}}, None),
+        ({"dynamo_config": {"dynamo_backend": "EAGER"}}, None),
+    ],
+)
+def test_compilation(data: dict[str, Any], compiled: bool | None) -> None:
+    reading = accelerate(data)
+    assert said(reading).get("compile") is compiled
+    assert bool(reading.not_modeled) is (data == {"dynamo_config": {"dynamo_backend": "EAGER"}})
+
+
+def test_no_backend_of_compilation() -> None:
+    with pytest.raises(InputError, match="'yes' is no backend"):
+        accelerate({"dynamo_backend": "yes"})
+
+
+def test_a_file_of_an_older_accelerate() -> None:
+    kind, reading = read_file(DATA / "accelerate" / "compiled.yaml")
+    assert kind == "accelerate"
+    assert (said(reading)["precision"], said(reading)["compile"]) == ("fp16", True)
+    assert said(accelerate({"fp16": True, "mixed_precision": "bf16"}))["precision"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [({"compute_environment": "AMAZON_SAGEMAKER", "ec2_instance_type": "x"}, "SAGEMAKER"), ({"use_cpu": True}, "CPUs")],
+)
+def test_other_machines(data: dict[str, Any], why: str) -> None:
+    with pytest.raises(NotModeled, match=why):
+        accelerate(data)
+
+
+def test_what_deepspeeds_section_does_not_know_is_said() -> None:
+    """commands/launch.py takes what it has an option for; a whole DeepSpeed file belongs in deepspeed_config_file."""
+    section = {"zero_stage": 3, "zero_optimization": {"stage": 2}, "ofload_param_device": "cpu"}
+    reading = read("accelerate", {"distributed_type": "DEEPSPEED", "deepspeed_config": section})
+    assert said(reading)["zero.stage"] == 3
+    assert "zero.offload_param.device" not in said(reading)
+    ignored = sorted(note for note in reading.notes if "ignored" in note)
+    assert ignored == [
+        "deepspeed_config.ofload_param_device is no option of accelerate and is ignored; "
+        "did you mean offload_param_device?",
+        "deepspeed_config.zero_optimization is no option of accelerate and is ignored",
+    ]
+
+
+def test_the_launchers_option_compiles(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    options = "--model_name_or_path m --output_dir o --per_device_train_batch_size 1 --learning_rate 1e-5"
+    path.write_text(f"accelerate launch --multi_gpu --num_processes 4 --dynamo_backend inductor run_clm.py {options}\n")
+    assert said(read_file(path)[1])["compile"] is True
+    path.write_text(f"accelerate launch --multi_gpu --num_processes 4 --dynamo_backend no run_clm.py {options}\n")
+    assert "compile" not in said(read_file(path)[1])
