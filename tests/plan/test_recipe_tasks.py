@@ -49,6 +49,7 @@ def test_other_tasks_and_ways_are_refused(data: dict[str, Any], why: str) -> Non
         {"half_precision_backend": "auto"},
         {"accelerator_config": {"split_batches": False}},
         {"sharded_ddp": ""},
+        {"sharded_ddp": [], "fsdp_min_num_params": 0, "use_cpu": False, "fp16_backend": "auto"},  # as W&B notes them
     ],
 )
 def test_what_is_off_is_no_other_task(data: dict[str, Any]) -> None:
@@ -86,6 +87,7 @@ def test_ddp_trains_in_the_type_that_the_model_is_loaded_in(name: str) -> None:
         assert "ddp.dtype" not in said(trainer(other))
     adapters = {"use_peft": True, "lora_target_modules": "all-linear"}
     assert "ddp.dtype" not in said(trainer({"bf16": True, name: "bfloat16"} | adapters))
+    assert "ddp.dtype" not in said(trainer({"bf16": True, name: "bfloat16", "architectures": ["LlamaForCausalLM"]}))
     inside = {"bf16": True, "model_init_kwargs": {name: "bfloat16", "attn_implementation": "flash_attention_2"}}
     assert (said(trainer(inside))["ddp.dtype"], said(trainer(inside))["attention"]) == ("bfloat16", "flash")
 

@@ -272,6 +272,7 @@ def test_keys_nobody_reads_are_listed() -> None:
         ({"optimizer": {"type": "Muon", "params": {}}}, "deepspeed"),
         ({"zero_optimization": {"stage": 1}, "hidden_size": 3}, "deepspeed"),
         ({"bf16": {"enabled": True}}, "deepspeed"),
+        ({"model_type": "llama", "architectures": ["x"], "per_device_train_batch_size": 2}, "trainer"),  # W&B's
         ({"base_model": "x", "datasets": []}, "axolotl"),
         ({"training": {"seq_len": 1}, "parallelism": {}}, "torchtitan"),
     ],
@@ -284,7 +285,12 @@ def test_identify(data: dict[str, Any], kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("data", "says"),
-    [({"model": {}, "data": {}, "training": {}}, "is an oumi recipe"), ({"a": 1, "b": 2}, "its keys: a, b")],
+    [
+        ({"model": {}, "data": {}, "training": {}}, "is an oumi recipe"),
+        ({"model": "m", "dist_config": {"name": "fsdp2"}, "bf16": True}, "is a recipe of LLaMA-Factory's v1 trainer"),
+        ({"bf16": True, "b": 2}, "its keys: b, bf16"),
+        ({"a": 1, "b": 2}, "its keys: a, b"),
+    ],
 )
 def test_unknown_files_are_named(data: dict[str, Any], says: str) -> None:
     import yaml

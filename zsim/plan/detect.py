@@ -31,6 +31,8 @@ _OWN_BATCH = {
 # Recipes of tools without a reader here: their name, and keys that only they have.
 _FOREIGN: tuple[tuple[str, frozenset[str]], ...] = (
     ("an oumi recipe", frozenset({"model", "data", "training"})),
+    ("a recipe of LLaMA-Factory's v1 trainer", frozenset({"model", "dist_config"})),
+    ("a recipe of LLaMA-Factory's v1 trainer", frozenset({"model", "model_class"})),
     ("an xtuner or mmengine configuration", frozenset({"train_dataloader", "train_cfg"})),
     ("a NeMo configuration", frozenset({"trainer", "exp_manager"})),
     ("a torchtune recipe", frozenset({"tokenizer", "checkpointer"})),
@@ -115,7 +117,7 @@ def identify(document: Document) -> str:
     _refuse_foreign(document, keys)
     if _is_fsdp_config(keys):
         return "fsdp_config"
-    if {"model_type", "architectures"} <= keys:  # some have gradient_checkpointing
+    if {"model_type", "architectures"} <= keys and _BATCH not in keys:  # some have gradient_checkpointing
         return "model"
     if _is_trainer(document, keys):
         return "trainer"
@@ -162,7 +164,8 @@ def _is_deepspeed(document: Document, keys: set[str]) -> bool:
 
     known = keys & (TOP.keys() | REMOVED.keys())
     optimizer = document.data.get("optimizer")
-    own = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "fp16", "bf16", "bfloat16"}
+    own = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"}
+    own |= {name for name in ("fp16", "bf16", "bfloat16") if not isinstance(document.data.get(name), bool)}
     return bool(known & own) or (known == {"optimizer"} and isinstance(optimizer, dict) and "type" in optimizer)
 
 

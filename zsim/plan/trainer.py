@@ -27,6 +27,18 @@ HARMLESS = (
     "preprocessing_num_workers", "overwrite_cache", "plot_loss", "template", "max_samples", "val_size",
     "trust_remote_code", "remove_unused_columns", "gradient_checkpointing_kwargs", "torch_dtype", "dtype", "tf32",
     "log_level", "logging_strategy",
+    # the rest of training_args.py that says nothing of memory or time of a step
+    "evaluation_strategy", "average_tokens_across_devices", "bf16_full_eval", "fp16_full_eval", "use_cache",
+    "logging_first_step", "log_on_each_node", "logging_nan_inf_filter", "include_num_input_tokens_seen",
+    "log_level_replica", "disable_tqdm", "project", "eval_delay", "prediction_loss_only", "eval_on_start",
+    "eval_do_concat_batches", "eval_use_gather_object", "eval_accumulation_steps", "include_for_metrics",
+    "batch_eval_metrics", "save_on_each_node", "enable_jit_checkpoint", "hub_strategy", "hub_always_push",
+    "hub_token", "hub_private_repo", "hub_revision", "load_best_model_at_end", "metric_for_best_model",
+    "greater_is_better", "ignore_data_skip", "restore_callback_states_from_checkpoint", "full_determinism",
+    "dataloader_drop_last", "dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_in_order",
+    "dataloader_prefetch_factor", "dataloader_multiprocessing_context", "train_sampling_strategy", "group_by_length",
+    "length_column_name", "label_names", "skip_memory_metrics", "local_rank", "ddp_backend", "fp16_opt_level",
+    "optim_args", "neftune_noise_alpha", "save_safetensors", "jit_mode_eval", "past_index", "model_revision",
 )  # fmt: skip
 
 
@@ -52,7 +64,7 @@ _LISTED = {
 # What is refused unless it has one of these values.
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "optim_target_modules": ((), "an optimizer of projected gradients"),
-    "sharded_ddp": ((False, ""), "fairscale's sharding, of transformers before 4.35"),
+    "sharded_ddp": ((False, "", []), "fairscale's sharding, of transformers before 4.35"),
     "half_precision_backend": (("auto", "cuda_amp", "amp"), "Apex in place of torch.autocast"),
     "fp16_backend": (("auto", "cuda_amp", "amp"), "Apex in place of torch.autocast"),
     "fsdp_min_num_params": ((0,), "units of FSDP by size"),
@@ -285,6 +297,8 @@ def _loaded_dtype(recipe: Recipe) -> None:
     """trl's and the examples' `dtype` (torch_dtype until transformers 4.56), in which DDP trains the whole model:
     DeepSpeed and FSDP widen it to float32 under mixed precision, and under adapters it is that of the run anyway."""
     fields, notes = recipe.reading.fields, recipe.reading.notes
+    if "architectures" in recipe.document.data:  # W&B's config.yaml, where it is the checkpoint's
+        return
     name = "dtype" if recipe.get("dtype") is not None else "torch_dtype"
     dtype = str(recipe.get(name, "float32")).removeprefix("torch.")
     short = {"bfloat16": "bf16", "float16": "fp16"}.get(dtype)
