@@ -127,7 +127,7 @@ def _deepspeed(recipe: Recipe) -> None:
     section = subsection(document, document.data, (), "deepspeed_config")
     file = section.get("deepspeed_config_file")
     recipe.set("framework.name", "deepspeed", "distributed_type")
-    for name in section.keys() - _DEEPSPEED_PLACES - _WHERE.keys():
+    for name in [name for name in section if name not in _DEEPSPEED_PLACES and name not in _WHERE]:
         close = nearest(str(name), {*_DEEPSPEED_PLACES, *_WHERE})
         hint = f"; did you mean {close}?" if close else ""
         reading.notes.append(f"deepspeed_config.{name} is no option of accelerate and is ignored{hint}")

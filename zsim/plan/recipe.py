@@ -141,7 +141,9 @@ class Recipe:
         known = [name for name in unread if name in quiet]
         other = [name for name in unread if name not in quiet]
         if known:
-            self.reading.without_effect.append(f"{', '.join(known)} (data, learning rate, saving and logging)")
+            self.reading.without_effect.append(
+                f"{', '.join(map(str, known))} (data, learning rate, saving and logging)"
+            )
         for name in other:
             close = nearest(name, self._read - self.document.data.keys(), 0.9)
             if close:
