@@ -125,3 +125,11 @@ def test_adapters_that_are_not_alike(name: str, value: Any) -> None:
 def test_a_key_without_a_value_is_not_one_that_was_not_read() -> None:
     reading = axolotl({"something_else": None, "something": 1})
     assert "something (not read)" in reading.without_effect
+
+
+@pytest.mark.parametrize(
+    ("optim", "name"),
+    [("adamw_torch_4bit", "adamw4bit"), ("ao_adamw_4bit", "adamw4bit"), ("ao_adamw_8bit", "adamw8bit")],
+)
+def test_torchaos_optimizers(optim: str, name: str) -> None:
+    assert said(axolotl({"optimizer": optim}))["optimizer.name"] == name

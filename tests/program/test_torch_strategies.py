@@ -29,6 +29,7 @@ from zsim.program.ops import (
     Launch,
     Program,
 )
+from zsim.program.optimizer import state_bytes
 
 
 @cache
@@ -312,6 +313,13 @@ def test_optimizer_states():
     assert states(Optimizer("sgd")) == 0
     assert 2 * n < states(Optimizer("adamw8bit")) < 4 * n  # small tensors keep float32 states
     assert states(Optimizer("adafactor")) < n / 5
+
+
+@pytest.mark.parametrize(("size", "nbytes"), [(2, 4_082_792), (4, 8_115_560)])
+def test_four_bit_states_as_torchao_makes_them(size: int, nbytes: int) -> None:
+    """Counted of the tensors of torchao 0.18's AdamW4bit: of whole blocks alone, others as the parameter is."""
+    numels = [64 * 64, 4095, 4224, 4097, 128 * 300, 1000 * 1000]
+    assert state_bytes(Optimizer("adamw4bit"), numels, size) == nbytes
 
 
 @pytest.mark.parametrize("optimizer", [Optimizer("adamw"), Optimizer("adamw", impl="foreach")])

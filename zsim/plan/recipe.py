@@ -18,6 +18,9 @@ OPTIMIZERS: dict[str, tuple[str, str | None]] = {
     "adamw_bnb_8bit": ("adamw8bit", None),
     "adamw_8bit": ("adamw8bit", None),
     "adamw_torch_8bit": ("adamw8bit", None),
+    "adamw_torch_4bit": ("adamw4bit", None),
+    "ao_adamw_8bit": ("adamw8bit", None),  # axolotl's older names
+    "ao_adamw_4bit": ("adamw4bit", None),
     "paged_adamw_8bit": ("adamw8bit", None),
     "paged_adamw_32bit": ("adamw", "fused"),
     "paged_adamw": ("adamw", "fused"),

@@ -13,7 +13,8 @@ PAGED = {"adamw": 8, "adam": 8, "lion": 4, "adamw8bit": 2}
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """`name`: adamw, adam, sgd, lion, adafactor, adamw8bit, muon. `impl`: fused | foreach | loop | cpu."""
+    """`name`: adamw, adam, sgd, lion, adafactor, adamw8bit (bitsandbytes), adamw4bit (torchao), muon.
+    `impl`: fused | foreach | loop | cpu."""
 
     name: str = "adamw"
     impl: str = "fused"

@@ -66,10 +66,15 @@ RULES = {
     "lion": Rule(1, Pass(3, 2), (Pass(1, 1), Pass(2, 1), Pass(1, 1), Pass(2, 1), Pass(2, 1)), 1, 2, counters=False),
     # two states of a byte; one kernel per tensor reads and writes them
     "adamw8bit": Rule(0, Pass(2.5, 1.5), (), 0, 0, counters=False),
+    # torchao: a compiled kernel per tensor, two states of half a byte
+    "adamw4bit": Rule(0, Pass(2.25, 1.25), (), 0, 0, counters=False),
     "adafactor": Rule(0, None, _ADAFACTOR, 0, 2, counters=False),
 }
 # bitsandbytes functional.py, optimizer.py: smaller tensors keep float32 states; a float32 maximum per block and state
 MIN_8BIT, BLOCK_8BIT = 4096, 256
+# torchao 0.18 optim/adam.py _new_buffer, subclass_4bit.py: of whole blocks alone; two weights a byte, a float32 maximum
+# per block, 16 float32 values
+MIN_4BIT, BLOCK_4BIT, MAP_4BIT = 4096, 128, 64
 
 
 def rule_of(optimizer: Optimizer) -> Rule:
@@ -95,6 +100,13 @@ def _state_tensors(
     if optimizer.name == "adamw8bit":
         pairs = [(n, _maxima(n)) if n >= MIN_8BIT else (4 * n,) for n in numels]
         return [nbytes for pair in pairs for nbytes in pair * 2]
+    if optimizer.name == "adamw4bit":
+        packed = [n >= MIN_4BIT and n % BLOCK_4BIT == 0 for n in numels]
+        parts = [
+            (n // 2, 4 * (n // BLOCK_4BIT), MAP_4BIT) if is_packed else (size * n,)
+            for n, is_packed in zip(numels, packed, strict=True)
+        ]
+        return [nbytes for part in parts for nbytes in part * 2]
     if optimizer.name == "adafactor":  # factored into rows and columns from two dimensions on
         pieces = shapes or [(n,) for n in numels]
         return [4 * n for s in pieces for n in ((prod(s) // s[-1], prod(s) // s[-2]) if len(s) > 1 else s)]
@@ -159,6 +171,8 @@ def update(
     if impl == "cpu":
         if optimizer.name == "adamw8bit":  # bitsandbytes has kernels for it since pull request 1901 (March 2026) alone
             raise NotModeled("bitsandbytes' 8-bit Adam on host tensors", field="optimizer", accepted="adamw")
+        if optimizer.name == "adamw4bit":
+            raise NotModeled("torchao's 4-bit Adam on host tensors", field="optimizer", accepted="adamw")
         # DeepSpeedCPUAdam and torch's fused one pass once over the states; without them torch loops on the CPU
         single = rule.fused if optimizer.impl in ("cpu", "fused") else None
         if single:

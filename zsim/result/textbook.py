@@ -43,7 +43,7 @@ _STAGES: dict[str, tuple[tuple[int, int], tuple[int, int], tuple[int, int]]] = {
 STAGES = tuple(_STAGES)
 ADAM = 12  # bytes per parameter: fp32 master weights, momentum, variance
 # Beside the master weights; Adafactor's rows and columns are too few to count, Muon's embedding and head as matrices.
-_KEPT = {"adamw": 8, "adam": 8, "adamw8bit": 2, "lion": 4, "sgd": 4, "adafactor": 0, "muon": 4}
+_KEPT = {"adamw": 8, "adam": 8, "adamw8bit": 2, "adamw4bit": 1, "lion": 4, "sgd": 4, "adafactor": 0, "muon": 4}
 
 
 def states(stage: str, params: float, gpus: int, optimizer_bytes: int = ADAM) -> Textbook:

@@ -54,7 +54,7 @@ class FrameworkField(Section):
 
 class OptimizerField(Section):
     shorthand = "name"
-    name: Literal["adamw", "adam", "sgd", "lion", "adafactor", "adamw8bit", "muon"] = "adamw"
+    name: Literal["adamw", "adam", "sgd", "lion", "adafactor", "adamw8bit", "adamw4bit", "muon"] = "adamw"
     impl: Literal["fused", "foreach", "loop", "cpu"] | None = None
     paged: Annotated[bool | None, Field(description="bitsandbytes' paged_adamw: states move to the host")] = None
     momentum: Annotated[bool | None, Field(description="of sgd: whether it keeps one, false unless given")] = None
