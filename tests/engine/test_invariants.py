@@ -134,8 +134,6 @@ def test_the_host_runs_ahead_until_it_waits():
     assert (records[c].start_s, records[c].blocker) == (pytest.approx(11e-3), "lane")
     (span,) = timeline.steps
     assert (span.start_s, span.end_s) == (0.0, pytest.approx(16e-3))
-    assert span.host_busy_s == pytest.approx(4e-3)
-    assert span.host_wait_s == pytest.approx(12e-3)
 
 
 def test_a_straggler_makes_its_peers_wait_in_the_collective():

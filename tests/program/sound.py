@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from zsim.program.ops import (
-    GPU_CATEGORIES,
+    DELAYED_FREES,
     HOST,
-    HOST_CATEGORIES,
     LANES,
+    RANK_0,
     Alloc,
     Collective,
     Free,
@@ -21,6 +21,14 @@ CONFIG = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": LAYERS,
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 301, "tie_word_embeddings": False,
 }  # fmt: skip
+
+GPU_CATEGORIES = (
+    "parameters", "gradients", "optimizer_states", "master_weights", "activations", "all_gather_buffers",
+    "reduce_buffers", "logits", "workspace", DELAYED_FREES, "framework",
+)  # fmt: skip
+HOST_CATEGORIES = (
+    "parameters", "gradients", "optimizer_states", "master_weights", "activations", "buffers", "checkpoint", RANK_0,
+)  # fmt: skip
 
 
 def sound(program: Program, *passing: str) -> None:

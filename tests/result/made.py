@@ -33,7 +33,7 @@ TOPOLOGIES = Path(__file__).parents[2] / "topologies"
 GEMM = Gemm(1024, 1024, 1024, "bfloat16")
 ATTENTION = Attention(1, 8, 8, 1024, 1024, 128, True, "flash", "bfloat16")
 ATTENTION_BACKWARD = Attention(1, 8, 8, 1024, 1024, 128, True, "flash", "bfloat16", backward=True)
-DEVICE = Device("H100 SXM", "nvidia", {"bfloat16": 1e12}, 80 * 10**9, 79 * 2**30, 3e12, 132, "hopper", True)
+DEVICE = Device("H100 SXM", "nvidia", {"bfloat16": 1e12}, 80 * 10**9, 79 * 2**30, 3e12, "hopper", True)
 LINKS = (
     Link("n0/gpu0>n0/nvswitch", "n0/gpu0", "n0/nvswitch", "nvlink", 100e9, 1e-6, 450e9),
     Link("n0/nvswitch>n0/gpu0", "n0/nvswitch", "n0/gpu0", "nvlink", 400e9, 1e-6, 450e9),
@@ -116,7 +116,7 @@ def timeline() -> Timeline:
                     transfer = Transfer(op.work.payload_bytes, usage, 0.0)
                     flows.append(FlowRecord(step, (0,), op.id, transfer, [base + start, base + end], [100e9]))
         memory += _ledger(made.steps[step - 1], step, base)
-        spans.append(StepSpan(step, 0, base, base + STEP_S, 0.27, 1.63))
+        spans.append(StepSpan(step, 0, base, base + STEP_S))
     capacity = {link.id: link.bandwidth for link in LINKS}
     return Timeline(records, memory, flows, spans, capacity, ((0, 1),), 1, 123, ["engine note"])
 

@@ -27,7 +27,6 @@ class Rings(NamedTuple):
     bandwidth: float
     type: str
     staged: bool
-    hop_latency_s: float
 
 
 def rings(node: Node, gpus: tuple[int, ...]) -> Rings:
@@ -132,7 +131,7 @@ def _take(room: dict[str, float], route: Route, speed: float) -> None:
 
 def _of(node: Node, routes: dict[tuple[int, int], Route], orders: list[tuple[int, ...]]) -> Rings:
     usage: dict[str, float] = {}
-    kind, staged, latency = "LOC", False, 0.0
+    kind, staged = "LOC", False
     for order in orders:
         for edge in zip(order, order[1:] + order[:1], strict=True):
             route = routes[edge]
@@ -140,6 +139,5 @@ def _of(node: Node, routes: dict[tuple[int, int], Route], orders: list[tuple[int
                 usage[link] = usage.get(link, 0.0) + times / len(orders)
             kind = max(kind, route.type, key=TYPES.index)
             staged = staged or route.staged
-            latency = max(latency, route.latency_s)
     bandwidth = min(node.links[link].bandwidth / times for link, times in usage.items())
-    return Rings(tuple(orders), usage, bandwidth, kind, staged, latency)
+    return Rings(tuple(orders), usage, bandwidth, kind, staged)

@@ -25,7 +25,6 @@ class Device:
     memory_bytes: int  # what the vendor prints
     usable_bytes: int  # what torch reports as total capacity, the ceiling of the allocator
     memory_bandwidth: float  # bytes/s, nominal
-    sm_count: int | None
     architecture: str
     p2p_pcie: bool  # peer-to-peer over PCIe with stock drivers
     unified: bool = False  # CPU and GPU share this memory

@@ -140,7 +140,6 @@ class Profile:
     device_spread: float  # standard deviation of the speed of equal GPUs
     host: HostCost
     cpu: CpuCost
-    provenance: str
     evidence: tuple[Evidence, ...] = ()
     full_memory: Evidence | None = None  # of runs whose allocator gives memory back in every step, which is not timed
     float8: Evidence | None = None  # of runs in float8 on this kind of GPU
@@ -219,7 +218,7 @@ def _load_file(device: str, path: Path) -> Profile:
         }  # fmt: skip
         made = build(device, base, lambda wanted: _merge(read(wanted) or {}, changes.get(wanted, {})) or None)
         measured, copies = read_measured(own.get("collectives", {})), read_copies(own.get("copies", {}))
-        return replace(made, stack=str(path), provenance=own["provenance"], collectives=measured, copies=copies)
+        return replace(made, stack=str(path), collectives=measured, copies=copies)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"is no profile: {error!r}", path, accepted=accepted) from None
 
@@ -262,7 +261,6 @@ def build(device: str, stack: str, read: Callable[[str], Document | None]) -> Pr
         device_spread=content["device_spread"],
         host=HostCost(**host).scaled(pace),
         cpu=CpuCost(**content["cpu"]),
-        provenance=content["provenance"],
         evidence=tuple(Evidence(**entry) for entry in content.get("evidence", ())),
         full_memory=Evidence(**full) if full else None,
         float8=Evidence(**float8) if float8 else None,

@@ -46,8 +46,8 @@ class CachingAllocator:
     allowed: int | None = None
     reserved: int = 0
     allocated: int = 0  # sizes of blocks in use
-    retries: int = 0  # times it had to give cached segments back first (num_alloc_retries)
-    retried_in: list[int] = field(default_factory=list)  # the step of each
+    # the step of each time that it had to give cached segments back first (num_alloc_retries)
+    retried_in: list[int] = field(default_factory=list)
     event: MemoryEvent | None = None  # what `replay` is at, for subclasses that record
     delayed: dict[str, deque[list[Block]]] = field(default_factory=lambda: defaultdict(deque))
     _pools: dict[tuple[str, bool], Cached] = field(default_factory=lambda: defaultdict(list))
@@ -133,7 +133,6 @@ class CachingAllocator:
         if block is None and self._release_oversize(size, pool):
             block = self._allocate(size, pool, small)
         if block is None:
-            self.retries += 1
             self.retried_in.append(self.event.step if self.event else 0)
             self._release_cached()
             block = self._allocate(size, pool, small)

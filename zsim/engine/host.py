@@ -11,20 +11,13 @@ launch are queued behind a long wait. Otherwise the lane that holds the host bac
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from zsim.engine.lanes import Rank
 from zsim.engine.stepcode import IDLE
 
 if TYPE_CHECKING:
     from zsim.engine.simulator import Simulation
-
-
-class HostStep(NamedTuple):
-    """One step as the host saw it: its clock after the last instruction, seconds blocked."""
-
-    end: float
-    waited: float
 
 
 def issue_steps(sim: Simulation, rank: Rank, max_steps: int) -> Iterator[list[int]]:
@@ -42,7 +35,6 @@ def issue_steps(sim: Simulation, rank: Rank, max_steps: int) -> Iterator[list[in
         rank.begin_step(code, sim.alone(code, rank))
         if step == 0:
             sim.set_up_alone(rank)
-        waited = 0.0
         for segment in code.segments:
             rank.issue(segment, clock)
             sim.wake(rank, segment.lanes)
@@ -50,10 +42,8 @@ def issue_steps(sim: Simulation, rank: Rank, max_steps: int) -> Iterator[list[in
             for op in targets(rank, segment.target):
                 if end[op] > sim.now:
                     yield [op]
-                if end[op] > clock:
-                    waited += end[op] - clock
-                    clock = end[op]
-        sim.step_issued(rank, step, HostStep(clock, waited))
+                clock = max(clock, end[op])
+        sim.step_issued(rank, step, clock)
 
 
 def targets(rank: Rank, target: int | str | None) -> list[int]:

@@ -29,9 +29,7 @@ def timeline(sim: Simulation) -> Timeline:
             memory.extend(next(ledger))
             if step > 0:
                 begin, end = sim.step_ends[rank.index][step - 1 : step + 1]
-                busy = sum(segment.seconds for segment in rank.codes[step].segments)
-                waited = sim.host_steps[rank.index][step].waited
-                steps.append(StepSpan(step, rank.number, begin, end, busy, waited))
+                steps.append(StepSpan(step, rank.number, begin, end))
     notes = []
     if sim.steady is None:
         notes.append(f"no two steps in a row agree within {done - 1} steps; the last one is reported")

@@ -11,7 +11,7 @@ from typing import Any
 import simpy
 
 from zsim.engine.groups import Bundle, bundles_of
-from zsim.engine.host import HostStep, issue_steps, targets
+from zsim.engine.host import issue_steps, targets
 from zsim.engine.lanes import INFINITY, Lane, Rank, advance, rerate
 from zsim.engine.network import Flow, Network
 from zsim.engine.prices import Prices
@@ -76,7 +76,7 @@ class Simulation:
         self.network = Network(price.link_capacity)
         self.works: list[Collective | Copy] = []
         self.flows: list[tuple[Meeting, Flow]] = []  # finished
-        self.host_steps: list[list[HostStep]] = [[] for _ in self.ranks]
+        self.host_ends: list[list[float]] = [[] for _ in self.ranks]  # of each step, after its last instruction
         self.step_ends: list[list[float]] = [[] for _ in self.ranks]
         self.steady: int | None = None  # the first step that the next one repeats
         self.finished = self.env.event()
@@ -363,8 +363,8 @@ class Simulation:
 
     # Steps.
 
-    def step_issued(self, rank: Rank, step: int, host: HostStep) -> None:
-        self.host_steps[rank.index].append(host)
+    def step_issued(self, rank: Rank, step: int, host_end: float) -> None:
+        self.host_ends[rank.index].append(host_end)
         pending = targets(rank, IDLE)
         left = len(pending) + 1
 
@@ -372,7 +372,7 @@ class Simulation:
             nonlocal left
             left -= 1
             if left == 0:
-                self.step_ends[rank.index].append(max([host.end, *(rank.end[op] for op in pending)]))
+                self.step_ends[rank.index].append(max([host_end, *(rank.end[op] for op in pending)]))
                 self._step_done(step)
 
         for op in pending:

@@ -15,10 +15,10 @@ def repeats(simulation: Simulation, step: int) -> bool:
     if simulation.instructions(step) is not simulation.program.steps[-1]:
         return False
     spans = []
-    for ends, hosts in zip(simulation.step_ends, simulation.host_steps, strict=True):
-        if ends[step - 1] > hosts[step - 1].end or ends[step] > hosts[step].end:
+    for ends, hosts in zip(simulation.step_ends, simulation.host_ends, strict=True):
+        if ends[step - 1] > hosts[step - 1] or ends[step] > hosts[step]:
             return False
-        spans.append(hosts[step].end - hosts[step - 1].end)
+        spans.append(hosts[step] - hosts[step - 1])
     return max(spans) - min(spans) <= SAME * max(spans)  # else the ranks' hosts drift apart
 
 
@@ -26,12 +26,12 @@ def repeated(simulation: Simulation, step: int) -> bool:
     """Was this step the same as the one before, on every rank, op by op?"""
     if simulation.instructions(step - 1) is not simulation.program.steps[-1]:
         return False
-    for rank, ends, hosts in zip(simulation.ranks, simulation.step_ends, simulation.host_steps, strict=True):
+    for rank, ends, hosts in zip(simulation.ranks, simulation.step_ends, simulation.host_ends, strict=True):
         shift = ends[step - 1] - ends[step - 2]
         tolerance = SAME * shift
         if abs(ends[step] - ends[step - 1] - shift) > tolerance:
             return False
-        if hosts[step].end - hosts[step - 1].end > shift + tolerance:
+        if hosts[step] - hosts[step - 1] > shift + tolerance:
             return False  # a host slower than its device still lives on a lead
         first, second = rank.bases[step - 1 : step + 1]
         count = second - first

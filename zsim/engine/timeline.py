@@ -90,8 +90,6 @@ class StepSpan(NamedTuple):
     rank: int
     start_s: float
     end_s: float
-    host_busy_s: float
-    host_wait_s: float
 
 
 @dataclass

@@ -59,8 +59,9 @@ def read_top_k(fields: Fields, experts: int, *also: str, default: int | None = N
     return top_k
 
 
-def refuse_jitter(fields: Fields, name: str) -> None:
+def refuse_jitter(fields: Fields) -> None:
     """Noise that what experts and their router read is multiplied with in training."""
+    name = "router_jitter_noise"
     if fields.number(name, default=0.0, low=0.0, high=1.0):
         fields.refuse(name, "noise on what experts read", "0")
 

@@ -68,7 +68,7 @@ def _llama(fields: Fields, family: str) -> Architecture:
 def _experts(fields: Fields, family: str, values: dict[str, Any]) -> Architecture:
     layers, shared = len(values["kinds"]), 0
     if family == "mixtral":
-        refuse_jitter(fields, "router_jitter_noise")
+        refuse_jitter(fields)
         experts = fields.size("num_local_experts", default=8)
         top_k = read_top_k(fields, experts, default=2)
         width, sparse, norm = values["intermediate"], [True] * layers, True

@@ -166,7 +166,7 @@ def _exaone_moe(fields: Fields, family: str) -> Architecture:
 
 
 def _minimax_m2(fields: Fields, family: str) -> Architecture:
-    refuse_jitter(fields, "router_jitter_noise")
+    refuse_jitter(fields)
     values = common(fields, family, qk_norm="width")
     head_dim, layers = values["head_dim"], len(values["kinds"])
     part = min(1.0, fields.size("rotary_dim", default=head_dim) / head_dim)

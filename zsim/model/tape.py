@@ -261,9 +261,7 @@ class Tape(Bytes):
         self.keep(segment, *tensors)
         segment.held += [tensor.detach() for tensor in tensors]
 
-    def gradient(
-        self, of: Tensor, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None
-    ) -> Tensor:
+    def gradient(self, of: Tensor, shape: tuple[int, ...], dtype: str) -> Tensor:
         """A new gradient of `of`. The last one of a parameter is not counted: strategies account for it."""
         param = of.param
         final = param is not None and param.pending == 1

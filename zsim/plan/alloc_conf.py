@@ -11,7 +11,6 @@ import re
 from zsim.errors import InputError, NotModeled
 from zsim.plan.document import nearest
 
-LARGE_SEGMENT_MB = 20
 INTERVALS = 16  # of roundup_power2_divisions: requests below 2 MiB, below 4 MiB, ... from 32 GiB on
 _NO_EFFECT = (
     "release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "graph_capture_record_stream_reuse",

@@ -173,15 +173,7 @@ DELAYED_FREES = "delayed_frees"
 
 DEVICES = ("gpu", "host", "nvme", "managed")
 
-# Memory categories of DESIGN section 6, in report order.
-GPU_CATEGORIES = (
-    "parameters", "gradients", "optimizer_states", "master_weights", "activations", "all_gather_buffers",
-    "reduce_buffers", "logits", "workspace", DELAYED_FREES, "framework",
-)  # fmt: skip
 RANK_0 = "rank_0"  # host memory that only one rank of the job holds
-HOST_CATEGORIES = (
-    "parameters", "gradients", "optimizer_states", "master_weights", "activations", "buffers", "checkpoint", RANK_0,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)

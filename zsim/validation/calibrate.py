@@ -188,15 +188,15 @@ def unfitted(name: str) -> Document | None:
     return None if name == "fitted" else profiles.read(name)
 
 
-def without_device(document: str, base: Reader = unfitted) -> Reader:
+def without_device(document: str) -> Reader:
     """Documents in which devices that build on `document` have none of their own."""
 
     def read(name: str) -> Document | None:
-        found: Document | None = base(name)
+        found = unfitted(name)
         chain, here = [name], found
         while here is not None and (above := here.get("like")):
             chain.append(above)
-            here = base(above)
+            here = unfitted(above)
         return None if document in chain else found
 
     return read

@@ -29,13 +29,12 @@ _OPS = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
 
 @dataclass(frozen=True)
 class Row:
-    """One size. Bytes, seconds, bytes/s; the in-place half is absent from narrow tables."""
+    """One size, out of place. Bytes, seconds, bytes/s."""
 
     nbytes: int
     seconds: float
     algbw: float
     busbw: float
-    in_place_seconds: float | None = None
 
 
 @dataclass
@@ -115,10 +114,9 @@ def _add(table: Table, kinds: list[tuple[str, int]], nbytes: int, redop: str, re
         table.warnings.append(f"row of {nbytes} bytes is cut")
         return
     micro, algbw, busbw = (float(value) for value in values[:3])
-    again = float(values[4]) * 1e-6 if len(values) >= 7 and values[4] != "N/A" else None
     kinds.append((redop, root))
     if nbytes > 0 and micro > 0:
-        table.rows.append(Row(nbytes, micro * 1e-6, algbw * 1e9, busbw * 1e9, again))
+        table.rows.append(Row(nbytes, micro * 1e-6, algbw * 1e9, busbw * 1e9))
 
 
 def _finish(table: Table, kinds: list[tuple[str, int]]) -> None:

@@ -133,12 +133,12 @@ class Trace:
         begins = [(p.start_s if p.launched_s is None else p.launched_s, p) for p in self.slices]
         return [piece for begin, piece in begins if start_s <= begin < end_s]
 
-    def profiled(self, last: bool = True) -> list[Slice]:
-        """Slices launched until the end of the last step (`last=False`: until its start), which are those that
-        HolisticTraceAnalysis takes; all of them where fewer than two steps are marked."""
+    def profiled(self) -> list[Slice]:
+        """Slices launched until the end of the last step, which are those that HolisticTraceAnalysis takes; all of them
+        where fewer than two steps are marked."""
         if len(self.steps) < 2:
             return list(self.slices)
-        until = self.steps[-1].end_s if last else self.steps[-1].start_s
+        until = self.steps[-1].end_s
         if not self.on_device:
             return [piece for piece in self.slices if piece.start_s < until]
         return [piece for piece in self.slices if piece.launched_s is not None and piece.launched_s < until]

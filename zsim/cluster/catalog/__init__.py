@@ -115,7 +115,6 @@ def device(name: str) -> Device:
         memory_bytes=round(entry["memory_gb"] * GB),
         usable_bytes=round(entry["usable_gib"] * GIB),
         memory_bandwidth=entry["memory_gbps"] * GB,
-        sm_count=entry.get("sm_count"),
         architecture=entry["architecture"],
         p2p_pcie=entry["p2p_pcie"],
         unified=entry.get("unified", False),
