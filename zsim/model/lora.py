@@ -77,7 +77,7 @@ def tune(spec: ModelSpec, tuning: Tuning) -> ModelSpec:
     Names are peft's without its prefix `base_model.model.`.
     """
     if not isinstance(spec.arch, Architecture):
-        raise InputError("adapters need a model with layers", accepted="model: a config.json")
+        raise InputError("adapters need a model with layers", field="lora", accepted="model: a config.json")
     if tuning.lora is None:
         raise InputError("quantized weights cannot be trained without adapters", field="quantize", accepted="lora: ...")
     net = Net(spec.arch)

@@ -12,7 +12,9 @@ def triangle(train: int | None, micro: int | None, accum: int | None, ranks: int
     where neither the whole nor the micro-batch is known, or where they do not multiply.
     """
     if train is None and micro is None:
-        raise InputError("neither train_batch_size nor micro_batch is given", accepted="micro_batch: 1")
+        raise InputError(
+            "neither train_batch_size nor micro_batch is given", field="micro_batch", accepted="micro_batch: 1"
+        )
     if train is None:
         assert micro is not None
         return micro, accum or 1

@@ -22,7 +22,7 @@ from zsim.plan.spec import (
 from zsim.plan.version import parse_version
 from zsim.scenario.releases import transformers_release
 from zsim.scenario.saving import saving_of, unsaved
-from zsim.scenario.sequences import FIELD, check_version
+from zsim.scenario.sequences import check_version
 
 if TYPE_CHECKING:
     from zsim.scenario.load import Scenario
@@ -189,10 +189,7 @@ def _deepspeed(
     given["sequence_parallel_size"] = size = scenario.fields.sequence_parallel_size
     notes = _resolve_auto(scenario, model, given)
     version = parse_version(common.get("version", DeepSpeedPlan.__dataclass_fields__["version"].default))
-    try:
-        check_version(version, size)
-    except InputError as error:
-        raise scenario.error((FIELD,), error.message, error.accepted) from None
+    check_version(version, size)
     stage = given.get("stage", 0)
     for side in ("offload_optimizer", "offload_param"):
         _offload(scenario, side, given, stage, version)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from zsim.cluster.spec import Cluster
-from zsim.errors import InputError, NotModeled
+from zsim.errors import NotModeled
 from zsim.model.architecture import Architecture
 from zsim.model.spec import Float8, Images, ModelSpec, Module, Workload, every_nth
 from zsim.plan.batch import triangle
@@ -21,7 +21,7 @@ from zsim.scenario.kinds import FEW, MICRO_STEPS
 from zsim.scenario.pairs import target_of
 from zsim.scenario.plans import build_plan
 from zsim.scenario.releases import attention_of, loss_of, release_of_models, transformers_release
-from zsim.scenario.sequences import FIELD, check_shared, data_parallel_ranks, shared_notes
+from zsim.scenario.sequences import check_shared, data_parallel_ranks, shared_notes
 
 if TYPE_CHECKING:
     from zsim.scenario.load import Scenario
@@ -48,7 +48,8 @@ class Setup:
 
 
 def resolve(scenario: Scenario) -> Setup:
-    """Read what the scenario names. Raises InputError, or NotModeled where a part cannot be simulated."""
+    """Read what the scenario names. Raises InputError, or NotModeled where a part cannot be simulated; one that names a
+    field alone is given its file and line by `Scenario.resolve`."""
     from zsim.model.trace import trace
 
     fields = scenario.fields
@@ -81,31 +82,18 @@ def resolve(scenario: Scenario) -> Setup:
         workspace_bytes=cluster.devices[0].workspace_bytes,
         transformers=release_of_models(release, model.family, fields.framework.name),
     )
-    try:
-        check_shared(model, workload, cluster.world_size, fields.framework.name)
-    except InputError as error:
-        raise scenario.error((error.field or FIELD,), error.message, error.accepted, kind=type(error)) from None
+    check_shared(model, workload, cluster.world_size, fields.framework.name)
     plan, plan_notes, not_modeled = build_plan(scenario, model, cluster.world_size, grad_accum, cluster.gpus_per_node)
     _check_memory(scenario, cluster, plan)
     _check_whole(scenario, plan)
     plan_notes += shared_notes(model, plan, workload)
-    try:
-        workload = under(plan, workload, model)
-    except InputError as error:
-        raise scenario.error((error.field or "kernels",), error.message, error.accepted, kind=type(error)) from None
-    model, plan, shared_experts = _with_experts_shared(scenario, model, plan)
+    workload = under(plan, workload, model)
+    model, plan, shared_experts = _with_experts_shared(model, plan)
     plan_notes += shared_experts
-    try:
-        tree = trace(model, workload)
-    except InputError as error:
-        if error.field and error.field.startswith("float8"):
-            path = tuple(error.field.split("."))
-            raise scenario.error(path, error.message, error.accepted, kind=type(error)) from None
-        raise
     return Setup(
         name=fields.name or Path(scenario.document.file).stem,
         model=model,
-        tree=tree,
+        tree=trace(model, workload),
         workload=workload,
         plan=plan,
         cluster=cluster,
@@ -197,17 +185,13 @@ def _attention(workload: Workload, cluster: Cluster) -> tuple[str, ...]:
     return (f"FlashAttention 2 does not run on {device.name}: torch's memory-efficient kernel in its place",)
 
 
-def _with_experts_shared(scenario: Scenario, model: ModelSpec, plan: AnyPlan) -> tuple[ModelSpec, AnyPlan, list[str]]:
+def _with_experts_shared(model: ModelSpec, plan: AnyPlan) -> tuple[ModelSpec, AnyPlan, list[str]]:
     """The model as one rank of DeepSpeed's AutoEP holds it, the plan, and what is assumed of both."""
     if not (isinstance(plan, DeepSpeedPlan) and plan.autoep_size):
         return model, plan, []
     from zsim.scenario.experts import shared
 
-    try:
-        return shared(model, plan)
-    except InputError as error:
-        path = tuple(error.field.split(".")) if error.field else ("zero", "autoep_size")
-        raise scenario.error(path, error.message, error.accepted, kind=type(error)) from None
+    return shared(model, plan)
 
 
 def _check_memory(scenario: Scenario, cluster: Cluster, plan: AnyPlan) -> None:
@@ -305,13 +289,7 @@ def _tune(scenario: Scenario, model: ModelSpec) -> ModelSpec:
         adapters = Lora(lora.r, targets, lora.alpha, lora.dropout, tuple(lora.exclude), pattern)
     if quantize and quantize.type != "int8" and fields.precision == "fp32":
         raise scenario.error(("quantize",), "4-bit weights are stored in 16-bit elements", "precision: bf16 or fp16")
-    try:
-        model = tune(
-            model, Tuning(adapters, quantize.type if quantize else None, bool(quantize and quantize.double_quant))
-        )
-    except InputError as error:
-        path = tuple(error.field.split(".")) if error.field else ("lora",)
-        raise scenario.error(path, error.message, error.accepted, kind=type(error)) from None
+    model = tune(model, Tuning(adapters, quantize.type if quantize else None, bool(quantize and quantize.double_quant)))
     if fields.framework.name == "ddp":  # loaded in the compute dtype; peft keeps the adapters in float32
         low = TORCH_DTYPE[fields.precision]
         parameters = tuple(p if p.trainable else dataclasses.replace(p, dtype=p.dtype or low) for p in model.parameters)
@@ -358,15 +336,8 @@ def _length(scenario: Scenario, model: ModelSpec) -> list[str]:
 
 def _batch(scenario: Scenario, ranks: int) -> tuple[int, int]:
     fields = scenario.fields
-    try:
-        ranks = data_parallel_ranks(ranks, fields.sequence_parallel_size)
-    except InputError as error:
-        raise scenario.error((FIELD,), error.message, error.accepted) from None
-    try:
-        micro_batch, grad_accum = triangle(fields.train_batch_size, fields.micro_batch, fields.grad_accum, ranks)
-    except InputError as error:
-        path = ("micro_batch",) if fields.train_batch_size is None else ("train_batch_size",)
-        raise scenario.error(path, error.message, error.accepted) from None
+    ranks = data_parallel_ranks(ranks, fields.sequence_parallel_size)
+    micro_batch, grad_accum = triangle(fields.train_batch_size, fields.micro_batch, fields.grad_accum, ranks)
     for name, size, range_ in (("micro_batch", micro_batch, FEW), ("grad_accum", grad_accum, MICRO_STEPS)):
         if size > range_.high:
             raise scenario.error(("train_batch_size",), f"makes {name} {size:,}", f"{name} up to {range_.high:,}")
