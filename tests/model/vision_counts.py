@@ -276,6 +276,19 @@ COUNTS: dict[str, tuple[int, dict[str, Any]]] = {
             },
         },
     ),
+    "GLM-4.5V": (
+        107_710_927_360,
+        {
+            "model_type": "glm4v_moe", "tie_word_embeddings": False,
+            "vision_config": {"model_type": "glm4v_moe", "intermediate_size": 10944},
+            "text_config": {
+                "model_type": "glm4v_moe_text", "hidden_size": 4096, "intermediate_size": 10944,
+                "num_hidden_layers": 46, "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128,
+                "vocab_size": 151552, "moe_intermediate_size": 1408, "n_routed_experts": 128, "num_experts_per_tok": 8,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
     "Llama-4-Scout-17B-16E": (
         108_641_793_536,
         {

@@ -395,7 +395,10 @@ def _other_vision() -> list[Config]:
         **{model: ["vision_tower."] for model in names},
         **{model: ["vision_model."] for model in ("idefics3", "smolvlm", "llama4")},
         "qwen3_vl_moe": ["patch_embed", "pos_embed", "visual.blocks", "deepstack"],
-        "glm4v": ["visual.embeddings", "patch_embed", "visual.blocks", "visual.post", "visual.downsample"],
+        **{
+            model: ["visual.embeddings", "patch_embed", "visual.blocks", "visual.post", "visual.downsample"]
+            for model in ("glm4v", "glm4v_moe")
+        },
         **{model: ["patch_embed", "pos_embed", "visual.blocks"] for model in ("qwen3_5", "qwen3_5_moe")},
     }  # fmt: skip
     found = []

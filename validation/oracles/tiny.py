@@ -123,6 +123,20 @@ TINY_VISION: dict[str, dict[str, Any]] = {
             "image_size": 56,
         },
     },
+    "glm4v_moe": {
+        "image_token_id": 999,
+        "tie_word_embeddings": False,
+        "text_config": _TEXT | {
+            "pad_token_id": 0, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96,
+            "first_k_dense_replace": 1, "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 3, 3],
+            },
+        },
+        "vision_config": {
+            "depth": 4, "hidden_size": 160, "num_heads": 4, "out_hidden_size": 256, "intermediate_size": 400,
+            "image_size": 56,
+        },
+    },
     "llama4": {
         "image_token_index": 999,
         "text_config": _TEXT | {

@@ -31,7 +31,7 @@ RUNS = ((1, 64, 1, "none"), (2, 96, 2, "none"), (2, 96, 2, "full"))  # micro-bat
 FROZEN = {"": (), "tower": ("visual.", "vision_tower.", "vision_model."), "all but projector": ("",)}
 PROJECTOR = ("merger", "projector", "connector", "embed_vision")
 IDEFICS = ("idefics3", "smolvlm")
-GLM = ("glm4v",)  # which takes the grid of packed patches for tensors
+GLM = ("glm4v", "glm4v_moe")  # which takes the grid of packed patches for tensors
 GRIDS = (
     *GLM,
     "qwen2_vl",
@@ -49,11 +49,13 @@ def build(config: dict[str, Any], attention: str) -> Any:
     for part in (made, made.text_config, made.vision_config):
         part._attn_implementation = attention
     made.text_config.use_cache = False
-    if made.model_type in ("qwen3_vl_moe", "qwen3_5_moe"):
+    if made.model_type in ("qwen3_vl_moe", "qwen3_5_moe", "glm4v_moe"):
         made.text_config._experts_implementation = "grouped_mm"
     torch.set_default_dtype(torch.bfloat16)
     model = transformers.AutoModelForImageTextToText.from_config(made).train()
     torch.set_default_dtype(torch.float32)
+    for parameter in model.parameters():  # as in families.py
+        parameter.data = parameter.data.bfloat16()
     return model
 
 

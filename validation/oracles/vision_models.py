@@ -172,6 +172,22 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[int, int]]] = {
         },
         (168, 196),
     ),
+    "glm4v_moe": (
+        BOTH,
+        {
+            "model_type": "glm4v_moe", "text_config": {
+                "model_type": "glm4v_moe_text", **TEXT, "pad_token_id": 0, "n_routed_experts": 8, "n_group": 2,
+                "num_experts_per_tok": 2, "moe_intermediate_size": 48, "first_k_dense_replace": 1, "rope_parameters": {
+                    "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2],
+                },
+            },
+            "vision_config": {
+                "model_type": "glm4v_moe_vision", "depth": 4, "hidden_size": 48, "num_heads": 3, "out_hidden_size": 64,
+                "intermediate_size": 100, "image_size": 56,
+            },
+        },
+        (168, 196),
+    ),
     "llama4": (
         BOTH,
         {

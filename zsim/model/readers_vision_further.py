@@ -118,20 +118,30 @@ def _llama4(fields: Fields, family: str) -> Architecture:
 
 def _glm4v(fields: Fields, family: str) -> Architecture:
     text = read_text(fields, family, ("glm4v_text",), "glm4v_text", read_as="glm4")
-    vision = read_tower(fields, "glm4v_vision", "glm4v")
+    width = text.hidden // text.heads
+    rotary = read_rotary_dim(fields.section("text_config"), width, "partial_rotary_factor", default=1.0)
+    return _with_glm_tower(replace(text, attention_bias=True, head_dim=width, rotary_dim=rotary), fields)
+
+
+def _glm4v_moe(fields: Fields, family: str) -> Architecture:
+    """GLM-4.5V: the text model of GLM-4.5 without norms of queries and keys."""
+    text = read_text(fields, family, ("glm4v_moe_text",), "glm4v_moe_text", read_as="glm4_moe")
+    bias = fields.section("text_config").flag("attention_bias", default=True)
+    return _with_glm_tower(replace(text, attention_bias=bias, qk_norm=""), fields)
+
+
+def _with_glm_tower(text: Architecture, fields: Fields) -> Architecture:
+    vision = read_tower(fields, f"{text.family}_vision", text.family)
     names = {
         "hidden": (("hidden_size",), 1536), "heads": (("num_heads",), 12), "layers": (("depth",), 24),
         "intermediate": (("intermediate_size",), 13696), "activation": "silu",
     }  # fmt: skip
-    blocks = read_blocks(vision, "glm4v_vision", names, lambda layer: LayerKind())
+    blocks = read_blocks(vision, f"{text.family}_vision", names, lambda layer: LayerKind())
     if (out := vision.size("out_hidden_size", default=4096)) != text.hidden:
         vision.fail("out_hidden_size", f"is {out}, and the text model's width {text.hidden}", str(text.hidden))
-    patch, width = read_side(vision, "patch_size", 14), text.hidden // text.heads
+    patch = read_side(vision, "patch_size", 14)
     return replace(
         text,
-        attention_bias=True,
-        head_dim=width,
-        rotary_dim=read_rotary_dim(fields.section("text_config"), width, "partial_rotary_factor", default=1.0),
         vision=Vision(
             replace(blocks, attention_bias=vision.flag("attention_bias", default=False)),
             patch=patch,
@@ -167,4 +177,5 @@ FURTHER: dict[str, Callable[[Fields, str], Architecture]] = {
     "mllama": _mllama,
     "llama4": _llama4,
     "glm4v": _glm4v,
+    "glm4v_moe": _glm4v_moe,
 }

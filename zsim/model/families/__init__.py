@@ -70,7 +70,7 @@ VISION = {
         ("llava", "llava_next", "llava_onevision", "mistral3", "internvl"), ("llava", "LlavaForConditionalGeneration")
     ),
     "llama4": ("llama4_vision", "Llama4ForConditionalGeneration"),
-    "glm4v": ("glm_vision", "Glm4vForConditionalGeneration"),
+    **dict.fromkeys(("glm4v", "glm4v_moe"), ("glm_vision", "Glm4vForConditionalGeneration")),
     "mllama": ("mllama", "MllamaForConditionalGeneration"),
     **dict.fromkeys(("idefics3", "smolvlm"), ("idefics", "IdeficsForConditionalGeneration")),
     **dict.fromkeys(DELTA[3:], ("qwen_next", "Qwen35ForConditionalGeneration")),

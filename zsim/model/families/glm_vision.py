@@ -1,5 +1,6 @@
-"""GLM-4.1V (transformers 5.24, modeling_glm4v.py): Qwen2.5-VL's patches under positions that are sampled from a learned
-grid, merged by a convolution, and GLM-4's text model with positions of time, row and column."""
+"""GLM-4.1V and GLM-4.5V (transformers 5.24, modeling_glm4v.py, modeling_glm4v_moe.py): Qwen2.5-VL's patches under
+positions that are sampled from a learned grid, merged by a convolution, and the text model of GLM-4 or GLM-4.5 with
+positions of time, row and column."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from zsim.model import functional as F
 from zsim.model import pixels
 from zsim.model.architecture import Vision
 from zsim.model.decoder import head, run_block
-from zsim.model.families import glm, llama
+from zsim.model.families import deepseek, glm, llama
+from zsim.model.families.moe_relatives import GlmAttention
 from zsim.model.families.phi import Phi3MLP
 from zsim.model.families.qwen_vision import QwenAttention, QwenPatches, QwenRotary
 from zsim.model.families.towers import Convolution, PositionTable, given
@@ -15,17 +17,20 @@ from zsim.model.families.vlm import MRotary, QwenModel, QwenTextModel, VisionLan
 from zsim.model.graph import Tensor
 from zsim.model.layers import Activation, Blocks, LayerNorm, Linear, Module, Net, RMSNorm
 
+PREFIXES = {"glm4v": "Glm4v", "glm4v_moe": "Glm4vMoe"}
+MLPS = {"Glm4v": "Glm4VisionMlp", "Glm4vMoe": "Glm4vMoeisionMlp"}  # as they are written
 
-def norm(net: Net, width: int) -> RMSNorm:
-    return RMSNorm(net, width, "Glm4vRMSNorm")
+
+def norm(net: Net, prefix: str, width: int) -> RMSNorm:
+    return RMSNorm(net, width, f"{prefix}RMSNorm")
 
 
 class TowerMLP(Module):
     kind = "activation"
-    class_name = "Glm4VisionMlp"
 
-    def __init__(self, net: Net, width: int) -> None:
+    def __init__(self, net: Net, prefix: str, width: int) -> None:
         super().__init__(net)
+        self.class_name = MLPS[prefix]
         self.gate_proj = Linear(net, net.arch.hidden, width)
         self.up_proj = Linear(net, net.arch.hidden, width)
         self.down_proj = Linear(net, width, net.arch.hidden)
@@ -37,15 +42,15 @@ class TowerMLP(Module):
 
 class TowerBlock(Module):
     kind = "residual"
-    class_name = "Glm4vVisionBlock"
 
-    def __init__(self, net: Net, vision: Vision, width: int) -> None:
+    def __init__(self, net: Net, vision: Vision, prefix: str, width: int) -> None:
         super().__init__(net)
-        self.norm1, self.norm2 = norm(net, net.arch.hidden), norm(net, net.arch.hidden)
-        self.attn = QwenAttention(net, vision, "Glm4vVisionAttention", windowed=False)
+        self.class_name = f"{prefix}VisionBlock"
+        self.norm1, self.norm2 = norm(net, prefix, net.arch.hidden), norm(net, prefix, net.arch.hidden)
+        self.attn = QwenAttention(net, vision, f"{prefix}VisionAttention", windowed=False)
         self.attn.qkv = Linear(net, net.arch.hidden, 3 * net.arch.hidden, net.arch.attention_bias)
         self.attn.proj = Linear(net, net.arch.hidden, net.arch.hidden)
-        self.mlp = TowerMLP(net, width)
+        self.mlp = TowerMLP(net, prefix, width)
 
     def forward(self, x: Tensor, *tables: Tensor) -> Tensor:
         x = F.add(x, self.attn(self.norm1(x), *tables))
@@ -56,11 +61,10 @@ class Embeddings(Module):
     """Positions between those of a square of them, for every patch."""
 
     kind = "embedding"
-    class_name = "Glm4vVisionEmbeddings"
 
-    def __init__(self, net: Net, vision: Vision) -> None:
+    def __init__(self, net: Net, vision: Vision, prefix: str) -> None:
         super().__init__(net)
-        self.side = vision.positions
+        self.class_name, self.side = f"{prefix}VisionEmbeddings", vision.positions
         self.position_embedding = PositionTable(net, self.side**2, net.arch.hidden)
 
     def forward(self, x: Tensor, images: int) -> Tensor:
@@ -82,11 +86,10 @@ class Embeddings(Module):
 
 class Merger(Module):
     kind = "activation"
-    class_name = "Glm4vVisionPatchMerger"
 
-    def __init__(self, net: Net, width: int) -> None:
+    def __init__(self, net: Net, prefix: str, width: int) -> None:
         super().__init__(net)
-        between = net.arch.intermediate
+        self.class_name, between = f"{prefix}VisionPatchMerger", net.arch.intermediate
         self.proj = Linear(net, width, width)
         self.post_projection_norm = LayerNorm(net, width)
         self.gate_proj = Linear(net, width, between)
@@ -103,19 +106,19 @@ class Merger(Module):
 
 class Tower(Module):
     kind = "copy"
-    class_name = "Glm4vVisionModel"
 
-    def __init__(self, net: Net, vision: Vision, width: int) -> None:
+    def __init__(self, net: Net, vision: Vision, prefix: str, width: int) -> None:
         super().__init__(net)
+        self.class_name = f"{prefix}VisionModel"
         self.vision, self.width, hidden = vision, width, net.arch.hidden
-        self.embeddings = Embeddings(net, vision)
-        self.patch_embed = QwenPatches(net, vision, "Glm4vVisionPatchEmbed", bias=True)
-        self.rotary_pos_emb = QwenRotary(net, "Glm4vVisionRotaryEmbedding")
-        self.blocks = Blocks(net, net.arch.kinds, lambda _index: TowerBlock(net, vision, width))
-        self.merger = Merger(net, width)
-        self.post_conv_layernorm = norm(net, hidden)
+        self.embeddings = Embeddings(net, vision, prefix)
+        self.patch_embed = QwenPatches(net, vision, f"{prefix}VisionPatchEmbed", bias=True)
+        self.rotary_pos_emb = QwenRotary(net, f"{prefix}VisionRotaryEmbedding")
+        self.blocks = Blocks(net, net.arch.kinds, lambda _index: TowerBlock(net, vision, prefix, width))
+        self.merger = Merger(net, prefix, width)
+        self.post_conv_layernorm = norm(net, prefix, hidden)
         self.downsample = Convolution(net, "Conv2d", (hidden, vision.merge, vision.merge), width, bias=True)
-        self.post_layernorm = norm(net, hidden)
+        self.post_layernorm = norm(net, prefix, hidden)
 
     def forward(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
         net, merge, patches = self.net, self.vision.merge, pixel_values.shape[0]
@@ -164,28 +167,36 @@ class TextBlock(glm.Glm4Block):
         return mlp
 
 
+class ExpertsBlock(llama.Block):
+    def attention(self, prefix: str, index: int) -> llama.Attention:
+        return GlmAttention(self.net, prefix, index)
+
+    def feed_forward(self, prefix: str, index: int) -> Module:
+        return deepseek.MoE(self.net, prefix) if self.net.arch.kinds[index].sparse else llama.MLP(self.net, prefix)
+
+
 class TextModel(QwenTextModel):
-    def __init__(self, net: Net) -> None:
-        super().__init__(net, "Glm4vText")
-        self.class_name, self.norm.class_name = "Glm4vTextModel", "Glm4vRMSNorm"
-        self.rotary_emb = MRotary(net, net.arch.rotary_dim or net.arch.head_dim, "Glm4vTextRotaryEmbedding")
+    def __init__(self, net: Net, prefix: str) -> None:
+        super().__init__(net, f"{prefix}Text")
+        self.class_name, self.norm.class_name = f"{prefix}TextModel", f"{prefix}RMSNorm"
+        self.rotary_emb = MRotary(net, net.arch.rotary_dim or net.arch.head_dim, f"{prefix}TextRotaryEmbedding")
 
     def block(self, prefix: str, index: int) -> Module:
-        return TextBlock(self.net, prefix, index)
+        return (ExpertsBlock if self.net.arch.moe else TextBlock)(self.net, prefix, index)
 
 
 class GlmModel(QwenModel):
-    def __init__(self, net: Net) -> None:
+    def __init__(self, net: Net, prefix: str) -> None:
         Module.__init__(self, net)
-        self.class_name = "Glm4vModel"
-        self.visual = Tower(net.tower(), vision_of(net), net.arch.hidden)
-        self.language_model = TextModel(net)
+        self.class_name = f"{prefix}Model"
+        self.visual = Tower(net.tower(), vision_of(net), prefix, net.arch.hidden)
+        self.language_model = TextModel(net, prefix)
 
 
 class Glm4vForConditionalGeneration(VisionLanguageModel):
-    class_name = "Glm4vForConditionalGeneration"
-
     def __init__(self, net: Net) -> None:
         super().__init__(net)
-        self.model = GlmModel(net)
+        prefix = PREFIXES[net.arch.family]
+        self.class_name = f"{prefix}ForConditionalGeneration"
+        self.model = GlmModel(net, prefix)
         self.lm_head = head(net, self.model.language_model.embed_tokens)
