@@ -97,14 +97,6 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {  # as transformers 5.24 has th
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_parameters_of_published_models(name: str):
-    count, config = MODELS[name]
-    spec = from_config(config, name)
-    assert spec.numel == count
-    trace(spec, Workload(1, 128))
-
-
 @pytest.mark.parametrize(("seq", "chunks"), [(128, 1), (512, 4), (513, 5)])
 def test_what_is_computed_within_and_between_chunks(seq: int, chunks: int):
     """Products in float32, padded to whole chunks, of all chunks and heads at once."""

@@ -74,14 +74,6 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_parameters_of_published_models(name: str):
-    count, config = MODELS[name]
-    spec = from_config(config, name)
-    assert spec.numel == count
-    trace(spec, Workload(1, 128))
-
-
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "ettin-decoder-150m"])
 def test_another_head_is_refused(name: str):
     with pytest.raises(NotModeled, match="ForSequenceClassification"):

@@ -16,14 +16,6 @@ from zsim.model.spec import Workload
 from zsim.model.trace import trace
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_parameters_of_published_models(name: str):
-    count, config = MODELS[name]
-    spec = from_config(config, name)
-    assert spec.numel == count
-    trace(spec, Workload(1, 128))
-
-
 def test_causal_masks_of_gpt_neo_are_buffers():
     """2 048 x 2 048 booleans in every layer."""
     assert from_config(MODELS["GPT-Neo-1.3B"][1], "neo").buffers_bytes == 24 * 2048**2
