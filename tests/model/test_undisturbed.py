@@ -111,7 +111,7 @@ def test_frames_in_a_cycle_that_the_collector_frees(clean: Module) -> None:
             cycle: list[Any] = [frame]
             cycle.append(cycle)
             bin_of_cycles.append(cycle)
-        elif event == "call" and frame.f_code.co_name == "backward":
+        elif bin_of_cycles and event == "call" and frame.f_code.co_name == "backward":
             bin_of_cycles.clear()
             gc.collect()
 

@@ -6,24 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from zsim.model.huggingface import from_config
+from tests.program.small_job import MODEL, RANKS, TREE, WORKLOAD, P, most
 from zsim.model.lora import Lora, Tuning, tune
-from zsim.model.spec import ModelSpec, Module, Workload
+from zsim.model.spec import ModelSpec, Module
 from zsim.model.trace import trace
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Saving
-from zsim.program.ops import RANK_0, Alloc, Free
 from zsim.program.saving import RESUMING, STATES, WEIGHTS, Moment, moments
 
-SHAPE = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 4000,
-}  # fmt: skip
-MODEL = from_config(SHAPE, "tiny")
-WORKLOAD = Workload(1, 32)
-TREE = trace(MODEL, WORKLOAD)
 ADAPTERS = tune(MODEL, Tuning(Lora(8, ("q_proj",))))
-P = MODEL.numel
-RANKS = 4
 
 
 def found(plan: AnyPlan, model: ModelSpec = MODEL, tree: Module = TREE, **saving: object) -> dict[str, Moment]:
@@ -32,17 +22,7 @@ def found(plan: AnyPlan, model: ModelSpec = MODEL, tree: Module = TREE, **saving
 
 
 def peak(moment: Moment, device: str, rank: int = 0) -> int:
-    live: dict[str, int] = {}
-    levels = [0]
-    for instruction in moment.instructions:
-        if isinstance(instruction, Alloc):
-            here = instruction.device == device and (rank == 0 or instruction.category != RANK_0)
-            live[instruction.key] = instruction.nbytes if here else 0
-        else:
-            assert isinstance(instruction, Free)
-            del live[instruction.key]
-        levels.append(sum(live.values()))
-    return max(levels)
+    return most(moment.instructions, device, rank)
 
 
 def near(nbytes: float) -> object:

@@ -6,36 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from zsim.model.huggingface import from_config
-from zsim.model.spec import Workload
-from zsim.model.trace import trace
+from tests.program.small_job import MODEL, RANKS, TREE, WORKLOAD, P, most
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
 from zsim.program.lower import lower
-from zsim.program.ops import RANK_0, Alloc, Free
-
-SHAPE = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 4000,
-}  # fmt: skip
-MODEL = from_config(SHAPE, "tiny")
-WORKLOAD = Workload(1, 32)
-TREE = trace(MODEL, WORKLOAD)
-P = MODEL.numel
-RANKS = 4
 
 
 def peak(plan: AnyPlan, device: str, rank: int = 0) -> int:
     """Of the init program, bytes on a device of one rank."""
-    live: dict[str, int] = {}
-    most = 0
-    for instruction in lower(MODEL, TREE, plan, WORKLOAD, steps=1).init:
-        if isinstance(instruction, Alloc):
-            here = instruction.device == device and (rank == 0 or instruction.category != RANK_0)
-            live[instruction.key] = instruction.nbytes if here else 0
-        elif isinstance(instruction, Free):
-            del live[instruction.key]
-        most = max(most, sum(live.values()))
-    return most
+    return most(lower(MODEL, TREE, plan, WORKLOAD, steps=1).init, device, rank)
 
 
 @pytest.mark.parametrize("stage", [1, 2])
