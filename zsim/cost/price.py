@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from zsim.cluster.spec import Cluster, Device
 from zsim.cost import attention, collectives, copies, gemm, host, memory
-from zsim.cost.measured import Measured, MeasuredCopy, local_loads
 from zsim.cost.profile import Profile
 from zsim.cost.transfer import Transfer
 from zsim.errors import NotModeled
 from zsim.model.kernels import Attention, Gemm, Kernel
 from zsim.program.ops import Collective, Compute, Copy, CpuWork, HostWork, Op
+
+if TYPE_CHECKING:
+    from zsim.cost.measured import Measured, MeasuredCopy
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -111,6 +114,8 @@ class Price:
         return measured.transfer(work.kind, base, ranks, len(groups), 1 / per_byte if per_byte else float("inf"))
 
     def _copy_as_measured(self, measured: MeasuredCopy, work: Copy, rank: int, base: Transfer) -> Transfer:
+        from zsim.cost.measured import local_loads
+
         node = self.cluster.places[rank][0]
         each = [
             local_loads(copies.lay(self.cluster, work, (other,)), self.link_capacity)

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from zsim.cost.measured import Measured, MeasuredCopy, read_copies, read_measured
+if TYPE_CHECKING:
+    from zsim.cost.measured import Measured, MeasuredCopy
 
 PROFILES = Path(__file__).parent / "profiles"
 Document = Mapping[str, Any]
@@ -199,6 +200,7 @@ def _load_file(device: str, path: Path) -> Profile:
     """A calibrated profile: `values` over the device's own and fitted ones, `host` over the stack `base`."""
     import yaml
 
+    from zsim.cost.measured import read_copies, read_measured
     from zsim.errors import InputError
 
     accepted = "a file that `zsim calibrate` wrote"

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.model.kernels import DTYPE_BYTES
-from zsim.model.lora import quantization_bytes
 from zsim.model.spec import ModelSpec
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan
 from zsim.plan.version import parse_version
@@ -52,9 +51,12 @@ def with_startup(program: Program, model: ModelSpec, plan: AnyPlan) -> Program:
 
 def _scales(model: ModelSpec, plan: AnyPlan) -> list[Instruction]:
     """Of quantized weights, for good; FSDP and DDP count all buffers."""
-    quantized = quantization_bytes(model.parameters, model.tuning) if model.tuning else 0
-    found = quantized and isinstance(plan, DeepSpeedPlan)
-    return [Alloc("scales of quantized weights", "parameters", quantized)] if found else []
+    if model.tuning is None or not isinstance(plan, DeepSpeedPlan):
+        return []
+    from zsim.model.lora import quantization_bytes
+
+    quantized = quantization_bytes(model.parameters, model.tuning)
+    return [Alloc("scales of quantized weights", "parameters", quantized)] if quantized else []
 
 
 def _loaded_bytes(model: ModelSpec, plan: AnyPlan) -> int:
