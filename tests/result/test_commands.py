@@ -176,6 +176,7 @@ def test_explain_says_what_would_help(capsys, scenario, tmp_path):
     [
         "framework: deepspeed\nzero: {stage: 3, offload_optimizer: cpu}\nmicro_batch: 1",
         "framework: deepspeed\nzero: {stage: 1}\nmicro_batch: 2",
+        "framework: deepspeed\nzero: {stage: 2}\nmicro_batch: 1\nkernels: flash-attn",  # which stage 3 cannot have
         "framework: fsdp2\nmicro_batch: 1",
         "framework: fsdp1\nmicro_batch: 1",
     ],

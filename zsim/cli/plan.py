@@ -47,7 +47,7 @@ def plan(
     from zsim.sweep import advice, executors, planner
     from zsim.sweep.choices import by_cost, by_time
 
-    base, machines = _base(scenario, model, seq_len, cluster, set_), []
+    base = _base(scenario, model, seq_len, cluster, set_)
     machines = _machines(base, cluster, nodes)
     batch = global_batch or _global_batch(base, machines)
     usable = [machine for machine in machines if machine.per_group(batch)]
@@ -109,7 +109,7 @@ def _base(
 
 def _machines(base: Document, clusters: list[str], nodes: str | None) -> list[Machine]:
     """Every cluster with every number of nodes."""
-    from zsim.scenario.resolve import _cluster
+    from zsim.scenario.resolve import cluster_of
     from zsim.sweep.expression import field
     from zsim.sweep.grid import values_of
     from zsim.sweep.space import Machine
@@ -136,7 +136,7 @@ def _machines(base: Document, clusters: list[str], nodes: str | None) -> list[Ma
         if not path.exists():
             raise InputError("no such topology", path)
         for count in counts:
-            read = _cluster(path, count)
+            read = cluster_of(path, count)
             per_node = min(read.gpus_per_node, read.world_size)
             machines.append(Machine(path, count, read.world_size, per_node, price, read.cores_per_gpu, sharing))
     return machines

@@ -62,8 +62,9 @@ def change(result: Result, variant: Variant, *, if_it_fits: bool = False) -> Cha
 
     `if_it_fits`: also None, and no clock runs, where its allocations alone are more than there is.
     """
-    setup = replace(variant.setup, workload=under(variant.setup.plan, variant.setup.workload, variant.setup.model))
+    setup = variant.setup
     try:
+        setup = replace(setup, workload=under(setup.plan, setup.workload, setup.model))
         if setup.workload != result.setup.workload:
             setup = replace(setup, tree=trace(setup.model, setup.workload))
         same = variant.same_program

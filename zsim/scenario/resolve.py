@@ -54,7 +54,7 @@ def resolve(scenario: Scenario) -> Setup:
 
     fields = scenario.fields
     topology = _file(scenario, "cluster", fields.cluster.topology)
-    cluster = _cluster(topology, fields.cluster.nodes)
+    cluster = cluster_of(topology, fields.cluster.nodes)
     model, config = _model(scenario)
     micro_batch, grad_accum = _batch(scenario, cluster.world_size)
     images, image_notes, waits = _images(scenario, model)
@@ -243,7 +243,7 @@ def _profile(scenario: Scenario) -> str:
     return str(_file(scenario, "profile", name)) if name.endswith((".yaml", ".yml")) else name
 
 
-def _cluster(topology: Path, nodes: int | None) -> Cluster:
+def cluster_of(topology: Path, nodes: int | None) -> Cluster:
     """From a topology file, or from what nvidia-smi, rocm-smi or NCCL printed."""
     if topology.suffix in (".yaml", ".yml"):
         from zsim.cluster.load import load_topology
