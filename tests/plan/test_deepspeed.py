@@ -274,3 +274,12 @@ def test_keys_of_a_section_that_stand_outside_of_it_and_numbers_as_text() -> Non
     )
     assert any("did you mean zero_optimization.offload_optimizer?" in note for note in reading.notes)
     assert ("zero", "overlap_comm") not in reading.fields
+
+
+@pytest.mark.parametrize(("value", "impl"), [("torch_impl", "foreach"), (True, "foreach"), (False, None), ("", None)])
+def test_torch_adam_is_whatever_python_takes_for_true(value: Any, impl: str | None) -> None:
+    """engine.py, _configure_basic_optimizer: `if torch_adam`, which nothing checks before."""
+    optimizer = {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": value}}
+    data = {"train_micro_batch_size_per_gpu": 1, "optimizer": optimizer}
+    fields = read_document(Document("ds.json", data)).fields
+    assert fields.get(("optimizer", "impl")) == impl

@@ -102,6 +102,8 @@ class Keys:
                 path, f"{value} is a list of values to tune; one is needed", accepted=KINDS[key.kind]
             )
         section = full.rpartition(".")[0]
+        if section == "optimizer.params" and key.kind is bool:  # Python's `if`: "torch_impl" is true, and "false" too
+            return bool(value)
         try:
             return coerce(value, float if key.kind is int and self.lenient(section) else key.kind)
         except ValueError:
