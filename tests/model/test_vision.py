@@ -121,6 +121,32 @@ def test_parameters_of_published_models(name: str):
     assert from_config(config, name).numel == count
 
 
+# Whether transformers 5.24 ties the output projection, by what the whole configuration and its text_config say of it.
+_SAID = ((True, True), (True, False), (False, True), (False, None), (None, True), (None, None))
+TIED = {
+    **dict.fromkeys(("LLaVA-1.5-7B", "LLaVA-OneVision-7B", "GLM-4.1V-9B"), (True, True, True, False, True, False)),
+    **dict.fromkeys(
+        ("Qwen3-VL-8B", "Qwen3-VL-30B-A3B", "Qwen3.5-9B", "SmolVLM-Instruct", "LLaVA-v1.6-Mistral-7B"),
+        (True, True, False, False, False, False),
+    ),
+    **dict.fromkeys(
+        ("Gemma-3-4B", "PaliGemma-3B", "Mistral-Small-3.1-24B", "InternVL3-8B"), (True, True, False, False, True, True)
+    ),
+    "Llama-4-Scout-17B-16E": (True, False, True, False, True, False),
+}
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_which_of_two_configurations_ties_the_output_projection(name: str):
+    config = COUNTS[name][1]
+    for (whole, text), tied in zip(_SAID, TIED[name], strict=True):
+        changed = {key: value for key, value in config.items() if key != "tie_word_embeddings"}
+        inner = {key: value for key, value in config["text_config"].items() if key != "tie_word_embeddings"}
+        changed |= {"tie_word_embeddings": whole} if whole is not None else {}
+        inner |= {"tie_word_embeddings": text} if text is not None else {}
+        assert from_config(changed | {"text_config": inner}, name).arch.tied is tied, (whole, text)
+
+
 def test_the_shipped_model_has_the_published_count():
     shipped = Path(__file__).parents[2] / "scenarios" / "models" / "qwen2.5-vl-7b"
     assert read_config(shipped).numel == 8_292_166_656

@@ -24,6 +24,10 @@ _SIZES: dict[str, dict[str, int]] = {
     },
 }  # fmt: skip
 
+# transformers 5.24: whose output projection is tied where either configuration says so. Llama 4 goes by its text model's,
+# all others by that of the whole.
+_TIED_BY_EITHER = ("llava", "llava_onevision", "glm4v", "qwen2_vl", "qwen2_5_vl")
+
 
 def read_text(
     fields: Fields, family: str, names: tuple[str, ...], default: str, read_as: str | None = None, tied: bool = False
@@ -36,8 +40,9 @@ def read_text(
     if text is not fields:
         text = text.over(_SIZES.get(kind, {}))
     arch = READERS[read_as or kind](text, read_as or kind)
-    tied = fields.flag("tie_word_embeddings", default=tied) or text.flag("tie_word_embeddings", default=False)
-    return replace(arch, family=family, tied=tied)
+    own, whole = text.flag("tie_word_embeddings", default=False), fields.flag("tie_word_embeddings", default=tied)
+    ties = own if family == "llama4" else (own or whole) if family in _TIED_BY_EITHER else whole
+    return replace(arch, family=family, tied=ties)
 
 
 def read_blocks(vision: Fields, family: str, names: dict[str, Any], kinds: Callable[[int], LayerKind]) -> Architecture:
