@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.plan.recipes import read, read_file, said
-from zsim.errors import NotModeled
-from zsim.plan.reading import FP32_ASSUMED
+from zsim.errors import InputError, NotModeled
+from zsim.plan.reading import FP32_ASSUMED, NOT_ENABLED
 
 BASE = {"model_name_or_path": "m", "per_device_train_batch_size": 1}
 
@@ -107,6 +107,30 @@ def test_the_trainers_flag_goes_before_no_mixed_precision_of_accelerate(turn: bo
     first.include(second)
     assert said(first)["precision"] == "bf16"
     assert FP32_ASSUMED not in first.notes
+
+
+def test_precision_that_deepspeeds_file_leaves_out_is_the_trainers(tmp_path: Path) -> None:
+    """accelerate state.py and dataclasses.py, set_mixed_precision, which adds a section that is not there."""
+    file = tmp_path / "ds.json"
+    file.write_text('{"zero_optimization": {"stage": 2}}')
+    reading = trainer({"bf16": True, "deepspeed": str(file)})
+    assert said(reading)["precision"] == "bf16"
+    assert NOT_ENABLED not in reading.notes
+    without = trainer({"deepspeed": str(file)})
+    assert said(without)["precision"] == "fp32"
+    assert NOT_ENABLED in without.notes
+    file.write_text('{"zero_optimization": {"stage": 2}, "bf16": {"enabled": false}}')
+    with pytest.raises(InputError, match="precision is fp32"):
+        trainer({"bf16": True, "deepspeed": str(file)})
+
+
+def test_accelerate_and_deepspeeds_file_in_two_types(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "fp16": {"enabled": true}}')
+    section = {"deepspeed_config_file": str(tmp_path / "ds.json")}
+    data = {"distributed_type": "DEEPSPEED", "deepspeed_config": section}
+    assert said(read("accelerate", data | {"mixed_precision": "no"}))["precision"] == "fp16"
+    with pytest.raises(InputError, match="bf16 next to fp16"):
+        read("accelerate", data | {"mixed_precision": "bf16"})
 
 
 @pytest.mark.parametrize(

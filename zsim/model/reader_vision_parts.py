@@ -24,8 +24,8 @@ _SIZES: dict[str, dict[str, int]] = {
     },
 }  # fmt: skip
 
-# transformers 5.24: whose output projection is tied where either configuration says so. Llama 4 goes by its text model's,
-# all others by that of the whole.
+# transformers 5.24: whose output projection is tied where either configuration says so. Llama 4 goes by its text
+# model's, all others by that of the whole.
 _TIED_BY_EITHER = ("llava", "llava_onevision", "glm4v", "qwen2_vl", "qwen2_5_vl")
 
 

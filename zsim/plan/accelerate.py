@@ -10,7 +10,7 @@ from zsim.plan.document import Document, nearest, subsection
 from zsim.plan.float8 import read_ao
 from zsim.plan.fsdp_args import read_fsdp
 from zsim.plan.parallelism import Sizes
-from zsim.plan.reading import FP32_ASSUMED, Reading
+from zsim.plan.reading import FP32_ASSUMED, NOT_ENABLED, Reading
 from zsim.plan.recipe import Recipe, as_flag
 from zsim.plan.spec import LEAF_CLASSES
 
@@ -112,8 +112,13 @@ def _precision(recipe: Recipe) -> None:
     if value not in ("no", "fp16", "bf16"):
         raise recipe.error(("mixed_precision",), f"{value!r} is not known", "bf16, fp16, no, fp8")
     fields = recipe.reading.fields
+    own = fields.get(("precision",))
+    if value != "no" and own in ("bf16", "fp16") and own != value:  # dataclasses.py, set_mixed_precision
+        why = f"{value} next to {own} in DeepSpeed's file, which accelerate refuses"
+        raise recipe.error(("mixed_precision",), why, f"{own}, no")
     if value != "no":
         recipe.set("precision", value, "mixed_precision")
+        recipe.reading.notes = [text for text in recipe.reading.notes if text != NOT_ENABLED]
     elif any(what.startswith("deepspeed_config") for what in recipe.reading.missing):
         recipe.reading.lacks("precision", "(no mixed_precision here, and DeepSpeed's file is not there)")
     elif ("precision",) not in fields:

@@ -10,7 +10,7 @@ from zsim.plan.deepspeed_keys import ALIASES, SECTIONS, USED
 from zsim.plan.deepspeed_walk import AUTO, OPTIMIZERS, Keys
 from zsim.plan.document import Document, Path_, dotted, read_text
 from zsim.plan.hjson import parse_hjson
-from zsim.plan.reading import Reading
+from zsim.plan.reading import NOT_ENABLED, Reading
 from zsim.plan.spec import TORCH_DTYPE
 from zsim.plan.values import leaves
 from zsim.plan.version import VERSION, parse_version
@@ -221,7 +221,9 @@ class _Reader(Keys):
             self.reading.lacks("precision", f"(auto: the Trainer's {arguments})")
         else:
             self.set(("precision",), "fp32", f"{section}.enabled" if bf16 is not None else "fp16.enabled")
-            self.reading.notes.append("neither bf16 nor fp16 is enabled: fp32")
+            self.reading.notes.append(NOT_ENABLED)
+            if bf16 is None:  # accelerate state.py, set_mixed_precision: what is not there is the Trainer's to add
+                self.reading.defaults.add(("precision",))
         for name in ("check_grad_overflow", *LOW_PRECISION_STATES):
             value = self.values.get(f"{section}.{name}")
             if bf16 is True and value not in (None, AUTO) and self.in_release(section, name):

@@ -9,6 +9,7 @@ from zsim.plan.document import Document, Path_, Place, dotted
 
 NOT_SHARDED = "neither deepspeed nor fsdp: DistributedDataParallel"
 LOADED_IN = "the model is loaded in {} and trained without master weights"
+NOT_ENABLED = "neither bf16 nor fp16 is enabled: fp32"
 FP32_ASSUMED = "no mixed precision: the model trains in the type it is loaded in; fp32 assumed"
 
 
@@ -70,7 +71,7 @@ class Reading:
             loaded = [LOADED_IN.format(dtype) for dtype in ("bf16", "bfloat16", "float16")]
             self.notes = [text for text in self.notes if text not in (NOT_SHARDED, *loaded)]
         if self.fields.get(("precision",)) != "fp32":
-            self.notes = [text for text in self.notes if text != FP32_ASSUMED]
+            self.notes = [text for text in self.notes if text not in (FP32_ASSUMED, NOT_ENABLED)]
         self.without_effect += other.without_effect
         self.not_modeled += other.not_modeled
         self.ranks = self.ranks or other.ranks
