@@ -21,6 +21,7 @@ from validation.oracles.configuration_parts import (
     zero_of,
 )
 from validation.oracles.configurations_deepspeed import deepspeed_configurations
+from validation.oracles.configurations_experts import expert_module_configurations
 from validation.oracles.configurations_hybrid import hybrid_configurations
 from validation.oracles.tiny_gemma import GEMMA4_EXPERTS, GEMMA4_KEYS, GEMMA4_LARGE, GEMMA4_SOUND
 from validation.oracles.tiny_relatives import TINY_ENCODERS
@@ -43,6 +44,7 @@ def configurations() -> list[Config]:
         *_pairs(),
         *_further(),
         *hybrid_configurations(),
+        *expert_module_configurations(),
     ]
 
 

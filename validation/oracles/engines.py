@@ -35,6 +35,10 @@ def _build(recorder: Watcher, config: Config) -> tuple[torch.nn.Module, dict[str
     attention = config.get("attention", "sdpa")
     if "sequence_parallel" in config:
         attention = ulysses.attention_name(attention)
+    if config.get("experts") == "modules":
+        from validation.oracles import expert_modules
+
+        torch.topk = expert_modules.dealt
     model, settings = models.build(config["model"], dtype, attention, **config.get("over", {}))
     if "lora" in config:
         models.adapt(model, config["lora"])

@@ -31,7 +31,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from transformers import masking_utils as masking
-from transformers.initialization import TORCH_INIT_FUNCTIONS
 
 from validation.oracles.family_configs import CONFIGS, ENCODERS, EXPERTS
 from validation.oracles.memory import flash_attention, use_flash_attention
@@ -72,6 +71,8 @@ class Follow(TorchDispatchMode):
 
 def build(config: dict[str, Any], attention: str) -> Any:
     """The model in bfloat16, in training mode."""
+    from transformers.initialization import TORCH_INIT_FUNCTIONS
+
     fields = dict(config)
     made = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
     made._attn_implementation, made.use_cache = "sdpa" if attention == "padded" else attention, False

@@ -41,6 +41,7 @@ from validation.oracles import (
     engines,
     record,  # sets the environment before torch is loaded
 )
+from validation.oracles.configurations_experts import NO_LEAVES
 from zsim.plan.version import VERSION
 
 Config = engines.Config
@@ -50,6 +51,8 @@ NARROW = {
     "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 128,
     "max_position_embeddings": 64,
 }  # fmt: skip
+# 32 experts, each a module: under transformers 4.57 (configurations_experts.py).
+NARROW_EXPERTS = NARROW | {"head_dim": 16, "moe_intermediate_size": 32, "num_experts": 32, "num_experts_per_tok": 2}
 NARROW_GPT2 = {"n_embd": 32, "n_head": 2, "vocab_size": 128, "n_positions": 64}
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -132,6 +135,9 @@ def configurations() -> list[Config]:
         _zero("test_zero3_ckpt_5", 5, 3, use="test", ckpt=True),
         _zero("test_zero3_lora_ckpt_5", 5, 3, use="test", ckpt=True, lora={"r": 4, "targets": PROJECTIONS}),
         _zero("test_zero3_gpt2_5", 5, 3, "gpt2", use="test"),
+        _make("test_experts_ckpt_2", 2, "qwen3_moe", use="test", experts="modules", ckpt=True),
+        _zero("test_zero3_experts_2", 2, 3, "qwen3_moe", use="test", experts="modules"),
+        _zero("test_zero3_experts_ckpt_2", 2, 3, "qwen3_moe", use="test", experts="modules", ckpt=True),
     ]  # fmt: skip
     return found
 
@@ -142,6 +148,8 @@ def _make(
     size = NARROW_GPT2 | {"n_layer": layers} if model == "gpt2" else NARROW | {"num_hidden_layers": layers}
     if model == "qwen3":
         size = size | {"head_dim": 16}
+    if model == "qwen3_moe":
+        size = NARROW_EXPERTS | {"num_hidden_layers": layers}
     fsdp = {"fsdp2": {"mp": False}, "fsdp1": {"param_dtype": "float32", "reduce_dtype": "float32"}}
     settings = {"fsdp": fsdp[engine]} if engine in fsdp else {}
     return {
@@ -161,6 +169,8 @@ def _zero(name: str, layers: int, stage: int, model: str = "llama", ga: int = 1,
     }
     if stage == 3:
         ds["zero_optimization"] |= {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
+    if model == "qwen3_moe":
+        ds["zero_optimization"] |= NO_LEAVES
     return _make(name, layers, model, engine="ds", world=2, ds=ds, **more)
 
 

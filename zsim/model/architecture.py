@@ -20,6 +20,8 @@ class Moe:
     groups: int = 0  # of experts, of which a token's choice is limited to the best few (DeepSeek); 0: any
     bias: bool = False  # of experts, which takes part in their choice alone (LFM2)
     latent: int = 0  # width that tokens are projected to before them (Nemotron-H); 0: they are not
+    # A module for each, as transformers before 5 had them: "all" are called, or those that were "hit". "": one for all
+    modules: str = ""
 
 
 @dataclass(frozen=True, slots=True)

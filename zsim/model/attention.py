@@ -26,7 +26,9 @@ class Rotary(Module):
         self.dim, self.class_name = dim, class_name
 
     def buffers_bytes(self) -> int:
-        return 2 * (self.dim // 2) * 4
+        moe = self.net.arch.moe
+        copies = 1 if moe and moe.modules else 2  # the original frequencies are kept, too, since transformers 5
+        return copies * (self.dim // 2) * 4
 
     def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         s, d = positions.shape[-1], self.dim

@@ -46,6 +46,9 @@ def converted(model: ModelSpec, size: int, *, renumbered: bool = False) -> Model
     arch = cast(Architecture, model.arch)
     if arch.moe is None:
         raise InputError(f"{model.name} has no experts", field=FIELD, accepted="null")
+    if arch.moe.modules:
+        why = "expert parallelism (AutoEP) of experts that are modules"
+        raise NotModeled(why, field=FIELD, accepted="null; or framework.transformers: 5.0 or later")
     if arch.family not in FAMILIES:
         accepted = f"one of {', '.join(FAMILIES)}, or no expert parallelism"
         raise NotModeled(f"expert parallelism (AutoEP) of {arch.family}", field=FIELD, accepted=accepted)

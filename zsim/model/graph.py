@@ -192,7 +192,7 @@ class Call:
 
     def __init__(self, module: Any, reached: bool) -> None:
         self.module, self.reached = module, reached  # what it is called with requires a gradient
-        self.differentiable = False  # what it returns requires a gradient
+        self.differentiable = 0  # of what it returns, how many require a gradient
         # to which of its results one comes: each of a list by its place, the others as None
         self.in_backward: set[tuple[int, int] | None] = set()
         self.body: list[Call | Segment] = []

@@ -127,7 +127,13 @@ class Exchange:
     awaited: bool = False
 
 
-Work = Kernel | Exchange
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The host waits for the kernels up to here: it reads a number off the GPU, or how many entries are not zero."""
+
+
+WAIT = Wait()
+Work = Kernel | Exchange | Wait
 
 
 class Calls(NamedTuple):
@@ -154,6 +160,6 @@ NO_CALLS = Calls()
 
 
 def kernels_of(work: tuple[Work, ...]) -> tuple[Kernel, ...]:
-    """All but the collectives; the same tuple where there are none, as prices are remembered by its identity."""
-    kernels = tuple(item for item in work if not isinstance(item, Exchange))
+    """All but collectives and waits; the same tuple where there are none, as prices are remembered by its identity."""
+    kernels = tuple(item for item in work if not isinstance(item, Exchange | Wait))
     return kernels if len(kernels) < len(work) else work  # type: ignore[return-value]

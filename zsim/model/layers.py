@@ -123,6 +123,7 @@ class Module:
     logits = False
     listed_in: Blocks | None = None  # the list that this module is a template of
     checkpointed = False
+    called_again = False  # of a block that is checkpointed: recomputation calls it, with its hooks
     unread = False  # of a block: nothing reads its result
     passive = False  # never called: whoever holds it reads its parameters
     is_linear = False  # peft takes it for a Linear

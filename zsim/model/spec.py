@@ -132,9 +132,10 @@ class Module:
     body: tuple[Module | Compute, ...] = ()
     checkpointed: bool = False
     expert: bool = False
-    differentiable: bool = True  # what it returns requires a gradient
+    differentiable: int = 1  # of what it returns, how many require a gradient
     in_backward: int = 1  # and one comes: to how many results, of which those outside a list count as one
     reached: bool = True  # what it is called with requires a gradient
+    called_again: bool = False  # recomputation calls it, with its hooks, and not its forward alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ class Tape(Bytes):
         for number, item in enumerate(result if isinstance(result, tuple | list) else (result,)):
             for place, tensor in enumerate(item if isinstance(item, list) else (item,)):
                 if isinstance(tensor, Tensor) and tensor.node is not None:
-                    call.differentiable = True
+                    call.differentiable += 1
                     tensor.node.results_of.append((call, (number, place) if isinstance(item, list) else None))
 
     def part(self) -> None:

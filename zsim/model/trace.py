@@ -13,7 +13,7 @@ from zsim.model.architecture import Architecture
 from zsim.model.families.torchtitan import transformers_name
 from zsim.model.fusion import fused, kept
 from zsim.model.graph import Call, Segment, Storage, Tensor, row_major
-from zsim.model.kernels import SEQUENCE_PARALLEL, Exchange, Memory, Work
+from zsim.model.kernels import SEQUENCE_PARALLEL, Exchange, Memory, Wait, Work
 from zsim.model.layer_keys import layer_keys, trains_tower, with_flat_units
 from zsim.model.layers import Blocks, Net
 from zsim.model.layers import Module as Layer
@@ -102,6 +102,8 @@ class _Tracer:
             raise NotModeled(
                 f"torch.compile of {spec.family}'s layers that are not attention", field="compile", accepted="false"
             )
+        if workload.compile and net.arch.moe is not None and net.arch.moe.modules:
+            raise NotModeled("torch.compile of experts that are modules", field="compile", accepted="false")
         if workload.kernels == "mamba-ssm" and (workload.weights or workload.float8 or spec.tuning is not None):
             raise NotModeled(
                 "mamba-ssm, which reads a projection's weight itself, under torch.autocast, in float8 or with adapters",
@@ -198,6 +200,7 @@ class _Tracer:
             call.differentiable,
             len(call.in_backward),
             call.reached,
+            layer.called_again,
         )
 
     def _repeated(self, blocks: Blocks, templates: dict[int, _Plan], first: int) -> Iterator[tuple[int, _Repeat]]:
@@ -238,9 +241,10 @@ class _Plan(NamedTuple):
     body: list[_Plan | _Repeat | Compute]
     checkpointed: bool
     expert: bool
-    differentiable: bool
+    differentiable: int
     in_backward: int
     reached: bool
+    called_again: bool
 
     def module(self, path: str, shift: int) -> Module:
         body: list[Module | Compute] = []
@@ -254,7 +258,7 @@ class _Plan(NamedTuple):
         params = tuple([index + shift for index in self.params]) if shift else self.params
         return Module(
             path + self.suffix, self.module_class, self.role, params, tuple(body), self.checkpointed, self.expert,
-            self.differentiable, self.in_backward, self.reached,
+            self.differentiable, self.in_backward, self.reached, self.called_again,
         )  # fmt: skip
 
 
@@ -326,13 +330,13 @@ def _shifted(c: Compute, shift: int) -> Compute:
 
 
 def _merged(kernels: list[Work]) -> tuple[Work, ...]:
-    """Memory-bound kernels of one kind as one descriptor, at the place of the first since a collective."""
+    """Memory-bound kernels of one kind as one descriptor, at the place of the first since a collective or a wait."""
     merged: list[Work] = []
     places: dict[str, int] = {}
     for kernel in kernels:
         if not isinstance(kernel, Memory):
             merged.append(kernel)
-            if isinstance(kernel, Exchange):
+            if isinstance(kernel, Exchange | Wait):
                 places.clear()
         elif kernel.label in places:
             old = merged[places[kernel.label]]

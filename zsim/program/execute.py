@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from zsim.model import spec
-from zsim.model.kernels import Calls, Exchange, Kernel, Work
+from zsim.model.kernels import Calls, Exchange, Kernel, Wait, Work
 from zsim.plan.spec import Plan
 from zsim.program.activations import OffloadedInputs, StreamedTensors
 from zsim.program.builder import Builder
@@ -108,6 +108,8 @@ class Execution:
         transformers 5 checkpoints a block's `forward`, not its `__call__`, so the block's own hooks stay silent.
         """
         self._dropped = None
+        if module.called_again:
+            self.hooks.pre_forward(module, "recompute")
         self._replay(module, _count_saving(module))
 
     def _replay(self, module: spec.Module, remaining: int) -> int:
@@ -160,7 +162,7 @@ class Execution:
         live: int,
         alive: spec.Alive,
     ) -> None:
-        """Kernels as one op, or between collectives as one each; their temporaries count until the last."""
+        """Kernels as one op, or between collectives and waits as one each; their temporaries count until the last."""
         key = id(work), calls
         parts = self._known_parts.get(key)
         if parts is None:
@@ -174,7 +176,7 @@ class Execution:
                 if awaited:
                     builder.host_wait(event)
                 continue
-            builder.launch(
+            event = builder.launch(
                 COMPUTE,
                 compute.label,
                 phase,
@@ -188,6 +190,8 @@ class Execution:
                 temp_tensors=alive[0],
                 temp_left=alive[1] if each is last else alive[0],
             )
+            if awaited:
+                builder.host_wait(event)
 
     def _backward_compute(self, module: spec.Module, compute: spec.Compute) -> None:
         if self._dropped is not None and _saves(module, compute):
@@ -223,17 +227,19 @@ class Execution:
 
 
 def _parts(work: tuple[Work, ...], calls: Calls) -> Parts:
-    """Runs of kernels, cut by the collectives among them; one run, though empty, where there are none. Of each whether
-    the host waits for it. The calls are those of the last one."""
+    """Runs of kernels, cut by collectives and waits among them; one run, though empty, where there are none. Of each
+    whether the host waits for it. The calls are those of the last one."""
     parts: list[tuple[Compute | Collective, bool]] = []
     kernels: list[Kernel] = []
     for item in work:
-        if not isinstance(item, Exchange):
+        if not isinstance(item, Exchange | Wait):
             kernels.append(item)
             continue
         if kernels:
-            parts.append((Compute(tuple(kernels)), False))
+            parts.append((Compute(tuple(kernels)), isinstance(item, Wait)))
         kernels = []
+        if isinstance(item, Wait):
+            continue
         call = Collective(item.kind, item.dtype, item.in_numel, item.out_numel, item.group)
         parts.append((call, item.awaited))
     if not parts:

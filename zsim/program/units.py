@@ -79,7 +79,7 @@ def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf", *, adapter_u
     found = [
         Group(
             ", ".join(m.name for m in part), tuple(m.name for m in part), tuple(params), part[0].role,
-            part[0].reached, part[-1].differentiable, part[-1].in_backward > 0,
+            part[0].reached, part[-1].differentiable > 0, part[-1].in_backward > 0,
         )
         for part, params in members
         if params

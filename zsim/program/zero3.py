@@ -205,8 +205,11 @@ class Zero3(Hooks[DeepSpeedPlan]):
                 self.parameters.free(released, held, at_once=module.name in self.parameters.fast)
 
     def pre_backward(self, module: Module) -> None:
+        """Once for each result that a gradient comes to. A full backward hook joins all results in one node, which
+        passes on that there is none for those that nothing has read."""
         if module.name in self.in_backward:
-            for _ in range(module.in_backward):
+            joined = module.name in self.coordinator.leaves and self._trains(module.name)
+            for _ in range(module.differentiable if joined else module.in_backward):
                 self._fetch(module.name, "backward")
 
     def post_backward(self, module: Module) -> None:
@@ -228,11 +231,11 @@ class Zero3(Hooks[DeepSpeedPlan]):
         return module.reached and not by_keyword(module)
 
     def _check_leaves(self, modules: Mapping[str, Module]) -> None:
-        trained = {
-            name: any(self.model.parameters[param].trainable for param in self.coordinator.inside[name])
-            for name in self.coordinator.leaves & self.hooked
-        }
-        check_leaves({name for name, trains in trained.items() if trains and not self._notices(modules[name])}, modules)
+        trained = {name for name in self.coordinator.leaves & self.hooked if self._trains(name)}
+        check_leaves({name for name in trained if not self._notices(modules[name])}, modules)
+
+    def _trains(self, leaf: str) -> bool:
+        return any(self.model.parameters[param].trainable for param in self.coordinator.inside[leaf])
 
     def _fetch(self, module: str, phase: str) -> None:
         needed, prefetched = self.coordinator.fetch(module, phase)

@@ -11,14 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from zsim.errors import InputError
 from zsim.model.spec import Module
 from zsim.plan.spec import LEAF_CLASSES, DeepSpeedPlan
+from zsim.plan.version import parse_version
 
 MAX_LEAF = 10**9  # Z3_MAX_LEAF_SIZE, elements
+FIRST_DEFAULTS = (0, 18)  # the first release with leaf classes of its own
 
 
 def leaves(tree: Module, plan: DeepSpeedPlan, numel: Sequence[int]) -> frozenset[str]:
     """Names of the modules. Raises InputError for a container, whose children would have no hooks."""
     modules = dict(called(tree))
-    classes = {_class(name) for name in plan.leaf_classes}
+    classes = {_class(name) for name in _leaf_classes(plan)}
     asked = [name for name in _containers(modules) if name in plan.leaf_names or name.endswith(plan.leaf_name_suffixes)]
     for name in sorted([*asked, *classes & {"ModuleList", "ModuleDict"}]):
         raise InputError(
@@ -33,6 +35,11 @@ def leaves(tree: Module, plan: DeepSpeedPlan, numel: Sequence[int]) -> frozenset
     if plan.stage3_module_granularity_threshold:
         chosen.update(_coarse(tree, plan.stage3_module_granularity_threshold, numel))
     return frozenset(chosen)
+
+
+def _leaf_classes(plan: DeepSpeedPlan) -> tuple[str, ...]:
+    default = plan.leaf_classes == LEAF_CLASSES
+    return () if default and parse_version(plan.version) < FIRST_DEFAULTS else plan.leaf_classes
 
 
 def _containers(modules: Mapping[str, Module]) -> set[str]:

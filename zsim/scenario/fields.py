@@ -48,7 +48,9 @@ class FrameworkField(Section):
     name: Literal["deepspeed", "fsdp2", "fsdp1", "ddp"]
     version: str | None = Field(None, description="of deepspeed, or of torch")
     transformers: str | None = Field(
-        None, description="its release, where it is before 4.49; that of the time of `version` unless given"
+        None,
+        description="its release, where it is before 4.49, or before 5.0 and the model has experts; that of the time "
+        "of `version` unless given",
     )
 
 

@@ -19,9 +19,12 @@ Release = tuple[int, ...]
 
 # A framework older than the first is taken to run with the second, the transformers of its time.
 OF_ITS_TIME: dict[str, tuple[tuple[str, Release], ...]] = {
-    "deepspeed": (("0.9.3", (4, 28)), ("0.10", (4, 30)), ("0.12.5", (4, 35)), ("0.15.3", (4, 45)), ("0.16.4", (4, 48))),
-    "torch": (("2.0.1", (4, 28)), ("2.2", (4, 35)), ("2.5", (4, 45)), ("2.7", (4, 48))),
-}
+    "deepspeed": (
+        ("0.9.3", (4, 28)), ("0.10", (4, 30)), ("0.12.5", (4, 35)), ("0.15.3", (4, 45)), ("0.16.4", (4, 48)),
+        ("0.18.5", (4, 57)),
+    ),
+    "torch": (("2.0.1", (4, 28)), ("2.2", (4, 35)), ("2.5", (4, 45)), ("2.7", (4, 48)), ("2.11", (4, 57))),
+}  # fmt: skip
 WIDENED = (*LLAMA_LIKE, *GEMMA, *MOE)  # their logits; GPT-2 and its like left them in the dtype of the run
 LOW_SOFTMAX = ("gpt_neox", "opt")  # in the dtype of the scores until 4.48
 BIASED = ("t5", "mt5")  # learn a bias of attention, which FlashAttention does not take
@@ -33,6 +36,12 @@ OWN_KERNEL = ("falcon",)  # calls scaled_dot_product_attention itself, since it 
 
 def transformers_release(scenario: Scenario) -> Release | None:
     """Of before 4.49; None for a later one, and for models that are not transformers'. Raises InputError."""
+    release = stated_release(scenario)
+    return release if release and release < (4, 49) else None
+
+
+def stated_release(scenario: Scenario) -> Release | None:
+    """The one that is given, or that an old framework is taken to run with. Raises InputError."""
     fields = scenario.fields
     framework = fields.framework
     if fields.implementation != "hf":
@@ -46,7 +55,26 @@ def transformers_release(scenario: Scenario) -> Release | None:
         table = OF_ITS_TIME["deepspeed" if framework.name == "deepspeed" else "torch"]
         version = parse_version(framework.version) if framework.version else None
         release = next((then for newer, then in table if version and version < parse_version(newer)), None)
-    return release if release and release < (4, 49) else None
+    return release
+
+
+def experts_of(model: ModelSpec, release: Release | None) -> tuple[ModelSpec, list[str], list[str]]:
+    """The model with its experts as `release` had them, notes on that, and what of it is not modeled."""
+    if release is None or getattr(model.arch, "moe", None) is None:
+        return model, [], []
+    from zsim.model.expert_modules import FIRST_PACKED, PACKED_HERE, with_modules
+
+    found = with_modules(model, release)
+    if found is not model:
+        why = (
+            f"a module for each expert, as in transformers {_text(release)} (framework.transformers: 5.0 for all in "
+            "one): the host waits for the GPU before it calls one; routing is even"
+        )
+        return found, [why], []
+    if release < FIRST_PACKED and model.family in PACKED_HERE:
+        why = f"a module for each expert, as transformers {_text(release)} had them in {model.family}: here all are one"
+        return model, [], [why]
+    return model, [], []
 
 
 def release_of_models(release: Release | None, family: str, framework: str) -> Release | None:

@@ -20,7 +20,14 @@ from zsim.program.lower import under
 from zsim.scenario.kinds import FEW, MICRO_STEPS
 from zsim.scenario.pairs import target_of
 from zsim.scenario.plans import build_plan
-from zsim.scenario.releases import attention_of, loss_of, release_of_models, transformers_release
+from zsim.scenario.releases import (
+    attention_of,
+    experts_of,
+    loss_of,
+    release_of_models,
+    stated_release,
+    transformers_release,
+)
 from zsim.scenario.sequences import check_shared, data_parallel_ranks, shared_notes
 
 if TYPE_CHECKING:
@@ -55,7 +62,7 @@ def resolve(scenario: Scenario) -> Setup:
     fields = scenario.fields
     topology = _file(scenario, "cluster", fields.cluster.topology)
     cluster = cluster_of(topology, fields.cluster.nodes)
-    model, config = _model(scenario)
+    model, config, expert_notes, unlike = _model(scenario)
     micro_batch, grad_accum = _batch(scenario, cluster.world_size)
     images, image_notes, waits = _images(scenario, model)
     target, target_notes = target_of(scenario, model)
@@ -103,6 +110,7 @@ def resolve(scenario: Scenario) -> Setup:
             *attention_notes,
             *_attention(workload, cluster),
             *_sequential_layers(workload, model),
+            *expert_notes,
             *image_notes,
             *target_notes,
             *loss_notes,
@@ -112,7 +120,7 @@ def resolve(scenario: Scenario) -> Setup:
             *scenario.notes,
             *plan_notes,
         ),
-        not_modeled=(*scenario.not_modeled, *not_modeled, *waits),
+        not_modeled=(*scenario.not_modeled, *not_modeled, *waits, *unlike),
         sources=(*scenario.sources, topology, *config),
     )
 
@@ -255,7 +263,8 @@ def cluster_of(topology: Path, nodes: int | None) -> Cluster:
     return dataclasses.replace(cluster, assumptions=(*reading.assumptions, *cluster.assumptions))
 
 
-def _model(scenario: Scenario) -> tuple[ModelSpec, list[Path]]:
+def _model(scenario: Scenario) -> tuple[ModelSpec, list[Path], list[str], list[str]]:
+    """The model, the files that it was read from, notes, and what of it is not modeled."""
     wanted = scenario.fields.model
     if (wanted.config is None) == (wanted.params is None):
         accepted = "model: path/to/config.json, or model: {params: 8e9}"
@@ -272,9 +281,10 @@ def _model(scenario: Scenario) -> tuple[ModelSpec, list[Path]]:
         if path.is_dir():
             path = _file(scenario, "model", f"{wanted.config}/config.json")
         model, sources = read_config(path), [path]
+    model, notes, unlike = experts_of(model, stated_release(scenario))
     if scenario.fields.lora or scenario.fields.quantize:
         model = _tune(scenario, model)
-    return (_freeze(scenario, model) if wanted.freeze else model), sources
+    return (_freeze(scenario, model) if wanted.freeze else model), sources, notes, unlike
 
 
 def _tune(scenario: Scenario, model: ModelSpec) -> ModelSpec:

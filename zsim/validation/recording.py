@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from zsim.errors import InputError, NotModeled
 from zsim.model.spec import Float8, Images, ModelSpec, Module, Workload
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
+from zsim.plan.version import parse_version
 from zsim.program.lower import under
 
 STEPS = 3  # recorded after initialization, which is step 0
@@ -300,6 +301,7 @@ _PLANS: dict[str, Callable[[Mapping[str, Any], int], AnyPlan]] = {
 
 def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
     """The recorded model as zsim builds it from its configuration. Raises InputError where the parameters differ."""
+    from zsim.model.expert_modules import with_modules
     from zsim.model.huggingface import from_config
     from zsim.model.lora import Lora, Tuning, tune
     from zsim.model.trace import trace
@@ -307,7 +309,8 @@ def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
     config = {**header["model"], "model_type": header["model"]["kind"]}
     if config["kind"] == "gpt2":  # the recorder turns its dropouts off
         config = dict.fromkeys(("resid_pdrop", "attn_pdrop", "embd_pdrop"), 0.0) | config
-    model = from_config(config, header["name"])
+    release = header.get("versions", {}).get("transformers")
+    model = with_modules(from_config(config, header["name"]), parse_version(release) if release else None)
     if lora := header["config"].get("lora"):
         model = tune(model, Tuning(Lora(lora["r"], tuple(lora["targets"]), dropout=lora.get("dropout", 0.0))))
     recorded = [(parameter["name"], tuple(parameter["shape"])) for parameter in header["params"]]

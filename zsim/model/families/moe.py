@@ -169,9 +169,14 @@ class Block(llama.Block):
 class Model(relatives.Model):
     def __init__(self, net: Net, prefix: str) -> None:
         super().__init__(net, prefix)
-        self.types = prefix == "Qwen2Moe"  # it makes both masks, whichever its layers use
+        # it makes both masks, whichever its layers use, and before transformers 5 one
+        self.types = prefix == "Qwen2Moe" and not net.arch.experts.modules
 
     def block(self, prefix: str, index: int) -> Module:
+        if self.net.arch.experts.modules:
+            from zsim.model.families import moe_modules
+
+            return moe_modules.Block(self.net, prefix, index)
         return Block(self.net, prefix, index)
 
 

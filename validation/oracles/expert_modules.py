@@ -1,0 +1,61 @@
+"""What mixtures of experts do in one step where each expert is a module, as in transformers before 5 (4.57 recorded).
+
+    python -m validation.oracles.expert_modules --out FILE.json.gz
+
+As families.py, but with tensors that are there, on the CPU: which rows an expert gets is a number that fake tensors do
+not have. Routers deal tokens out in turn instead of by score, so each expert has its share of the rows. Needs
+transformers 4.57 with its huggingface_hub and tokenizers, in a folder before the environment's own on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import transformers
+
+from validation.oracles.families import RUNS, begin, observe, write
+from validation.oracles.family_configs import CONFIGS
+
+EXPERTS = 5  # whose shares of the rows are not all the same
+NAMES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+_topk = torch.topk
+
+
+def dealt(scores: torch.Tensor, k: int, **settings: Any) -> Any:
+    """torch.topk, with indices 0, 1, 2 ... modulo the number of scores."""
+    found = _topk(scores, k, **settings)
+    found.indices.data.copy_(torch.arange(found.indices.numel()).view_as(found.indices) % scores.shape[-1])
+    return found
+
+
+def record(config: dict[str, Any], batch: int, seq: int, checkpointing: str) -> dict[str, Any]:
+    fields = dict(config)
+    made = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
+    made._attn_implementation, made.use_cache = "eager", False
+    model = transformers.AutoModelForCausalLM.from_config(made, torch_dtype=torch.bfloat16).train()
+    if checkpointing == "full":
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    ids = torch.zeros(batch, seq, dtype=torch.long)
+    found = observe(model, {"input_ids": ids, "labels": ids.clone(), "use_cache": False})
+    return {"attention": "eager", "batch": batch, "seq": seq, "checkpointing": checkpointing, **found}
+
+
+def main(arguments: list[str]) -> None:
+    options = begin(arguments, __doc__, NAMES)
+    torch.topk = dealt
+    models = {}
+    for name in options.names or NAMES:
+        config = CONFIGS[name][1] | {"num_local_experts" if name == "mixtral" else "num_experts": EXPERTS}
+        runs = [record(config, *run) for run in RUNS]
+        shared = {key: runs[0][key] for key in ("parameters", "calls", "ready")}
+        for run in runs:
+            for key, value in shared.items():
+                assert run.pop(key) == value, (name, key)
+        models[name] = {"config": config, **shared, "runs": runs}
+    write(options.out, models)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,29 @@
+"""Mixtures of experts as transformers had them before 5: a module for each expert (`families.moe_modules`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+from zsim.model.architecture import Architecture
+from zsim.model.huggingface import from_architecture
+from zsim.model.spec import ModelSpec
+
+FIRST_PACKED = (5,)
+# The release whose block looks first which experts have tokens at all, and calls these alone; None: none did.
+_FIRST_HIT = {"mixtral": (4, 52), "qwen2_moe": (4, 52), "qwen3_moe": (4, 53), "olmoe": None}
+# Others that had modules then, and are run as 5.24 has them.
+PACKED_HERE = (
+    "deepseek_v2", "deepseek_v3", "glm4_moe", "dots1", "ernie4_5_moe", "hunyuan_v1_moe", "phimoe", "qwen3_next",
+    "lfm2_moe",
+)  # fmt: skip
+
+
+def with_modules(model: ModelSpec, release: tuple[int, ...] | None) -> ModelSpec:
+    """`model`, which nothing has tuned yet, with the experts that transformers `release` gave it (None: 5.24)."""
+    arch = cast(Architecture, model.arch)
+    if release is None or release >= FIRST_PACKED or arch.family not in _FIRST_HIT:
+        return model
+    first = _FIRST_HIT[arch.family]
+    modules = "hit" if first and release >= first else "all"
+    return from_architecture(model.name, replace(arch, moe=replace(arch.experts, modules=modules)), model.notes)

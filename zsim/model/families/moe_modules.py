@@ -1,0 +1,162 @@
+"""Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE before transformers 5: a module for each expert, called one after the other.
+
+Each expert picks its tokens by a mask, for which the host waits until the GPU has found them. Routing is taken as
+even, so every expert is called on every rank and has its share of the rows, the first ones one more. Code of
+transformers 4.45 to 4.57 (modeling_mixtral.py `MixtralSparseMoeBlock` and its copies).
+"""
+
+from __future__ import annotations
+
+from zsim.model import functional as F
+from zsim.model import products as P
+from zsim.model.families import llama
+from zsim.model.families.moe import OlmoeAttention
+from zsim.model.graph import Tensor
+from zsim.model.kernels import WAIT
+from zsim.model.layers import Activation, Linear, Module, ModuleList, Net
+
+
+class BlockSparseTop2MLP(Module):
+    kind = "activation"
+    class_name = "MixtralBlockSparseTop2MLP"
+
+    def __init__(self, net: Net, width: int) -> None:
+        super().__init__(net)
+        hidden = net.arch.hidden
+        self.w1 = Linear(net, hidden, width)
+        self.w2 = Linear(net, width, hidden)
+        self.w3 = Linear(net, hidden, width)
+        self.act_fn = Activation(net, net.arch.activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.mul(self.act_fn(self.w1(x)), self.w3(x))
+        return self.w2(x)
+
+
+class SparseMoeBlock(Module):
+    kind = "experts"
+
+    def __init__(self, net: Net, prefix: str) -> None:
+        super().__init__(net)
+        moe = net.arch.experts
+        self.class_name = f"{prefix}SparseMoeBlock"
+        self.gate = Linear(net, net.arch.hidden, moe.experts)
+        self.experts = ModuleList(net, [self._expert(prefix) for _ in range(moe.experts)])
+        if moe.shared:
+            self.shared_expert = llama.MLP(net, prefix, moe.shared)
+            self.shared_expert_gate = Linear(net, net.arch.hidden, 1)
+
+    def _expert(self, prefix: str) -> Module:
+        net, width = self.net, self.net.arch.experts.intermediate
+        expert = BlockSparseTop2MLP(net, width) if prefix == "Mixtral" else llama.MLP(net, prefix, width)
+        for child in expert.children.values():
+            for weight in child.weights.values():
+                weight.expert = True
+        return expert
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        moe, tape = self.net.arch.experts, self.net.tape
+        b, s, width = x.shape
+        x = F.reshape(x, -1, width)
+        tokens = x.shape[0]
+        logits = self.gate(x)
+        weights = P.softmax(F.to(logits, "float32"))
+        weights, chosen = P.topk(weights, moe.top_k)
+        if moe.norm_top_k:
+            weights = F.divide(weights, F.sum_last(weights), in_place=True)
+        weights = F.to(weights, x.dtype)
+        final = tape.empty((tokens, width), x.dtype)
+        tape.memory(0, final.nbytes)
+        mask = tape.empty((tokens, moe.top_k, moe.experts), "int64")  # one_hot
+        tape.memory(chosen.nbytes, mask.nbytes + chosen.nbytes)
+        mask = F.permute(mask, 2, 1, 0)
+        hit = self._hit(mask) if moe.modules == "hit" else None
+        for number, expert in enumerate(self.experts.children.values()):
+            rows = (tokens * moe.top_k + moe.experts - 1 - number) // moe.experts
+            found = self._found(mask, rows, hit)
+            current_state = F.reshape(P.gather(x, found[1]), -1, width)
+            current_hidden_states = F.mul(expert(current_state), self._weights_of(weights, found))
+            final = index_add(final, found[1], current_hidden_states)
+        if moe.shared:
+            shared = self.shared_expert(x)
+            shared = F.mul(F.activation_by_result(self.shared_expert_gate(x)), shared)
+            final = F.add(final, shared)
+        return F.reshape(final, b, s, width), logits
+
+    def _hit(self, mask: Tensor) -> Tensor:
+        """The numbers of the experts that have tokens: a list, whose length the host has to know."""
+        per_expert = F.pointwise(mask, shape=(mask.shape[0],))
+        more = F.pointwise(per_expert, dtype="bool")
+        hit = F.pointwise(more, shape=(mask.shape[0], 1), dtype="int64")
+        self._wait()
+        return hit
+
+    def _found(self, mask: Tensor, rows: int, hit: Tensor | None) -> list[Tensor]:
+        """torch.where: of each row that an expert gets, which of the token's choices it is, and the token."""
+        tape = self.net.tape
+        if hit is None:
+            own = F.select(mask, 0)
+        else:
+            self._wait()  # for its number
+            own = F.pointwise(hit, F.select(mask, 0))
+        found = tape.empty((2, rows), "int64")  # as many as there are, side by side
+        tape.memory(own.nbytes, found.nbytes)
+        self._wait()
+        return F.unbind(found, 0)
+
+    def _weights_of(self, weights: Tensor, found: list[Tensor]) -> Tensor:
+        """`weights[top_x, idx, None]`"""
+        return F.reshape(P.gather(F.reshape(weights, -1), found[0]), -1, 1)
+
+    def _wait(self) -> None:
+        if self.net.tape.cuda:
+            self.net.tape.kernel(WAIT)
+
+
+def index_add(out: Tensor, rows: Tensor, source: Tensor) -> Tensor:
+    """`out.index_add_(0, rows, source)`: saves the rows and, if for its shape alone, `source`; backward picks the rows
+    of the gradient."""
+    tape = out.tape
+    saved = tape.save(rows, source) if source.needs_grad else None
+    tape.memory(rows.nbytes + 2 * source.nbytes, source.nbytes)
+    before = F.view_of(out, out.shape, out.strides)
+    before.node, before.index = out.node, out.index
+    if saved is None:
+        return out
+    shape, dtype = source.shape, source.dtype
+
+    def backward(g: Tensor) -> tuple[Tensor | None, Tensor]:
+        rows, source = saved()  # noqa: RUF059
+        mine = tape.empty(shape, dtype)
+        tape.memory(rows.nbytes + mine.nbytes, mine.nbytes)
+        return g, mine
+
+    tape.link((before, source), backward, out)
+    return out
+
+
+class Block(llama.Block):
+    called_again = True  # modeling_layers.py GradientCheckpointingLayer, until it wrapped `forward` in transformers 5
+
+    def __init__(self, net: Net, prefix: str, index: int) -> None:
+        super().__init__(net, prefix, index)
+        if prefix == "Mixtral":  # the same place in the order of registration
+            self.children = {"block_sparse_moe" if name == "mlp" else name: m for name, m in self.children.items()}
+
+    def attention(self, prefix: str, index: int) -> llama.Attention:
+        return (OlmoeAttention if prefix == "Olmoe" else llama.Attention)(self.net, prefix, index)
+
+    def feed_forward(self, prefix: str, index: int) -> Module:
+        return (SparseMoeBlock if self.net.arch.kinds[index].sparse else llama.MLP)(self.net, prefix)
+
+    def forward(self, x: Tensor, *context: Tensor) -> Tensor:
+        residual = x
+        x = self.input_layernorm(x)
+        x, _weights = self.self_attn(x, *context)
+        x = F.add(residual, x)
+        residual = x
+        x = self.post_attention_layernorm(x)
+        x = self.mlp(x)
+        if isinstance(x, tuple):
+            x, _logits = x  # which live to the end
+        return F.add(residual, x)
