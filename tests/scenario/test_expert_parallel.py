@@ -53,7 +53,7 @@ def test_without_experts_it_has_no_effect(write: Write) -> None:
             "zero.autoep_size",
             "0.19.2 has no AutoEP with stage 3",
         ),
-        ({"lora": "8"}, "zero.autoep_size", "adapters"),
+        ({"lora": "{r: 8, targets: [q_proj]}"}, "zero.autoep_size", "adapters"),
     ],
 )
 def test_refused_where_it_stands(write: Write, fields: dict[str, str], field: str, says: str) -> None:

@@ -162,7 +162,7 @@ def _raises(name: str, module: Module, family: str) -> str:
 
 def _refuse_experts(model: Module, arch: Architecture, lora: Lora) -> None:
     """See OF_EXPERTS."""
-    names = OF_EXPERTS.get(arch.family, ()) if arch.moe else ()
+    names = OF_EXPERTS.get(arch.family, ()) if arch.moe and not arch.moe.modules else ()
     weights = [name for name, *_ in model.named_weights()]
     known = {key for name in weights for key in (name, name.rpartition(".")[0])}
     known |= {f"{name.rpartition('.')[0]}.{old}" for name in weights if name.endswith(".gate_up_proj") for old in names}
@@ -171,7 +171,8 @@ def _refuse_experts(model: Module, arch: Architecture, lora: Lora) -> None:
     if meant or (names and wanted == {ALL_LINEAR}):
         raise NotModeled(
             f"adapters on the stacked experts of {arch.family}, for which peft 0.21 takes {', '.join(meant or wanted)}",
-            field="lora.targets", accepted="modules of attention by their names: [q_proj, v_proj, ...]",
+            field="lora.targets", accepted="modules of attention by their names: [q_proj, v_proj, ...]; of Mixtral, Qwen's "
+            "and OLMoE any with framework.transformers: '4.57', where experts are modules",
         )  # fmt: skip
 
 
