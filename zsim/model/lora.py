@@ -171,8 +171,8 @@ def _refuse_experts(model: Module, arch: Architecture, lora: Lora) -> None:
     if meant or (names and wanted == {ALL_LINEAR}):
         raise NotModeled(
             f"adapters on the stacked experts of {arch.family}, for which peft 0.21 takes {', '.join(meant or wanted)}",
-            field="lora.targets", accepted="modules of attention by their names: [q_proj, v_proj, ...]; of Mixtral, Qwen's "
-            "and OLMoE any with framework.transformers: '4.57', where experts are modules",
+            field="lora.targets", accepted="modules of attention by their names: [q_proj, v_proj, ...]; of Mixtral, "
+            "Qwen's and OLMoE any with framework.transformers: '4.57', where experts are modules",
         )  # fmt: skip
 
 
