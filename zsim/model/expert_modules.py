@@ -12,11 +12,7 @@ from zsim.model.spec import ModelSpec
 FIRST_PACKED = (5,)
 # The release whose block looks first which experts have tokens at all, and calls these alone; None: none did.
 _FIRST_HIT = {"mixtral": (4, 52), "qwen2_moe": (4, 52), "qwen3_moe": (4, 53), "olmoe": None}
-# Others that had modules then, and are run as 5.24 has them.
-PACKED_HERE = (
-    "deepseek_v2", "deepseek_v3", "glm4_moe", "dots1", "ernie4_5_moe", "hunyuan_v1_moe", "phimoe", "qwen3_next",
-    "lfm2_moe",
-)  # fmt: skip
+UNCHANGED = ("llama4_text", "llama4")  # whose experts are one product over all tokens in either
 
 
 def with_modules(model: ModelSpec, release: tuple[int, ...] | None) -> ModelSpec:

@@ -62,7 +62,7 @@ def experts_of(model: ModelSpec, release: Release | None) -> tuple[ModelSpec, li
     """The model with its experts as `release` had them, notes on that, and what of it is not modeled."""
     if release is None or getattr(model.arch, "moe", None) is None:
         return model, [], []
-    from zsim.model.expert_modules import FIRST_PACKED, PACKED_HERE, with_modules
+    from zsim.model.expert_modules import FIRST_PACKED, UNCHANGED, with_modules
 
     found = with_modules(model, release)
     if found is not model:
@@ -71,8 +71,11 @@ def experts_of(model: ModelSpec, release: Release | None) -> tuple[ModelSpec, li
             "one): the host waits for the GPU before it calls one; routing is even"
         )
         return found, [why], []
-    if release < FIRST_PACKED and model.family in PACKED_HERE:
-        why = f"a module for each expert, as transformers {_text(release)} had them in {model.family}: here all are one"
+    if release < FIRST_PACKED and model.family not in UNCHANGED:
+        why = (
+            f"how transformers {_text(release)} ran the experts of {model.family}, one after the other: they run as in "
+            "5.24"
+        )
         return model, [], [why]
     return model, [], []
 
