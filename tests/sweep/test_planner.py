@@ -20,9 +20,9 @@ from zsim.plan.spec import DeepSpeedPlan, Fsdp2Plan
 from zsim.program.lower import lower
 from zsim.sweep import launch, plan_plots, planner
 from zsim.sweep.choices import INDISTINGUISHABLE, Choice, Plan, by_cost, by_time
-from zsim.sweep.evaluate import evaluate
+from zsim.sweep.evaluate import evaluate, setup_of
 from zsim.sweep.glance import cycle, glance, whole_seconds
-from zsim.sweep.probe import least_seconds, price_of, probe_memory, setup_of
+from zsim.sweep.probe import least_seconds, price_of, probe_memory
 from zsim.sweep.space import CHECKPOINTING, Candidate, Machine, Strategy, candidates, strategies
 
 from .conftest import REPOSITORY

@@ -12,7 +12,7 @@ from zsim.model.kernels import DTYPE_BYTES, Memory
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import DdpPlan
 from zsim.program import muon
-from zsim.program.builder import Builder
+from zsim.program.builder import Builder, repeated
 from zsim.program.execute import Execution, Hooks
 from zsim.program.ops import ALL_REDUCE, COMPUTE, Collective, Compute, Program
 from zsim.program.optimizer import clip, grad_norm, unscale, update
@@ -322,12 +322,8 @@ def lower_ddp(model: ModelSpec, tree: Module, plan: DdpPlan, workload: Workload,
     rank = Ddp(model, tree, plan)
     rank.allocate()
     init = rank.builder.finish()
-    built = []
-    for index in range(min(steps, 4)):
-        rank.step(first=index == 0)
-        built.append(rank.builder.finish())
+    programs = repeated(rank.builder, rank.step, steps, differing=4)
     groups = {"world": (tuple(range(plan.world_size)),)}
     not_modeled: tuple[str, ...] = (COMPILED,) if workload.compile else ()
     not_modeled += (COMPILED_AUTOCAST,) if workload.compile and workload.weights else ()
-    all_steps = tuple(built + built[-1:] * (steps - len(built)))
-    return Program(plan.world_size, groups, init, all_steps, not_modeled=not_modeled)
+    return Program(plan.world_size, groups, init, programs, not_modeled=not_modeled)

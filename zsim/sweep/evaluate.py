@@ -8,10 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zsim.errors import InputError
 from zsim.plan.document import Document, Path_, Place
+
+if TYPE_CHECKING:
+    from zsim.scenario import Setup
 
 # Columns of an outcome, in the order of tables. Times in seconds, sizes in bytes; null where there is no such number.
 COLUMNS = {
@@ -52,6 +55,14 @@ class Task:
     memory_only: bool = False
 
 
+def setup_of(task: Task) -> Setup:
+    """Raises InputError, NotModeled."""
+    from zsim.scenario.load import check
+
+    document = Document(task.file, deepcopy(dict(task.data)), dict(task.places))
+    return check(document, Path(task.folder)).resolve()
+
+
 def evaluate(task: Task) -> Outcome:
     """The outcome of a task: values of `COLUMNS`, and `wall_s`. Never raises but for a dying interpreter."""
     return answered(task, _simulate)
@@ -80,10 +91,8 @@ def answered(task: Task, question: Callable[[Task], Outcome]) -> Outcome:
 def _simulate(task: Task) -> Outcome:
     from zsim.program.lower import lower
     from zsim.result.need import need
-    from zsim.scenario.load import check
 
-    document = Document(task.file, deepcopy(dict(task.data)), dict(task.places))
-    setup = check(document, Path(task.folder)).resolve()
+    setup = setup_of(task)
     plan, workload = setup.plan, setup.workload
     program = lower(setup.model, setup.tree, plan, workload)
     outcome: Outcome = {

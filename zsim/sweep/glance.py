@@ -24,8 +24,8 @@ from zsim.result.measure import throughput
 from zsim.result.memory import framework_bytes, wanted_bytes
 from zsim.result.need import need
 from zsim.scenario import Setup
-from zsim.sweep.evaluate import Outcome, Task, answered
-from zsim.sweep.probe import price_of, setup_of, steady_alone, steady_lengths
+from zsim.sweep.evaluate import Outcome, Task, answered, setup_of
+from zsim.sweep.probe import price_of, steady_alone, steady_lengths
 
 # Micro-steps simulated: the last two before the very last are compared. What the first one leaves behind may reach into
 # the second: where `_reaches_over`, one more is simulated at once. If that was not enough, two more are.

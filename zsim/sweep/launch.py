@@ -11,7 +11,7 @@ from zsim.plan.document import Document
 from zsim.plan.spec import DeepSpeedPlan, Fsdp2Plan
 from zsim.scenario import Setup
 from zsim.sweep.choices import Choice
-from zsim.sweep.probe import setup_of
+from zsim.sweep.evaluate import setup_of
 
 _FILES = (("model", "config"), ("cluster", "topology"))
 

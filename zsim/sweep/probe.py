@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from zsim.cluster.classes import rank_classes
 from zsim.cost.price import Price
 from zsim.engine.simulator import Simulation, uncollected
 from zsim.errors import InputError
-from zsim.plan.document import Document
 from zsim.program.lower import lower
 from zsim.program.ops import Program
 from zsim.result.measure import own_profile
 from zsim.result.need import Need, need
 from zsim.scenario import Setup
-from zsim.scenario.load import check
 from zsim.sweep.bound import bound
-from zsim.sweep.evaluate import Task
+from zsim.sweep.evaluate import Task, setup_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +84,3 @@ def steady_lengths(simulation: Simulation) -> list[float]:
 
 def price_of(setup: Setup) -> Price:
     return Price(setup.cluster, own_profile(setup), setup.plan.omp_num_threads)
-
-
-def setup_of(task: Task) -> Setup:
-    return check(Document(task.file, dict(task.data), dict(task.places)), Path(task.folder)).resolve()
