@@ -133,3 +133,22 @@ def test_a_key_without_a_value_is_not_one_that_was_not_read() -> None:
 )
 def test_torchaos_optimizers(optim: str, name: str) -> None:
     assert said(axolotl({"optimizer": optim}))["optimizer.name"] == name
+
+
+def test_fsdp2_keeps_the_type_that_the_model_is_loaded_in() -> None:
+    """monkeypatch/accelerate/fsdp2.py, which widens nothing to float32 and leaves embedding, norm and head to the root;
+    FSDP1 is accelerate's own."""
+    sharded = {"fsdp_version": 2, "fsdp_config": {"reshard_after_forward": True}}
+    fields = said(axolotl({"bf16": True} | sharded))
+    assert (fields["fsdp.storage_dtype"], fields["fsdp.grouping"]) == ("bfloat16", "hf")
+    assert "fsdp.storage_dtype" not in said(axolotl({"bf16": False} | sharded))
+    adapters = {"adapter": "lora", "lora_target_linear": True}
+    assert "fsdp.storage_dtype" not in said(axolotl({"bf16": True} | adapters | sharded))
+    one = said(axolotl({"bf16": True, "fsdp_config": {"state_dict_type": "FULL_STATE_DICT"}}))
+    assert not {"fsdp.storage_dtype", "fsdp.grouping"} & one.keys()
+
+
+@pytest.mark.parametrize("name", ["quantize_moe_experts", "llama4_linearized_experts"])
+def test_experts_in_few_bits_are_refused(name: str) -> None:
+    with pytest.raises(NotModeled, match="experts"):
+        axolotl({"adapter": "qlora", "load_in_4bit": True, "lora_target_linear": True, name: True})

@@ -85,6 +85,8 @@ FILES = {
         "axolotl",
         {
             "framework.name": "fsdp2",
+            "fsdp.grouping": "hf",
+            "fsdp.storage_dtype": "bfloat16",
             "fsdp.reshard_after_forward": True,
             "micro_batch": 1,
             "grad_accum": 2,

@@ -199,6 +199,17 @@ def _attention(recipe: Recipe) -> None:
     attention(recipe, "attn_implementation")
 
 
+def _own_fsdp2(recipe: Recipe) -> None:
+    """monkeypatch/accelerate/fsdp2.py takes the place of accelerate's fsdp2_prepare_model: what is no block is the
+    root's, and nothing is widened to float32."""
+    reading = recipe.reading
+    reading.fields[("fsdp", "grouping")] = "hf"
+    dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(reading.fields[("precision",)])
+    if dtype and not recipe.get("adapter"):
+        reading.fields[("fsdp", "storage_dtype")] = dtype
+        reading.notes.append(LOADED_IN.format(dtype))
+
+
 def _shard(recipe: Recipe) -> None:
     reading, document = recipe.reading, recipe.document
     options, replicate, shard = recipe.get("fsdp"), recipe.count("dp_replicate_size"), recipe.count("dp_shard_size")
@@ -215,6 +226,8 @@ def _shard(recipe: Recipe) -> None:
         read_fsdp(reading, legacy | config, ("fsdp_config",), default_version=1)
         if replicate and replicate > 1 and shard:
             recipe.set("fsdp.mesh", [replicate, shard], "dp_replicate_size")
+        if reading.fields[("framework", "name")] == "fsdp2":
+            _own_fsdp2(recipe)
     else:
         recipe.set("framework.name", "ddp", "framework")
         reading.notes.append(NOT_SHARDED)

@@ -69,6 +69,8 @@ REFUSED = {
     "s2_attention": "shifted sparse attention",
     "flash_optimum": "attention by optimum's BetterTransformer",
     "optim_target_modules": "an optimizer of projected gradients",
+    "quantize_moe_experts": "experts in few bits, which are most of such a model",
+    "llama4_linearized_experts": "experts as Linear modules, quantized as these",
 }
 
 # What else changes what is computed or kept, that is listed as not simulated.
@@ -84,8 +86,6 @@ LISTED = {
     "use_scattermoe": "kernels of experts",
     "use_sonicmoe": "kernels of experts",
     "experts_implementation": "kernels of experts",
-    "quantize_moe_experts": "experts in 4 bits",
-    "llama4_linearized_experts": "experts as Linear modules, which are quantized",
     "resize_token_embeddings_to_32x": "a vocabulary rounded up to a multiple of 32",
     "shrink_embeddings": "a vocabulary cut to the tokenizer's",
     "model_config": "fields of the model's config.json that are set here",
