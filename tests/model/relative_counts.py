@@ -228,6 +228,15 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
             "topk_method": "noaux_tc", "n_routed_experts": 256, "n_shared_experts": 1, "moe_intermediate_size": 2048,
         },
     ),
+    "DeepSeek-V3.2": (
+        671_877_929_216,
+        {
+            "model_type": "deepseek_v32", "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 61,
+            "num_attention_heads": 128, "num_key_value_heads": 128, "vocab_size": 129280, "num_nextn_predict_layers": 1,
+            "topk_method": "noaux_tc", "n_routed_experts": 256, "n_shared_experts": 1, "moe_intermediate_size": 2048,
+            "index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048, "scoring_func": "sigmoid",
+        },
+    ),
     "Moonlight-16B-A3B": (
         15_960_108_544,
         {

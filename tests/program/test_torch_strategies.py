@@ -237,6 +237,27 @@ def test_impossible_plans_are_input_errors(plan: AnyPlan, field: str):
     assert error.value.field == field
 
 
+def test_ddp_fails_on_parameters_without_a_gradient_unless_it_looks_for_them():
+    """DeepSeek-V3.2's indexers run without gradients, and have no states of the optimizer then."""
+    latent = {
+        "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+        "n_routed_experts": 8, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "index_n_heads": 2, "index_head_dim": 16,
+    }  # fmt: skip
+    model = from_config(CONFIG | latent | {"model_type": "deepseek_v32", "num_key_value_heads": 4}, "indexed")
+    workload = Workload(1, 16, attention="sdpa", dtype="float32")
+    tree = trace(model, workload)
+    plan = DdpPlan(world_size=2, optimizer=Optimizer("adamw"))
+    with pytest.raises(InputError, match=r"indexer\.wq_b\.weight gets no gradient") as error:
+        lower(model, tree, plan, workload)
+    assert error.value.field == "find_unused_parameters"
+    trained = sum(p.numel for p in model.parameters if ".indexer." not in p.name)
+    for found in (replace(plan, find_unused_parameters=True), replace(plan, static_graph=True)):
+        steps = lower(model, tree, found, workload, steps=3).steps
+        states = [op for op in steps[0] if isinstance(op, Alloc) and op.category == "optimizer_states"]
+        assert 0 <= sum(op.nbytes for op in states) - 8 * trained < 8 * len(model.parameters)  # and numbers of steps
+
+
 def test_tied_weights_in_two_groups_are_refused_as_fully_shard_does():
     model = from_config(CONFIG | {"tie_word_embeddings": True}, "tied")
     workload = Workload(1, 16)

@@ -275,7 +275,28 @@ def _further() -> list[Config]:
             zero_of(tag, 2, **model, zero=SMALL_ZERO),
             zero_of(f"{tag}_regather", 3, ga=2, **model, zero=REGATHER),
         ]
-    return [*found, *_gemma4(), *_gemma4_vision()]
+    return [*found, *_indexed(), *_gemma4(), *_gemma4_vision()]
+
+
+def _indexed() -> list[Config]:
+    """DeepSeek-V3.2, whose indexers are called without gradients, trained all and with the indexers frozen."""
+    model: Config = {"model": "deepseek_v32"}
+    frozen, unused = model | {"freeze": ["indexer."]}, {"bucket_cap_mb": 1, "find_unused_parameters": True}
+    return [
+        config_of("ddp", "index", **model, ddp=unused),
+        config_of("ddp", "index_static", **model, ddp={"bucket_cap_mb": 0.02, "static_graph": True}),
+        config_of("ddp", "index_frozen", **frozen, ddp={"bucket_cap_mb": 1}),
+        config_of("fsdp2", "index", **model),
+        config_of("fsdp2", "index_accelerate", **model, fsdp={"accelerate": True}),
+        config_of("fsdp2", "index_ckpt", ga=2, **model, ckpt=True),
+        config_of("fsdp1", "index", **model),
+        config_of("fsdp1", "index_frozen", **frozen),
+        *(zero_of("index", stage, **model, zero=SMALL_ZERO) for stage in (0, 1, 2, 3)),
+        zero_of("index_frozen", 2, **frozen, zero=SMALL_ZERO),
+        zero_of("index_frozen", 3, **frozen, zero=SMALL_ZERO),
+        zero_of("index_ckpt", 3, ga=2, **model, zero=REGATHER, ckpt=True),
+        zero_of("index_init", 3, **model, zero=SMALL_ZERO, zero_init=True),
+    ]
 
 
 def _gemma4() -> list[Config]:

@@ -104,19 +104,22 @@ def attend(padded: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **se
     return efficient(q, k, v, mask, True, settings["dropout_p"], causal, scale=scale)[0]
 
 
-def window_mask(*arguments: Any, local_size: int | None = None, **settings: Any) -> torch.Tensor | None:
-    """transformers' mask for SDPA, which it has for windows alone where nothing is padded or packed. Under fake tensors
-    it could not see that."""
-    if local_size is None:
+def window_mask(
+    *arguments: Any, local_size: int | None = None, always: bool = False, **settings: Any
+) -> torch.Tensor | None:
+    """transformers' mask for SDPA, which it has for windows alone where nothing is padded or packed, or `always`. Under
+    fake tensors it could not see that."""
+    if local_size is None and not always:
         return None
-    function = masking.sliding_window_causal_mask_function(local_size)
-    settings |= {"allow_is_causal_skip": True, "attention_mask": None, "mask_function": function}
+    function = masking.causal_mask_function if always else masking.sliding_window_causal_mask_function(local_size)
+    settings |= {"allow_is_causal_skip": not always, "attention_mask": None, "mask_function": function}
     return masking.sdpa_mask(*arguments, local_size=local_size, **settings)
 
 
 def record(config: dict[str, Any], attention: str, batch: int, seq: int, checkpointing: str) -> dict[str, Any]:
     torch.nn.functional.scaled_dot_product_attention = partial(attend, attention == "padded")
-    masking.ALL_MASK_ATTENTION_FUNCTIONS.register("sdpa", window_mask)
+    always = config["model_type"] == "deepseek_v32"  # asks for it
+    masking.ALL_MASK_ATTENTION_FUNCTIONS.register("sdpa", partial(window_mask, always=always))
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build(config, attention)
         if checkpointing == "full":

@@ -17,7 +17,7 @@ EXPERTS = (
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe", "granitemoe",
     "glm4_moe_lite", "dots1", "solar_open", "exaone_moe", "minimax_m2", "hunyuan_v1_moe", "granitemoeshared",
     "ernie4_5_moe", "phimoe", "lfm2_moe", "qwen3_next", "qwen3_5_moe_text", "gemma4_text", "nemotron_h",
-    "granitemoehybrid",
+    "granitemoehybrid", "deepseek_v32",
 )  # fmt: skip
 ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "modernbert")
 ENCODER = {"intermediate_size": 256, "max_position_embeddings": 130, "attention_probs_dropout_prob": 0.0}
@@ -277,6 +277,16 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "model_type": "granitemoeshared", **SMALL, "num_local_experts": 4, "pad_token_id": 0,
             "num_experts_per_tok": 2, "shared_intermediate_size": 96,
         },
+    ),
+    "deepseek_v32": (
+        BOTH,
+        {"model_type": "deepseek_v32", **LATENT, "n_group": 4, "topk_group": 2, "index_topk": 24, "index_head_dim": 20,
+         "index_n_heads": 2},
+    ),
+    "deepseek_v32-heads": (
+        BOTH,
+        {"model_type": "deepseek_v32", **LATENT, "n_group": 1, "topk_group": 1, "index_head_dim": 32,
+         "index_n_heads": 16, "mlp_layer_types": ["dense", "sparse", "sparse"], "attention_bias": True},
     ),
     "youtu": (
         PADDED, {"model_type": "youtu", **{key: LATENT[key] for key in LATENT if "expert" not in key and key not in (

@@ -35,6 +35,16 @@ class Latent:
     rope: int  # rotated part, of which all heads share the key's
     value: int  # width of a head of values
     interleaved: bool = True  # neighbours are rotated, not halves
+    index: Index | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What chooses the tokens that a token attends to (DeepSeek-V3.2): queries and keys of their own."""
+
+    heads: int
+    head_dim: int
+    top_k: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,8 @@ class Tensor:
 
     @property
     def needs_grad(self) -> bool:
-        return self.node is not None or (self.param is not None and self.param.trainable)
+        wanted = self.node is not None or (self.param is not None and self.param.trainable)
+        return wanted and self.tape.grad_enabled
 
     @property
     def numel(self) -> int:

@@ -33,8 +33,8 @@ QUANTIZED = ("Linear", "Conv1D")
 OF_EXPERTS = {
     **dict.fromkeys(("mixtral", "minimax_m2"), ("gate", "w1", "w2", "w3")),
     **dict.fromkeys(
-        ("deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "exaone_moe", "glm4_moe", "glm4_moe_lite", "glm4v_moe",
-         "hunyuan_v1_moe", "olmoe", "qwen3_moe", "qwen3_next", "solar_open"),
+        ("deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe", "glm4_moe",
+         "glm4_moe_lite", "glm4v_moe", "hunyuan_v1_moe", "olmoe", "qwen3_moe", "qwen3_next", "solar_open"),
         ("gate", "gate_proj", "up_proj", "down_proj"),
     ),
 }  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from zsim.model.architecture import Architecture, Latent, LayerKind, Moe
+from zsim.model.architecture import Architecture, Index, Latent, LayerKind, Moe
 from zsim.model.fields import Fields
 from zsim.model.reader_parts import (
     bias_of,
@@ -44,6 +44,18 @@ def _deepseek(fields: Fields, family: str) -> Architecture:
     values = _latent(fields, family)
     kinds = tuple(LayerKind(sparse=layer >= dense) for layer in range(len(values["kinds"])))
     return Architecture(**values | {"kinds": kinds}, moe=_deepseek_experts(fields, family == "deepseek_v2"))
+
+
+def _deepseek_v32(fields: Fields, family: str) -> Architecture:
+    """DeepSeek-V3 with an indexer in every layer; queries always come out of a narrow projection."""
+    arch = _deepseek(fields, family)
+    fields.size("q_lora_rank", default=1536)
+    heads, width = fields.size("index_n_heads", default=64), fields.size("index_head_dim", default=128)
+    if width < arch.mla.rope:
+        fields.fail("index_head_dim", f"is {width}, less than qk_rope_head_dim", f"at least {arch.mla.rope}")
+    index = Index(heads, width, fields.size("index_topk", default=2048))
+    latent = replace(arch.mla, index=index, interleaved=True)
+    return replace(arch, latent=latent, kinds=_sparse(fields, arch.kinds, sum(not kind.sparse for kind in arch.kinds)))
 
 
 def _youtu(fields: Fields, family: str) -> Architecture:
@@ -269,6 +281,7 @@ READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     "minimax_m2": _minimax_m2,
     "hunyuan_v1_moe": _hunyuan,
     "ernie4_5_moe": _ernie_moe,
+    "deepseek_v32": _deepseek_v32,
     "youtu": _youtu,
     "phimoe": _phimoe,
 }

@@ -195,7 +195,7 @@ SIBLINGS = ("cwm", "ministral", "helium", "hyperclovax", "jais2", "apertus")
 MOE = (
     "deepseek_v2", "deepseek_v3", "gpt_oss", "llama4_text", "granitemoe", "granitemoeshared", "glm4_moe",
     "glm4_moe_lite", "dots1", "solar_open", "exaone_moe", "minimax_m2", "hunyuan_v1_moe", "ernie4_5_moe", "youtu",
-    "phimoe",
+    "phimoe", "deepseek_v32",
 )  # fmt: skip
 RELATIVES: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("granite", "hunyuan_v1_dense", "arcee"), _llama_like),

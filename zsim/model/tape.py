@@ -54,6 +54,7 @@ class Tape(Bytes):
         self._models = self._blocks = self._entered = 0  # calls of them that the next segment counts
         self._boundary = True
         self._leads = False  # what segments to come do, they do before each block
+        self.grad_enabled = True
         self._unread = ""  # whether what autograd saves is held, though no backward will ask for it
         self._released = 0  # segments from here on have given their saved tensors back
         self._made: set[tuple[str, str, int | None]] = set()  # see `first`
@@ -235,6 +236,13 @@ class Tape(Bytes):
         self._unread = "held" if holding else "not held"
         yield
         self._unread = ""
+
+    @contextmanager
+    def no_grad(self) -> Iterator[None]:
+        """torch.no_grad"""
+        self.grad_enabled = False
+        yield
+        self.grad_enabled = True
 
     def keep(self, segment: Segment, *tensors: Tensor) -> None:
         """Count tensors as saved by `segment`, each storage once."""

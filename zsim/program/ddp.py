@@ -17,7 +17,7 @@ from zsim.program.execute import Execution, Hooks
 from zsim.program.ops import ALL_REDUCE, COMPUTE, Collective, Compute, Program
 from zsim.program.optimizer import clip, grad_norm, unscale, update
 from zsim.program.units import params_under
-from zsim.program.walk import modules_in_order
+from zsim.program.walk import gradients, modules_in_order
 
 MIB = 1 << 20
 DEFAULT_CAP_MB, FIRST_BUCKET_BYTES = 25, MIB  # distributed.py: bucket_cap_mb None; dist._DEFAULT_FIRST_BUCKET_BYTES
@@ -57,6 +57,9 @@ class Ddp(Hooks[DdpPlan]):
     def __init__(self, model: ModelSpec, tree: Module, plan: DdpPlan) -> None:
         self.model, self.tree, self.plan = model, tree, plan
         self.params = [index for index, p in enumerate(model.parameters) if p.trainable]
+        with_gradient = gradients(tree)
+        self.used = [param for param in self.params if param in with_gradient]
+        self.unused = [param for param in self.params if param not in with_gradient]
         # the last three stand for the buffers, a tower's first; .to(dtype) casts the floats among them
         indices, rotations = model.index_buffers_bytes // 8, model.complex_buffers_bytes // 8
         wide = model.buffers_bytes // 4 - 2 * indices - 2 * rotations
@@ -156,8 +159,9 @@ class Ddp(Hooks[DdpPlan]):
         self.broadcast_buffers = self.sync  # _post_forward: require_forward_param_sync
 
     def _rebuild_buckets(self) -> None:
-        """Buckets in the order in which gradients became ready; rank 0's order is everybody's."""
-        old, self.buckets = self.buckets, self._assign(self.ready_order)
+        """Buckets in the order in which gradients became ready, parameters without one behind; rank 0's order is
+        everybody's."""
+        old, self.buckets = self.buckets, self._assign([*self.ready_order, *self.unused])
         self._collective("broadcast", "int32", len(self.params) + 1, "forward")
         self._collective("broadcast", "int32", len(self.buckets), "forward")
         for index in range(len(old)):
@@ -218,6 +222,11 @@ class Ddp(Hooks[DdpPlan]):
         self.bucket_of = {param: index for index, bucket in enumerate(self.buckets) for param in bucket}
         self.next_bucket = 0
         self.reduced: list[int] = []
+        for param in self.unused:  # found unused: their part of a bucket is zeros
+            self._kernel("zeros to bucket", 0, self.sizes[param])
+            self.pending[self.bucket_of[param]].discard(param)
+        if not self.plan.static_graph:
+            self._reduce_ready()
 
     def alloc_grads(self, params: Sequence[int]) -> None:
         """AccumulateGrad keeps the first gradient and adds later ones to it."""
@@ -288,7 +297,7 @@ class Ddp(Hooks[DdpPlan]):
 
     def _optimizer(self, first: bool) -> None:
         builder, plan = self.builder, self.plan
-        numels = [self.numels[param] for param in self.params]
+        numels = [self.numels[param] for param in self.used]
         scaled = plan.autocast == "float16"  # as every trainer has it, with torch.amp.GradScaler
         checked = unscale(builder, numels, plan.dtype) if scaled else None
         if plan.grad_clip:
@@ -297,9 +306,9 @@ class Ddp(Hooks[DdpPlan]):
         if checked is not None and (muon.is_muon(plan.optimizer) or plan.optimizer.impl != "fused"):
             builder.host_wait(checked)  # _maybe_opt_step: found_inf.item(); fused kernels look themselves
         hidden = muon.matrices(self.model) if muon.is_muon(plan.optimizer) else frozenset()
-        shapes = {param: self.model.parameters[param].shape for param in self.params}
-        muon.update_whole(builder, [shapes[p] for p in self.params if p in hidden], plan.dtype, first=first)
-        rest = [param for param in self.params if param not in hidden]
+        shapes = {param: self.model.parameters[param].shape for param in self.used}
+        muon.update_whole(builder, [shapes[p] for p in self.used if p in hidden], plan.dtype, first=first)
+        rest = [param for param in self.used if param not in hidden]
         update(
             builder, muon.auxiliary(plan.optimizer), [self.numels[param] for param in rest], plan.dtype, first=first,
             shapes=[shapes[param] for param in rest],
@@ -320,6 +329,11 @@ def lower_ddp(model: ModelSpec, tree: Module, plan: DdpPlan, workload: Workload,
         raise InputError("static_graph: torch fails on a first backward under no_sync", field="static_graph",
                          accepted="static_graph without no_sync")  # fmt: skip
     rank = Ddp(model, tree, plan)
+    if rank.unused and not (rank.alone or plan.find_unused_parameters or plan.static_graph):
+        raise InputError(
+            f"{model.parameters[rank.unused[0]].name} gets no gradient, on which torch fails in the second step",
+            field="find_unused_parameters", accepted="true, or freeze them",
+        )  # fmt: skip
     rank.allocate()
     init = rank.builder.finish()
     programs = repeated(rank.builder, rank.step, steps, differing=4)

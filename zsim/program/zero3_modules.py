@@ -41,8 +41,8 @@ def external(model: ModelSpec, tree: Module, hooked: Collection[str]) -> dict[st
     """What a module's own code read of another one in the first forward (parameter_offload.py, ZeROOrderedDict).
 
     peft's LoraLayer.forward asks for the dtype of lora_A's weight, a vision tower's embedding for that of its patch
-    embedding, T5's MLP for that of wo, HunYuan's gate for that of wg, Llama 4 for the device of its embedding. In
-    the first forward none is there, persistent or not.
+    embedding, T5's MLP for that of wo, HunYuan's gate for that of wg, DeepSeek-V3.2's indexer for that of weights_proj,
+    Llama 4 for the device of its embedding. In the first forward none is there, persistent or not.
     """
     return {
         module.name: tuple(param for param in item.params if model.parameters[param].name.endswith(".weight"))
@@ -83,7 +83,7 @@ def _reads_weight(module: Module, name: str, module_class: str) -> bool:
         return module.module_class == "Llama4TextModel"
     if module_class in ("Conv2d", "Conv3d"):
         return not module.module_class.startswith(("Idefics3", "SmolVLM", "Glm4vVisionModel", "Glm4vMoeVisionModel"))
-    return part in ("lora_A.default", "wo", "wg")
+    return part in ("lora_A.default", "wo", "wg", "weights_proj")
 
 
 def reads(module: Module) -> Iterator[int]:

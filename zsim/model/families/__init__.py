@@ -45,7 +45,7 @@ OTHERS = {  # model_type -> file here, class of the root
     **dict.fromkeys(("cohere", "cohere2"), ("cohere", "CohereForCausalLM")),
     **dict.fromkeys(("glm", "glm4", "ernie4_5"), ("glm", "GlmForCausalLM")),
     **dict.fromkeys(("gpt_neo", "gpt_bigcode"), ("gpt_neo", "GPTForCausalLM")),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), ("deepseek", "DeepseekForCausalLM")),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32"), ("deepseek", "DeepseekForCausalLM")),
     "gemma4_text": ("gemma4", "Gemma4ForCausalLM"),
     "llama4_text": ("llama4", "Llama4ForCausalLM"),
     **dict.fromkeys(("lfm2", "lfm2_moe"), ("lfm2", "Lfm2ForCausalLM")),
