@@ -152,3 +152,23 @@ def test_liger_kernels(config: dict[str, bool] | None, loss: str | None, kernels
 def test_a_tower_that_is_named_is_listed() -> None:
     texts = trainer({"vision_path": "OpenGVLab/InternViT-300M-448px"}).not_modeled
     assert texts == ["vision_tower: vision_path names a tower, unless the config.json is that of the whole model"]
+
+
+@pytest.mark.parametrize(
+    ("data", "framework"),
+    [
+        ({}, "fsdp2"),
+        ({"evaluation_strategy": "no"}, "fsdp1"),
+        ({"fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer"}, "fsdp1"),
+        ({"warmup_ratio": 0.03, "fsdp_config": {"version": 2}}, "fsdp2"),
+    ],
+)
+def test_arguments_of_transformers_4_are_of_fsdp1(data: dict[str, Any], framework: str) -> None:
+    """transformers 5.24 has no such arguments; until 5 the Trainer's fsdp was accelerate's FSDP1."""
+    assert said(trainer({"bf16": True, "fsdp": "full_shard auto_wrap"} | data))["framework.name"] == framework
+
+
+def test_an_older_switch_of_the_optimizer() -> None:
+    assert said(trainer({"adafactor": True}))["optimizer.name"] == "adafactor"
+    assert said(trainer({"adafactor": True, "optim": "adamw_torch"}))["optimizer.name"] == "adamw"
+    assert said(trainer({"adafactor": False}))["optimizer.name"] == "adamw"

@@ -7,7 +7,8 @@ from zsim.plan.adapters import in_8_bits, lora, quantized, refuse_variants
 from zsim.plan.document import Document
 from zsim.plan.reading import Reading
 from zsim.plan.recipe import ULYSSES, Recipe
-from zsim.plan.trainer import HARMLESS, attention, model_length, name_model, training
+from zsim.plan.trainer import attention, model_length, name_model, training
+from zsim.plan.trainer_keys import HARMLESS
 
 _OWN_HARMLESS = (
     # hparams/data_args.py, evaluation_args.py, generating_args.py and what model_args.py says of loading

@@ -11,76 +11,23 @@ from zsim.plan.hjson import parse_hjson
 from zsim.plan.own_options import OWN, own_switches, refuse_own, refuse_tasks
 from zsim.plan.reading import LOADED_IN, NOT_SHARDED, Reading
 from zsim.plan.recipe import ULYSSES, Recipe, as_flag, hub_attention
+from zsim.plan.trainer_keys import HARMLESS, LISTED, OF_RELEASE_4, OTHER_TRAINERS, REFUSED
 
+KIND = "Hugging Face Trainer arguments"
 _STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
 ATTENTION = {
     "flash_attention_2": "flash", "flash_attention_3": "flash3", "sdpa": "sdpa", "eager": "eager",
     "fa2": "flash", "fa3": "flash3", "auto": "sdpa", "disabled": "eager",
 }  # fmt: skip
-HARMLESS = (
-    "learning_rate", "num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_ratio",
-    "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "logging_steps", "logging_dir",
-    "eval_strategy", "eval_steps",
-    "per_device_eval_batch_size", "output_dir", "overwrite_output_dir", "run_name", "report_to", "seed",
-    "data_seed", "dataloader_num_workers", "push_to_hub", "hub_model_id", "ddp_timeout", "do_train", "do_eval",
-    "dataset", "dataset_name", "dataset_config", "dataset_dir",
-    "preprocessing_num_workers", "overwrite_cache", "plot_loss", "template", "max_samples", "val_size",
-    "trust_remote_code", "remove_unused_columns", "gradient_checkpointing_kwargs", "torch_dtype", "dtype", "tf32",
-    "log_level", "logging_strategy",
-    # the rest of training_args.py that says nothing of memory or time of a step
-    "evaluation_strategy", "average_tokens_across_devices", "bf16_full_eval", "fp16_full_eval", "use_cache",
-    "logging_first_step", "log_on_each_node", "logging_nan_inf_filter", "include_num_input_tokens_seen",
-    "log_level_replica", "disable_tqdm", "project", "eval_delay", "prediction_loss_only", "eval_on_start",
-    "eval_do_concat_batches", "eval_use_gather_object", "eval_accumulation_steps", "include_for_metrics",
-    "batch_eval_metrics", "save_on_each_node", "enable_jit_checkpoint", "hub_strategy", "hub_always_push",
-    "hub_token", "hub_private_repo", "hub_revision", "load_best_model_at_end", "metric_for_best_model",
-    "greater_is_better", "ignore_data_skip", "restore_callback_states_from_checkpoint", "full_determinism",
-    "dataloader_drop_last", "dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_in_order",
-    "dataloader_prefetch_factor", "dataloader_multiprocessing_context", "train_sampling_strategy", "group_by_length",
-    "length_column_name", "label_names", "skip_memory_metrics", "local_rank", "ddp_backend", "fp16_opt_level",
-    "optim_args", "neftune_noise_alpha", "save_safetensors", "jit_mode_eval", "past_index", "model_revision",
-)  # fmt: skip
-
-
-# Arguments of trl's trainers whose steps are not those of supervised training.
-_OTHER_TRAINERS = {
-    "num_generations": "GRPO, which generates between its steps",
-    "max_completion_length": "GRPO, which generates between its steps",
-    "max_prompt_length": "preference tuning, which runs more than one model",
-    "beta": "preference tuning, which runs more than one model",
-    "precompute_ref_log_probs": "preference tuning, which runs more than one model",
-    "center_rewards_coefficient": "a reward model, whose head is no language model's",
-}
-
-
-# What changes what is computed, and is listed as not simulated.
-_LISTED = {
-    "label_smoothing_factor": "a loss over all logits",
-    "torch_empty_cache_steps": "memory given back every few steps",
-    "config_overrides": "fields of the model's config.json that are set here",
-    "router_aux_loss_coef": "the auxiliary loss of routers",
-    "bnb_4bit_quant_storage": "4-bit weights stored in another type than that of the run",
-}
-# What is refused unless it has one of these values.
-_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "optim_target_modules": ((), "an optimizer of projected gradients"),
-    "sharded_ddp": ((False, "", []), "fairscale's sharding, of transformers before 4.35"),
-    "half_precision_backend": (("auto", "cuda_amp", "amp"), "Apex in place of torch.autocast"),
-    "fp16_backend": (("auto", "cuda_amp", "amp"), "Apex in place of torch.autocast"),
-    "fsdp_min_num_params": ((0,), "units of FSDP by size"),
-    "use_cpu": ((False,), "training on CPUs"),
-    "no_cuda": ((False,), "training on CPUs"),
-    "use_mps_device": ((False,), "training on a Mac's GPU"),
-}
 _READ_HERE = ("tune_mm_mlp_adapter", "freeze_backbone", "load_in_4bit", "load_in_8bit")
 _PEFT = ("use_peft", "use_lora", "lora_r", "lora_target_modules")
 
 
-def read_trainer(document: Document, ranks: int | None = None, kind: str = "Hugging Face Trainer arguments") -> Reading:
+def read_trainer(document: Document, ranks: int | None = None, kind: str = KIND) -> Reading:
     """The plan and workload in Trainer arguments. Raises InputError, NotModeled."""
     reading = Reading(kind, document, ranks=ranks)
     recipe = Recipe(reading)
-    for name, why in _OTHER_TRAINERS.items():
+    for name, why in OTHER_TRAINERS.items():
         recipe.refuse(name, (False,), why)
     refuse_tasks(recipe)
     _model_arguments(recipe)
@@ -188,7 +135,8 @@ def training(recipe: Recipe) -> None:
     recipe.set("grad_accum", recipe.count("gradient_accumulation_steps") or 1, "gradient_accumulation_steps")
     recipe.set("grad_clip", recipe.get("max_grad_norm", 1.0), "max_grad_norm")
     recipe.precision(recipe.flag("bf16"), recipe.flag("fp16"))
-    recipe.optimizer("optim", "adamw_torch_fused")
+    adafactor = recipe.get("optim") is None and recipe.flag("adafactor")  # of transformers 4
+    recipe.optimizer("optim", "adafactor" if adafactor else "adamw_torch_fused")
     saving(recipe)
     compiled = [name for name in ("torch_compile_backend", "torch_compile_mode") if recipe.get(name)]
     if recipe.flag("torch_compile", bool(compiled)) or compiled:  # training_args.py: either switches it on
@@ -196,10 +144,10 @@ def training(recipe: Recipe) -> None:
     if recipe.flag("auto_find_batch_size"):
         reading.not_modeled.append("auto_find_batch_size: a smaller batch after running out of memory")
     liger(recipe)
-    for name, what in _LISTED.items():
+    for name, what in LISTED.items():
         if recipe.get(name) not in (None, False, 0, "", {}, "none"):
             reading.not_modeled.append(f"{name}: {what}")
-    for name, (harmless, why) in _REFUSED.items():
+    for name, (harmless, why) in REFUSED.items():
         recipe.refuse(name, harmless, why)
     _accelerator(recipe)
     shard(recipe)
@@ -270,7 +218,12 @@ def shard(recipe: Recipe) -> None:
         config = parse_hjson(read_text(path, "FSDP configuration"), path).data
     if not isinstance(config, dict):
         raise recipe.error(("fsdp_config",), f"{config!r} is not a section", "a mapping of options")
-    read_fsdp(reading, legacy_options(recipe, options) | config, ("fsdp_config",), default_version=2)
+    old = next((name for name in OF_RELEASE_4 if document.data.get(name) is not None), None)
+    of_4 = old is not None and reading.kind == KIND  # LLaMA-Factory has arguments of its own by these names
+    merged = legacy_options(recipe, options) | config
+    read_fsdp(reading, merged, ("fsdp_config",), default_version=1 if of_4 else 2)
+    if of_4 and "version" not in merged and "fsdp_version" not in merged:
+        reading.notes.append(f"{old} is an argument of transformers 4, whose fsdp is FSDP1")
     if ("saving", "by") in reading.fields:  # training_args.py, _process_fsdp_args, whatever accelerate's default
         reading.fields.setdefault(("fsdp", "state_dict_type"), "FULL_STATE_DICT")
 
