@@ -67,8 +67,8 @@ class Recording:
         return int(self.header["world"])
 
 
-def read(path: Path) -> Recording:
-    """Raises InputError with file and line where the file is not a recording."""
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file whose first one is a header. Raises InputError with file and line where it is none."""
     try:
         opener = gzip.open if path.suffix == ".gz" else open
         with opener(path, "rt", encoding="utf-8") as file:
@@ -86,6 +86,12 @@ def read(path: Path) -> Recording:
         rows.append(row)
     if not rows or rows[0].get("kind") != "header":
         raise InputError("the first line is not a header", file=path, line=1, accepted='{"kind": "header", ...}')
+    return rows
+
+
+def read(path: Path) -> Recording:
+    """Raises InputError with file and line where the file is not a recording."""
+    rows = read_rows(path)
     header = rows[0]
     for field in ("engine", "world", "config", "model", "params"):
         if field not in header:

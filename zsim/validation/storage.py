@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +13,7 @@ from zsim.errors import InputError
 from zsim.model.spec import Workload
 from zsim.program.lower import lower
 from zsim.program.ops import COMPUTE, Alloc, Collective, Free, Instruction, Launch, Program
-from zsim.validation.recording import plan_of, setup
+from zsim.validation.recording import plan_of, read_rows, setup
 
 PHASES = {"recompute": "backward", "optimizer": "step"}
 STEPS = 3
@@ -124,12 +122,7 @@ def predict(header: Mapping[str, Any], *, staged: bool = False) -> list[Level]:
 
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Header and rows. Raises InputError where the file is not a count."""
-    try:
-        opener = gzip.open if path.suffix == ".gz" else open
-        with opener(path, "rt", encoding="utf-8") as file:
-            lines = [json.loads(line) for line in file]
-    except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"cannot be read ({error})", file=path) from None
-    if not lines or lines[0].get("kind") != "header" or not all("bytes" in row for row in lines[1:]):
+    header, *rows = read_rows(path)
+    if not rows or not all("bytes" in row for row in rows):
         raise InputError("not a count of storages", file=path, accepted="what validation.oracles.storage writes")
-    return lines[0], lines[1:]
+    return header, rows
