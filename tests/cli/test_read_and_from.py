@@ -56,6 +56,17 @@ def test_read_goes_on_after_a_refusal(capsys) -> None:
     assert "parameters: 7,615,616,512" in out
 
 
+def test_a_matrix_in_a_page_is_read_or_refused_as_a_machine(capsys, tmp_path: Path) -> None:
+    page = tmp_path / "machine.md"
+    for name, code, says in (
+        ("smi_then_bandwidth.md", 0, "RTX 4090"),
+        ("bad_not_in_catalog.txt", 2, "NVIDIA Nonesuch 9000 is not in the catalog"),
+    ):
+        page.write_text((DATA / "topo" / name).read_text())
+        found, text, _ = run(capsys, "read", str(page))
+        assert (found, says in text) == (code, True)
+
+
 def from_arguments(*more: str) -> tuple[str, ...]:
     return ("from", str(DATA / "ds_config/textbook.json"), MODEL, "--topology", TOPOLOGY, *more)
 
