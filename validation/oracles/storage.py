@@ -88,7 +88,7 @@ class StorageTracker(TorchDispatchMode):
 
 def main(arguments: list[str] | None = None) -> int:
     from validation.oracles.configurations import configurations
-    from validation.oracles.record import run, write
+    from validation.oracles.record import _header, run, write
 
     parser = argparse.ArgumentParser(prog="python -m validation.oracles.storage", description=__doc__)
     parser.add_argument("names", nargs="+", help="parts of names of configurations.py")
@@ -99,9 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
         if any(name in config["name"] for name in options.names):
             config = config | {"attention": "eager"}  # the kernels of fused attention differ between CPU and GPU
             rows, header = run(config, StorageTracker)
-            lines = [{"kind": "header", "name": config["name"], "engine": config["engine"], "world": config["world"],
-                      "config": {k: v for k, v in config.items() if k != "name"}, **header}, *rows]  # fmt: skip
-            write(lines, options.out / f"{config['name']}.jsonl.gz")
+            write([_header(config, header), *rows], options.out / f"{config['name']}.jsonl.gz")
             print(f"{config['name']}: peak {max(row['peak'] for row in rows):,} bytes", flush=True)
     return 0
 
