@@ -6,10 +6,10 @@ import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 import zsim
 from zsim.result.remedies import remedies
+from zsim.result.render.page import Page
 from zsim.result.render.terminal import render, verdict
 from zsim.result.spec import Result
 
@@ -31,7 +31,7 @@ def simulated(folder: Path, text: str, *, dram_gib: float = 256, gpu: str = "T4"
 
 def printed(result: Result) -> str:
     stream = io.StringIO()
-    render(result, Console(file=stream, width=200))
+    render(result, Page(stream, 200))
     return stream.getvalue()
 
 

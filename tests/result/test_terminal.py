@@ -4,12 +4,12 @@ import dataclasses
 import io
 
 import pytest
-from rich.console import Console
 
 from tests.result import made
 from zsim.api import load_scenario, simulate
 from zsim.result.compare import label
 from zsim.result.render import explanation, side_by_side, terminal
+from zsim.result.render.page import Page
 from zsim.result.reported import BARELY
 from zsim.result.sensitivity import Change
 
@@ -17,7 +17,7 @@ from zsim.result.sensitivity import Change
 def printed(render, *arguments, width=80, encoding="utf-8"):
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding)
-    render(*arguments, Console(file=file, width=width))
+    render(*arguments, Page(file, width))
     file.flush()
     return raw.getvalue().decode(encoding)
 

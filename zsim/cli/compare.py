@@ -50,11 +50,10 @@ def compare(
 
         print(dumps(comparison.to_dict() | {"results": [result.to_dict() for result in results]}))
     else:
-        from rich.console import Console
-
+        from zsim.result.render.page import Page
         from zsim.result.render.side_by_side import render
 
-        render(comparison, Console(highlight=False))
+        render(comparison, Page())
     return 0 if any(result.fits for result in results) else 3
 
 

@@ -42,7 +42,7 @@ def explain(
 
         print(dumps(explanation.to_dict(result, changes)))
     else:
-        from rich.console import Console
+        from zsim.result.render.page import Page
 
-        explanation.render(result, changes, Console(highlight=False))
+        explanation.render(result, changes, Page())
     return 0 if result.fits else 3

@@ -47,18 +47,16 @@ def run(
         print(dumps(result.to_dict() | ({"changes": [asdict(change) for change in found]} if changes else {})))
     else:
         from zsim.result.render import terminal
+        from zsim.result.render.page import Page
 
+        page = Page()
         if quiet:
             print(terminal.verdict(result))
         else:
-            from rich.console import Console
-
-            terminal.render(result, Console())
+            terminal.render(result, page)
         found = _helpful(result, changes)
         if changes or not quiet:
-            from rich.console import Console
-
-            terminal.render_changes(result, found if changes else None, Console(), set_)
+            terminal.render_changes(result, found if changes else None, page, set_)
     if out is not None:
         from zsim.result.render import write_all
 

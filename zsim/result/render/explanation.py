@@ -5,28 +5,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zsim.program.ops import Compute
 from zsim.result.breakdown import cause
 from zsim.result.compare import causes, label
 from zsim.result.critical_path import Segment
 from zsim.result.holders import holders
+from zsim.result.render.page import Page
 from zsim.result.render.style import CATEGORY_LABELS, cause_label
-from zsim.result.render.terminal import Page, duration, verdict, verdict_style
+from zsim.result.render.terminal import duration, verdict, verdict_style
 from zsim.result.sensitivity import Change
 from zsim.result.spec import Result
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 GIB = 2**30
 LONGEST, LARGEST = 8, 12
 
 
-def render(result: Result, changes: Sequence[Change], console: Console) -> None:
-    """Prints the explanation to a rich console."""
-    page, said = Page(console), to_dict(result, changes)
+def render(result: Result, changes: Sequence[Change], page: Page) -> None:
+    """Prints the explanation."""
+    said = to_dict(result, changes)
     page.say(verdict(result), verdict_style(result))
     page.section("Every second of the step", map(_share, said["attribution"]))
     page.section("Critical path of the step, by what it runs through", map(_share, said["critical_path"]))

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zsim.result.compare import Comparison, Line
 from zsim.result.compare import label as label_of
+from zsim.result.render.page import Page
 from zsim.result.render.style import CATEGORY_LABELS
-from zsim.result.render.terminal import Page
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 GIB = 2**30
 PER_BLOCK = 4
 CELL = 11
 
 
-def render(comparison: Comparison, console: Console) -> None:
+def render(comparison: Comparison, page: Page) -> None:
     """Prints the setups, what differs between them, what came out, and why."""
-    page = Page(console)
     for each in comparison.impossible:
         page.say(f"{each.name}: {each.why}")
     if comparison.impossible:

@@ -3,52 +3,28 @@
 from __future__ import annotations
 
 import shlex
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from zsim.plan.spec import Allocator
+from zsim.result.render.page import Page
 from zsim.result.render.style import CATEGORY_LABELS, cause_label
 from zsim.result.reported import record
 from zsim.result.spec import CheckpointMemory, Headline, Result
 from zsim.result.textbook import ADAM, optimizer_bytes
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from zsim.result.sensitivity import Change
 
 GB, GIB = 1e9, 2**30
-WIDEST = 100
 STATES = ("parameters", "gradients", "optimizer_states", "master_weights")
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-class Page:
-    """Lines on a rich console, of at most `WIDEST` columns, as they are: no colours but those asked for."""
-
-    def __init__(self, console: Console) -> None:
-        self.console, self.width = console, min(console.width, WIDEST)
-
-    def line(self, text: str = "", style: str = "") -> None:
-        self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
-
-    def say(self, text: str, style: str = "", indent: int = 0) -> None:
-        for line in wrap(text, self.width - indent):
-            self.line(" " * indent + line, style)
-
-    def section(self, title: str, lines: Iterable[str]) -> None:
-        self.line()
-        self.say(title, "bold")
-        for line in lines:
-            self.say(line, indent=2)
-
-
-def render(result: Result, console: Console) -> None:
-    """Prints the whole report to a rich console."""
-    page = Page(console)
-    inner, blocks = page.width - 2, "utf" in console.encoding.lower()
+def render(result: Result, page: Page) -> None:
+    """Prints the whole report."""
+    inner, blocks = page.width - 2, page.blocks
     page.say(verdict(result), verdict_style(result))
     page.say(headline(result.headline))
     for title, lines in (
@@ -64,15 +40,13 @@ def render(result: Result, console: Console) -> None:
             page.section(title, said)
 
 
-def render_changes(
-    result: Result, changes: Sequence[Change] | None, console: Console, overrides: Sequence[str] = ()
-) -> None:
+def render_changes(result: Result, changes: Sequence[Change] | None, page: Page, overrides: Sequence[str] = ()) -> None:
     """Prints what would help, or make a run fit; each line was simulated. None: says how to have them simulated.
 
     `overrides`: with which the scenario was run, so that the command which is named explains this run.
     """
     title = "What would help" if result.fits else "What would make it fit"
-    Page(console).section(title, _changes(result, changes, overrides))
+    page.section(title, _changes(result, changes, overrides))
 
 
 def _changes(result: Result, changes: Sequence[Change] | None, overrides: Sequence[str]) -> Iterator[str]:
@@ -358,10 +332,3 @@ def duration(value: float) -> str:
 
 def _bullets(texts: Iterable[str]) -> Iterator[str]:
     return (f"- {text}" for text in texts)
-
-
-def wrap(line: str, width: int) -> list[str]:
-    """Lines of at most `width` columns, or of one word; what follows the first is indented."""
-    if len(line) <= width:
-        return [line]
-    return textwrap.wrap(line, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
