@@ -28,9 +28,10 @@ OF_ITS_TIME: dict[str, tuple[tuple[str, Release], ...]] = {
 WIDENED = (*LLAMA_LIKE, *GEMMA, *MOE)  # their logits; GPT-2 and its like left them in the dtype of the run
 LOW_SOFTMAX = ("gpt_neox", "opt")  # in the dtype of the scores until 4.48
 BIASED = ("t5", "mt5")  # learn a bias of attention, which FlashAttention does not take
-# With a tower: under masks that FlashAttention does not take (`_supports_flash_attn = False` in transformers 5.24).
+# With a tower or an indexer: under masks that FlashAttention does not take (`_supports_flash_attn = False` in
+# transformers 5.24).
 # What they run in its place; SDPA with such a mask in all layers is `efficient`.
-MASKED = {"mllama": "sdpa", "gemma4": "sdpa", "gemma3": "efficient", "paligemma": "efficient"}
+MASKED = {"mllama": "sdpa", "gemma4": "sdpa", "deepseek_v32": "sdpa", "gemma3": "efficient", "paligemma": "efficient"}
 OWN_KERNEL = ("falcon",)  # calls scaled_dot_product_attention itself, since it is in transformers (4.33)
 
 
