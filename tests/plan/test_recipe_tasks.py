@@ -172,3 +172,17 @@ def test_an_older_switch_of_the_optimizer() -> None:
     assert said(trainer({"adafactor": True}))["optimizer.name"] == "adafactor"
     assert said(trainer({"adafactor": True, "optim": "adamw_torch"}))["optimizer.name"] == "adamw"
     assert said(trainer({"adafactor": False}))["optimizer.name"] == "adamw"
+
+
+@pytest.mark.parametrize(
+    ("data", "listed"),
+    [
+        ({"packing": True, "max_length": 4096}, True),
+        ({"packing": True, "max_length": 4096, "loss_type": "nll"}, False),
+        ({"packing": True, "max_length": 4096, "use_liger_kernel": True}, False),
+        ({"packing": True, "max_seq_length": 4096}, False),  # trl before 0.20
+        ({"max_length": 4096}, False),
+    ],
+)
+def test_trls_loss_in_chunks_is_listed(data: dict[str, Any], listed: bool) -> None:
+    assert any(text.startswith("loss_type: from trl 1.7") for text in trainer(data).not_modeled) is listed

@@ -60,6 +60,11 @@ _OTHER_PROGRAMS = (
     (re.compile(r"bi_?encoder|cross_?encoder|rerank|retriev|embedding|(^|_)dense\."), _EMBEDDINGS),
     (re.compile(r"squad|glue|swag|classif|speech|wav2vec|_(qa|ner|ctc|mim|mae)\."), _HEAD),
 )
+# Of trl's SFTConfig alone; max_seq_length is of before 0.20, when the loss was not yet taken in chunks.
+_SFT = (
+    "packing", "packing_strategy", "padding_free", "dataset_text_field", "assistant_only_loss", "completion_only_loss",
+    "eval_packing", "chat_template_path",
+)  # fmt: skip
 # What scripts of vision-language models say of a tower, beside LLaVA's vision_tower.
 _TOWERS = ("vision_path", "force_image_size", "image_tower", "video_tower", "image_encoder_name_or_path")
 
@@ -79,6 +84,11 @@ def refuse_tasks(recipe: Recipe) -> None:
         recipe.reading.not_modeled.append(f"loss_type: {loss}, another loss, or the same one in chunks")
     elif loss not in (None, "nll"):
         raise document.error(("loss_type",), f"{loss}: {_PREFERENCE}", "nll", kind=NotModeled)
+    newest = any(recipe.get(name) is not None for name in _SFT) and recipe.document.data.get("max_seq_length") is None
+    fused = any(recipe.flag(name) for name in ("use_liger_kernel", "use_liger"))
+    if loss is None and newest and not fused:  # trl's pull request 5846
+        text = "loss_type: from trl 1.7 on in chunks unless it says nll, whose logits need less memory than said here"
+        recipe.reading.not_modeled.append(text)
     tower = next((name for name in _TOWERS if recipe.get(name)), None)
     if tower:
         text = f"vision_tower: {tower} names a tower, unless the config.json is that of the whole model"
