@@ -22,4 +22,4 @@ def test_parameters_of_published_models(name: str) -> None:
     count, config = MODELS[name]
     spec = from_config(config, name)
     assert spec.numel == count
-    trace(spec, Workload(1, 128))
+    trace(spec, Workload(1, 128, attention="sdpa" if "index_topk" in config else "flash"))  # whose mask SDPA takes
