@@ -312,6 +312,22 @@ def test_the_scaler_of_float16_under_ddp(impl: str, waits: int):
     assert counts["float16"] - counts["bfloat16"] == waits
 
 
+def test_ddp_casts_the_weights_of_convolutions_under_autocast():
+    """Whisper's two have biases, of one dimension: no product of theirs is cast for."""
+    config = {
+        "model_type": "whisper", "d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "num_mel_bins": 80,
+        "vocab_size": 256, "max_source_positions": 32, "max_target_positions": 16,
+    }  # fmt: skip
+    model, workload = from_config(config, "whisper"), Workload(1, 32, target_len=8)
+    step = lower(model, trace(model, workload), DdpPlan(world_size=2, autocast="bfloat16"), workload).steps[-1]
+    cast = {i.key: i.nbytes for i in step if isinstance(i, Alloc) and i.key.startswith("cast:")}
+    convolutions = {f"cast:{i}": p for i, p in enumerate(model.parameters) if p.module_class == "Conv1d"}
+    weights = {key: 2 * p.numel for key, p in convolutions.items() if len(p.shape) > 1}
+    assert sorted(weights.values()) == [2 * 3 * 64 * 64, 2 * 3 * 64 * 80]
+    assert {key: cast[key] for key in convolutions if key in cast} == weights
+
+
 def test_unknown_optimizers_are_not_modeled():
     with pytest.raises(NotModeled, match="shampoo"):
         program_of(DdpPlan(world_size=2, optimizer=Optimizer("shampoo")))

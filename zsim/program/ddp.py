@@ -180,7 +180,7 @@ class Ddp(Hooks[DdpPlan]):
         """Of matrix products that autocast casts for: that of grouped experts is none (pytorch/pytorch#174763), nor is
         bitsandbytes' in int8."""
         parameter = self.model.parameters[param]
-        if parameter.module_class == "Conv1d" and parameter.shape[1] == 1:  # what its product gets is a view
+        if parameter.module_class == "Conv1d" and parameter.shape[1:2] == (1,):  # what its product gets is a view
             return False
         return len(parameter.shape) > 1 and not parameter.expert and parameter.dtype != "int8"
 
