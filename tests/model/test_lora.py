@@ -92,11 +92,15 @@ def test_quantized_weights_of_gpt2_are_turned(quantize: str) -> None:
     trace(model, Workload(2, 8))
 
 
-def test_transformers_quantizes_no_subclass_of_linear() -> None:
+def test_transformers_5_quantizes_no_subclass_of_linear() -> None:
+    """integrations/bitsandbytes.py: `type(module) is nn.Linear`, before 5 `isinstance(module, nn.Linear)`."""
     config = {"model_type": "falcon", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     falcon = from_config(config | {"vocab_size": 199}, "falcon")
     with pytest.raises(NotModeled, match="quantized weights of falcon"):
         tune(falcon, Tuning(Lora(4), "nf4"))
+    old = tune(falcon, Tuning(Lora(4), "nf4", before_5=True))
+    assert sum(p.packed > 1 for p in old.parameters) == 4 * 2  # two products of attention, two of the MLP
+    trace(old, Workload(2, 8))
 
 
 def test_bytes_of_eight_bit_weights() -> None:

@@ -25,8 +25,8 @@ from zsim.model.spec import ModelSpec, Parameter
 ALL_LINEAR = "all-linear"  # peft: every Linear and Conv1D but the output projection
 # peft 0.21 tuners_utils.py, _check_lora_target_modules_mamba: families in which it raises for this one, all-linear too.
 NO_OUT_PROJ, OUT_PROJ = ("falcon_h1", "mamba2", "nemotron_h"), "out_proj"
-# transformers 5.24 integrations/bitsandbytes.py replace_with_bnb_linear: of these classes, of no subclass. Conv1D's
-# weights are turned as they are loaded.
+# transformers 5.24 integrations/bitsandbytes.py replace_with_bnb_linear: of these classes, of no subclass; before 5 of
+# subclasses as well. Conv1D's weights are turned as they are loaded.
 QUANTIZED = ("Linear", "Conv1D")
 # peft 0.21 transformers_weight_conversion.py, _convert_peft_config_moe with transformers 5: names that it takes, and
 # all-linear, for parameters of the stacked experts and of the router, and for nothing else in the model.
@@ -64,11 +64,13 @@ class Lora:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How a checkpoint is fine-tuned: `quantize` None, nf4 or int8; `double_quant` of the maxima of nf4's blocks."""
+    """How a checkpoint is fine-tuned: `quantize` None, nf4 or int8; `double_quant` of the maxima of nf4's blocks;
+    `before_5`: as transformers before 5 has it."""
 
     lora: Lora | None = None
     quantize: str | None = None
     double_quant: bool = True
+    before_5: bool = False
 
 
 def tune(spec: ModelSpec, tuning: Tuning) -> ModelSpec:
@@ -122,7 +124,7 @@ def attach(model: Module, net: Net, tuning: Tuning) -> list[str]:
             names.add(name)
             meant = {target for target in targets if f".{parent.path}.{name}".endswith(f".{target}")}  # as peft matches
             chosen = bool(meant) or targets == (ALL_LINEAR,) or child in matching
-            if tuning.quantize and child.class_name in QUANTIZED:
+            if tuning.quantize and (child.class_name in QUANTIZED or tuning.before_5):
                 eight = tuning.quantize == "int8"
                 child = Linear8bitLt(net, child) if eight else Linear4bit(net, child, tuning.double_quant)
                 setattr(parent, name, child)

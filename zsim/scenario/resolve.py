@@ -299,7 +299,16 @@ def _tune(scenario: Scenario, model: ModelSpec) -> ModelSpec:
         adapters = Lora(lora.r, targets, lora.alpha, lora.dropout, tuple(lora.exclude), pattern)
     if quantize and quantize.type != "int8" and fields.precision == "fp32":
         raise scenario.error(("quantize",), "4-bit weights are stored in 16-bit elements", "precision: bf16 or fp16")
-    model = tune(model, Tuning(adapters, quantize.type if quantize else None, bool(quantize and quantize.double_quant)))
+    release = stated_release(scenario)
+    model = tune(
+        model,
+        Tuning(
+            adapters,
+            quantize.type if quantize else None,
+            double_quant=bool(quantize and quantize.double_quant),
+            before_5=release is not None and release < (5, 0),
+        ),
+    )
     if fields.framework.name == "ddp":  # loaded in the compute dtype; peft keeps the adapters in float32
         low = TORCH_DTYPE[fields.precision]
         parameters = tuple(p if p.trainable else dataclasses.replace(p, dtype=p.dtype or low) for p in model.parameters)
