@@ -324,8 +324,10 @@ class Linear8bitLt(Linear):
     outliers, as transformers loads them; backends/cuda/ops.py and backends/default/ops.py for what its steps allocate.
 
     Backward needs no input, but the autograd function holds it as an attribute, which checkpointing does not reach:
-    inputs of a checkpointed block's products stay. Columns with outliers are few (7 of 4,096 in arXiv 2208.07339): the
-    pass over the result that adds their product is counted, and no bytes of theirs.
+    inputs of a checkpointed block's products stay. Until transformers 5 (modeling_utils.py) checkpoints were reentrant
+    unless told otherwise. Those run forward without gradients, where the function sees none that it would need: the
+    inputs are there only while a block is run again. Columns with outliers are few (7 of 4,096 in arXiv 2208.07339):
+    the pass over the result that adds their product is counted, and no bytes of theirs.
     """
 
     class_name = "Linear8bitLt"
@@ -342,7 +344,9 @@ class Linear8bitLt(Linear):
         n, k = self.weight.shape
         flat = x if len(x.shape) == 2 else F.reshape(x, -1, k)
         m, needs_grad = flat.shape[0], flat.needs_grad
-        held = tape.hold(flat) if needs_grad else None
+        reentrant = self.net.older(5, 0)
+        kept = tape.save(flat) if needs_grad and reentrant else None
+        held = tape.hold(flat) if needs_grad and not reentrant else None
         rows = _int8_rows(flat)
         sums = tape.empty((m, n), "int32")
         tape.gemm(m, n, k, "int8")
@@ -354,7 +358,7 @@ class Linear8bitLt(Linear):
         del rows
 
         def backward(g: Tensor) -> tuple[Tensor]:
-            kept = held  # noqa: F841
+            inputs = held if kept is None else kept()  # noqa: F841  alive until its end
             full = tape.empty((n, k), dtype)
             tape.memory(n * k, full.nbytes, "dequantize")
             tape.memory(full.nbytes + 4 * n, full.nbytes, "dequantize")  # times the rows' maxima, in place
