@@ -1,4 +1,5 @@
-"""Kernels of Liger 0.5 to 0.6 in place of chains of elementwise ones: RMSNorm and SwiGLU (rules as in `functional`)."""
+"""Kernels of Liger 0.5 to 0.6 in place of chains of elementwise ones: RMSNorm, SwiGLU and GEGLU, which are bound by
+memory (rules as in `functional`)."""
 
 from __future__ import annotations
 
@@ -32,8 +33,9 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """ops/swiglu.py LigerSiLUMulFunction: saves both inputs, over which backward writes their gradients."""
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """ops/swiglu.py LigerSiLUMulFunction and ops/geglu.py LigerGELUMulFunction: save both inputs, over which backward
+    writes their gradients."""
     tape = gate.tape
     needs_grad = gate.needs_grad or up.needs_grad
     saved = tape.save(gate, up) if needs_grad else None

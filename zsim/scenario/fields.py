@@ -369,7 +369,7 @@ class ScenarioFields(Section):
     )
     kernels: Literal["torch", "liger", "unsloth", "flash-attn", "fla", "mamba-ssm"] = Field(
         "torch",
-        description="liger: its fused RMSNorm and SwiGLU; unsloth: its RMSNorm and loss in place; "
+        description="liger: its fused RMSNorm and SwiGLU or GEGLU; unsloth: its RMSNorm and loss in place; "
         "flash-attn: its RMSNorm, rotary embedding and loss, with xformers' SwiGLU; fla: flash-linear-attention and "
         "causal-conv1d in layers of linear attention; mamba-ssm: it and causal-conv1d in state spaces",
     )

@@ -81,6 +81,7 @@ SEQ2SEQ = {
     **dict.fromkeys(("bart", "mbart", "pegasus", "marian"), ("bart", "BartForConditionalGeneration")),
     "whisper": ("whisper", "WhisperForConditionalGeneration"),
 }
+FUSED = {"liger": (*LLAMA_LIKE, "gemma")}  # families with kernels that are not torch's, where not LLAMA_LIKE alone
 FAMILIES = (*LLAMA_LIKE, *GEMMA, *MOE, *OTHERS, *VISION, *SEQ2SEQ)
 
 
@@ -99,8 +100,8 @@ def build(net: Net) -> Module:
                 field="kernels",
                 accepted="torch",
             )
-    elif net.kernels != "torch" and (family not in LLAMA_LIKE or net.implementation != "hf"):
-        accepted = f"transformers' implementation of {', '.join(LLAMA_LIKE)}"
+    elif net.kernels != "torch" and (family not in FUSED.get(net.kernels, LLAMA_LIKE) or net.implementation != "hf"):
+        accepted = f"transformers' implementation of {', '.join(FUSED.get(net.kernels, LLAMA_LIKE))}"
         raise NotModeled(
             f"{net.kernels[0].upper()}{net.kernels[1:]} kernels in {net.implementation}'s {family}",
             field="kernels",

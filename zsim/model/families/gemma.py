@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zsim.model import functional as F
+from zsim.model import liger
 from zsim.model import products as P
 from zsim.model.attention import causal_mask
 from zsim.model.decoder import run_block
@@ -18,6 +19,8 @@ class RMSNorm(LlamaNorm):
     """`(x * (1 + weight))`, all in float32, then cast."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.net.kernels == "liger":  # LigerRMSNormForGemma
+            return liger.rms_norm(x, self.weight)
         output = self._norm(F.to(x, "float32"))
         output = F.mul(output, F.shift(F.to(self.weight, "float32")))
         return F.to(output, x.dtype)

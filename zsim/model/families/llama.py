@@ -89,8 +89,8 @@ class MLP(Module):
         self.act_fn = Activation(net, arch.activation)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.net.kernels == "liger":  # LigerSwiGLUMLP
-            return self.down_proj(liger.silu_mul(self.gate_proj(x), self.up_proj(x)))
+        if self.net.kernels == "liger":  # LigerSwiGLUMLP, and LigerGEGLUMLP of Gemma
+            return self.down_proj(liger.gated(self.gate_proj(x), self.up_proj(x)))
         if self.net.kernels == "flash-attn packed":
             from zsim.model import flash_attn
 
