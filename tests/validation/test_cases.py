@@ -61,6 +61,7 @@ def test_every_collected_report_is_a_case_or_lacks_something() -> None:
         ("blind2", (14, 18), (0, 0)),
         ("blind3", (36, 54), (1, 2)),
         ("blind4", (63, 88), (5, 6)),
+        ("blind5", (48, 62), (1, 1)),
         ("saving", (9, 12), (0, 0)),
     ],
 )
@@ -102,11 +103,16 @@ def test_what_was_said_of_reports_never_seen_is_kept(
         "G16",
         "G33",
         "G40",
+        "H02",
+        "H11",
+        "H25",
+        "H34",
+        "H42",
     ],
 )
 def test_reports_never_seen_before_come_out_as_they_are_said_to(name: str) -> None:
-    file = {"B": "blind.yaml", "D": "blind2.yaml", "E": "saving.yaml", "F": "blind3.yaml", "G": "blind4.yaml"}[name[0]]
-    document = cases.read(BLIND.with_name(file))
+    sets = {"B": "blind", "D": "blind2", "E": "saving", "F": "blind3", "G": "blind4", "H": "blind5"}
+    document = cases.read(BLIND.with_name(f"{sets[name[0]]}.yaml"))
     case = next(case for case in document["cases"] if case["id"] == name)
     runs = {run.name: run for run in cases.outcomes(document, case)}
     for label, own in settings(case).items():

@@ -24,10 +24,10 @@ class Record:
     ran_out: int
 
 
-FITS = Record("fits", 136, 6)
+FITS = Record("fits", 169, 10)
 TIGHT = Record(f"fits, tight, less than {FULL:.0%} allocated", 24, 8)
-BARELY = Record(f"fits, tight, {FULL:.0%} or more allocated", 27, 20)
-OUT = Record("does not fit", 82, 74)
+BARELY = Record(f"fits, tight, {FULL:.0%} or more allocated", 28, 21)
+OUT = Record("does not fit", 107, 97)
 RECORDS = (FITS, TIGHT, BARELY, OUT)
 
 
