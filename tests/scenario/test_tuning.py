@@ -10,6 +10,7 @@ import zsim
 from zsim.errors import InputError, NotModeled
 from zsim.result.remedies import remedies
 from zsim.result.render.terminal import verdict
+from zsim.scenario.load import load
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 LLAMA = SCENARIOS / "llama31_8b_4xa100_zero2.yaml"
@@ -25,6 +26,12 @@ def test_qlora_holds_four_bits_a_weight() -> None:
     assert result.gpu.by_category["parameters"] == pytest.approx(expected, rel=1e-3)
     assert result.params == 8_030_261_248 + 41_943_040
     assert result.trainable_params == 41_943_040
+
+
+@pytest.mark.parametrize(("release", "before"), [("4.30.2", True), ("4.57", True), ("5.0", False)])
+def test_weights_are_quantized_as_the_release_does_it(release: str, before: bool) -> None:
+    tuning = load(QLORA, [f"framework.transformers='{release}'"]).resolve().model.tuning
+    assert tuning is not None and tuning.before_5 == before
 
 
 @pytest.mark.parametrize("framework", ["ddp", "fsdp2", "zero1", "zero2", "zero3"])

@@ -126,7 +126,9 @@ def attach(model: Module, net: Net, tuning: Tuning) -> list[str]:
             chosen = bool(meant) or targets == (ALL_LINEAR,) or child in matching
             if tuning.quantize and (child.class_name in QUANTIZED or tuning.before_5):
                 eight = tuning.quantize == "int8"
-                child = Linear8bitLt(net, child) if eight else Linear4bit(net, child, tuning.double_quant)
+                child = (
+                    Linear8bitLt(net, child, tuning.before_5) if eight else Linear4bit(net, child, tuning.double_quant)
+                )
                 setattr(parent, name, child)
                 quantized = True
             if tuning.lora and chosen and not tuning.lora.excludes(f"{parent.path}.{name}"):
@@ -332,21 +334,21 @@ class Linear8bitLt(Linear):
 
     class_name = "Linear8bitLt"
 
-    def __init__(self, net: Net, base: Linear) -> None:
+    def __init__(self, net: Net, base: Linear, reentrant: bool) -> None:
         Module.__init__(self, net)
         if net.checkpointing == "selective":
             raise NotModeled("selective checkpointing of 8-bit products", accepted="none, full")
         self.weight = Weight(net, *base.size)
         self.bias = base.bias
+        self.reentrant = reentrant
 
     def forward(self, x: Tensor) -> Tensor:
         tape, dtype = x.tape, x.dtype
         n, k = self.weight.shape
         flat = x if len(x.shape) == 2 else F.reshape(x, -1, k)
         m, needs_grad = flat.shape[0], flat.needs_grad
-        reentrant = self.net.older(5, 0)
-        kept = tape.save(flat) if needs_grad and reentrant else None
-        held = tape.hold(flat) if needs_grad and not reentrant else None
+        kept = tape.save(flat) if needs_grad and self.reentrant else None
+        held = tape.hold(flat) if needs_grad and not self.reentrant else None
         rows = _int8_rows(flat)
         sums = tape.empty((m, n), "int32")
         tape.gemm(m, n, k, "int8")
