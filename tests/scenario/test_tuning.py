@@ -31,7 +31,8 @@ def test_qlora_holds_four_bits_a_weight() -> None:
 @pytest.mark.parametrize(("release", "before"), [("4.30.2", True), ("4.57", True), ("5.0", False)])
 def test_weights_are_quantized_as_the_release_does_it(release: str, before: bool) -> None:
     tuning = load(QLORA, [f"framework.transformers='{release}'"]).resolve().model.tuning
-    assert tuning is not None and tuning.before_5 == before
+    assert tuning is not None
+    assert tuning.before_5 == before
 
 
 @pytest.mark.parametrize("framework", ["ddp", "fsdp2", "zero1", "zero2", "zero3"])
