@@ -34,6 +34,9 @@ from zsim.validation.rows import Row
 from zsim.validation.shapes import with_shape
 
 _EXAMPLE_VOCAB = 50257  # of DeepSpeedExamples training/bf16_master_weight: the tokens of GPT-2
+_NAMED = ("qwen3", "qwen2", "mistral", "olmo2", "phi3", "gemma2", "gemma")
+_KERNELS = {"SDPA with a mask": "efficient", "SDPA, cuDNN first": "sdpa"}
+_HEADS = {"qwen3": 128, "gemma2": 256, "gemma": 256}
 PARALLELISM = re.compile(r"\b(uses (TP|CP|PP)|TP \d|CP \d|PP \d|sequence parallel [2-9]|tensor parallel|pipeline)")
 
 
@@ -132,6 +135,8 @@ def _loss(row: Row) -> str:
     known = loop(row).loss
     if known == "hf" and re.search(r"cross-entropy of (?:the )?(?:bf16|fp16) logits", row.get("notes")):
         return "uncast"
+    if known == "copied" and "outputs held" in row.get("notes"):
+        return "copied_held"
     return "held" if row["framework"].startswith("DeepSpeed") else known
 
 
@@ -141,6 +146,8 @@ def _fused_attention(row: Row, assumed: list[str]) -> str:
     given a mask."""
     if row.get("attention_impl").startswith("eager"):
         return "eager"
+    if row.get("attention_impl") in _KERNELS:
+        return _KERNELS[row["attention_impl"]]
     if prefers_cudnn(row) and re.match(r"SDPA(?! ?\(?flash)|$", row.get("attention_impl")):
         return "sdpa"
     if row.get("attention_impl") or not re.search(r"DeepSpeed 0\.14\.[012]\b", row["framework"]):
@@ -244,15 +251,17 @@ def _model(row: Row) -> ModelSpec:
         config: dict[str, Any] = {
             "model_type": "gpt2", "n_embd": width, "n_layer": layers, "n_head": heads, "vocab_size": vocab,
             "n_positions": row.count("seq_len"), "n_inner": ffn,
+            "tie_word_embeddings": "output projection not tied" not in row.get("notes"),
+            **(dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0) if "no dropout" in row.get("notes") else {}),
         }  # fmt: skip
     else:
-        family = next((known for known in ("qwen3", "qwen2", "mistral") if name.startswith(known)), "llama")
+        family = next((known for known in _NAMED if name.startswith(known)), "llama")
         small = family == "qwen2" and width < 3000
         config = {
             "model_type": family, "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads,
             "num_key_value_heads": kv_heads, "intermediate_size": ffn, "vocab_size": vocab,
-            "max_position_embeddings": row.count("seq_len"), "tie_word_embeddings": small,
-            **({"head_dim": 128} if family == "qwen3" else {}),
+            "max_position_embeddings": row.count("seq_len"), "tie_word_embeddings": small or family.startswith("gemma"),
+            **({"head_dim": _HEADS[family]} if family in _HEADS else {}),
         }  # fmt: skip
     model, tuning = _read_model(json.dumps(config, sort_keys=True), row["model"]), stated.adapters(row)
     if loop(row).implementation == "litgpt" and tuning is None:

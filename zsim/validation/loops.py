@@ -32,6 +32,7 @@ class Loop:
     lora: Lora | None = None  # of its rows with adapters
     flat: bool = False  # FSDP1 with use_orig_params=False, which it is told for DDP too (NO_SHARD)
     grad_clip: float | None = None
+    grouping: str = "hf"  # FSDP2's
 
 
 LOOPS = {
@@ -70,6 +71,37 @@ LOOPS = {
     "lit-llama": Loop("litgpt", "uncast"),
     # DeepSpeedExamples training/bf16_master_weight/train.py at a43031e: a model of torch.nn's, and the logits stay
     "bf16_master_weight": Loop("torch.nn", "uncast_held"),
+    # src/olmo_core/nn/transformer/model.py `apply_fsdp` and scripts/train at e27ba7455 (2024-11-05): adapted from
+    # torchtitan's of October 2024; rotary embedding and repeated heads as there, too
+    "olmo-core": Loop("torchtitan", "compiled", grad_clip=1.0, grouping="titan2024"),
+    # the same for OLMo 2, whose norms torchtitan does not have; the logits are copied, the loss compiled
+    "olmo-core olmo2": Loop("hf", "copied", grad_clip=1.0, grouping="titan2024"),
+    # transformers 4.28 modeling_open_llama.py; solver/trainer.py at 0157b69 (2023-05-17) keeps the outputs
+    "open-llama": Loop(loss="copied_uncast", grad_clip=1.0),
+    # training/benchmarks/llama2_7b/deepspeed/run_pretraining.py of December 2023: `loss = model_engine(...).loss`
+    "flagperf": Loop(loss="copied"),
+    # ch05/10_llm-training-speed: `cross_entropy(logits.flatten(0, 1), ...)` in a function of its own
+    "llms-from-scratch": Loop(loss="uncast"),
+    # train.py of 2023: autocast makes the cross-entropy's logits float32
+    "nanogpt": Loop(grad_clip=1.0),
+    # src/trainer/build.py, models/llama3.py: bf16 as loaded, `FSDP(...)` with a policy by size, outputs deleted
+    "universal-llm-trainer": Loop(
+        loss="copied_uncast",
+        storage_dtype="bfloat16",
+        unit_per_module=True,
+        optimizer="foreach",
+        flat=True,
+        grad_clip=10.0,
+    ),
+    # llama_finetuning.py of July 2023: pure_bf16, peft's wrap policy, torch's own defaults else
+    "llama-recipes": Loop(
+        loss="copied",
+        storage_dtype="bfloat16",
+        reduce_dtype="bfloat16",
+        unit_per_adapter=True,
+        optimizer="foreach",
+        flat=True,
+    ),
     "torchtitan": Loop("torchtitan"),
     "llm-foundry": Loop("llm-foundry"),
 }
@@ -80,12 +112,14 @@ CUDNN_FIRST_MONTH = "2026-04"  # of tables that do not name a release
 
 def loop(row: Row) -> Loop:
     """The loop that the row's framework names; lightning-thunder's benchmark of litgpt and DeepSpeed's example are ones
-    of their own."""
+    of their own, and so are OLMo's models in OLMo-core."""
     framework = row["framework"].lower()
     if "lit" in framework and "benchmark_litgpt" in row.get("notes"):
         framework = "thunder"
     if "/bf16_master_weight/" in row.get("source"):
         framework = "bf16_master_weight"
+    if "olmo-core" in framework and row["model"].startswith("olmo"):
+        return LOOPS["olmo-core olmo2"]
     return next((rules for name, rules in LOOPS.items() if name in framework), OWN)
 
 

@@ -15,7 +15,18 @@ from zsim.validation.rows import Row, gpu_name
 # Gigabits per second and node of 8 GPUs, where the source does not say: what such machines are usually sold with.
 USUAL_NETWORK = {"A100": 1600, "A800": 1600, "H100": 3200, "H200": 3200, "B200": 3200, "MI300X": 3200}
 # Devices that are sold in nodes of GPUs all linked to each other, besides those with SXM in their names.
-_ALL_LINKED = ("H20", "H20-141GB", "GB200", "GB300", "GH200-96GB", "GH200-144GB", "MI300X", "MI325X", "MI355X")
+_ALL_LINKED = (
+    "H20",
+    "H20-141GB",
+    "GB200",
+    "GB300",
+    "GH200-96GB",
+    "GH200-144GB",
+    "MI250X",
+    "MI300X",
+    "MI325X",
+    "MI355X",
+)
 
 
 def cluster_of(row: Row, assumed: list[str]) -> Cluster:

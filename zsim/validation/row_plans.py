@@ -56,7 +56,7 @@ def plan_of_row(row: Row, cluster: Cluster) -> AnyPlan:
         pure = stated.all_bf16(row) or rules.storage_dtype == "bfloat16" or _loaded_in_bf16(row)
         return DdpPlan(
             **common,
-            dtype="bfloat16" if pure else "float32",
+            dtype=stated.half(row) if pure else "float32",
             autocast=None if pure and "--bf16" not in row["precision"] else stated.half(row),
             optimizer=Optimizer(impl=stated.optimizer(row, "foreach" if "HF Trainer" in framework else "fused")),
         )
@@ -69,7 +69,7 @@ def plan_of_row(row: Row, cluster: Cluster) -> AnyPlan:
             **common,
             reshard_after_forward=strategy == "fsdp-full",
             mesh=mesh,
-            grouping=titan_history.grouping(row) if titan else "hf",
+            grouping=titan_history.grouping(row) if titan else rules.grouping,
             optimizer=Optimizer(impl=titan_history.optimizer(row) if titan else stated.optimizer(row, "fused")),
             storage_dtype=_storage(row),
             reduce_dtype=rules.reduce_dtype or stated.reduce_dtype(row) or "float32",
@@ -106,7 +106,7 @@ def _deepspeed(row: Row, stage: int) -> dict[str, Any]:
     # A loop of one's own builds the model as ever. (gist-a800: 40 GB of host memory per process with nothing offloaded:
     # the whole model, as loaded and as cast.)
     version = parse_version(given.get("version", VERSION))
-    if row["framework"].startswith("DeepSpeed") and version < (0, 19, 4):
+    if row["framework"].startswith(("DeepSpeed", "FlagPerf")) and version < (0, 19, 4):
         given["memory_efficient_linear"] = False
     # offload_config.py: pageable unless the configuration says otherwise
     pinned = version >= (0, 19, 5)
@@ -156,6 +156,7 @@ def _fsdp1(row: Row, common: dict[str, Any], mesh: tuple[int, int] | None) -> Fs
         mesh=mesh,
         no_sync=rules.sync_only_last,
         forward_prefetch=rules.forward_prefetch,
+        limit_all_gathers="limit_all_gathers=False" not in row.get("notes"),
         adapter_units=(rules.unit_per_module and "bucketing_mode block" not in row.get("notes"))
         or (rules.unit_per_adapter and stated.adapters(row) is not None),
         use_orig_params=not rules.flat,

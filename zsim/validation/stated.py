@@ -18,8 +18,8 @@ def half(row: Row) -> str:
 
 
 def all_bf16(row: Row) -> bool:
-    """Whether weights, gradients and optimizer states are bfloat16, without anything wider."""
-    words = r"pure[ _]bf16|bf16-true|bf16 (?:params|weights)(?:, grads)? and (?:bf16 optimizer )?states"
+    """Whether weights, gradients and optimizer states are in 16 bits, `half(row)`, without anything wider."""
+    words = r"pure[ _]bf16|bf16-true|(?:bf|fp)16 (?:params|weights)(?:, grads)? and (?:bf16 optimizer )?states"
     return re.search(words, row["precision"]) is not None
 
 
@@ -55,17 +55,18 @@ def adapters(row: Row) -> Tuning | None:
 
 
 def float8(row: Row) -> Float8 | None:
-    """torchao's recipe, where torchtitan runs it: "fp8 rowwise", or "fp8 linear", which is tensorwise. Its
+    """torchao's recipe, where torchtitan or OLMo-core runs it: "fp8 rowwise", or "fp8 linear", which is tensorwise. Its
     configurations leave out the output projection; where they gather in float8 they compute the scales after the
     optimizer's step, as all commands of these sources have it. Raises NotModeled for other float8."""
     precision = row["precision"]
     if not re.search(r"fp8|float8", precision, re.IGNORECASE):
         return None
     found = re.match(r"fp8 (linear|tensorwise|rowwise_with_gw_hp|rowwise)\b", precision)
-    if found is None or "torchtitan" not in row["framework"]:
+    if found is None or not re.search("torchtitan|OLMo-core", row["framework"]):
         raise NotModeled("float8 that is not torchao's", row.file, row.line, "precision")
     recipe, gathers = found[1].replace("linear", "tensorwise"), "fp8 all-gather" in precision
-    return Float8(recipe, ("output",), gathers, gathers)
+    head = "lm_head" if loop(row).implementation == "hf" else "output"
+    return Float8(recipe, (head,), gathers, gathers)
 
 
 def master_weights(row: Row, version: str, offloads: bool) -> dict[str, Any]:
@@ -89,6 +90,8 @@ def zero_settings(row: Row) -> dict[str, Any]:
         given["overlap_comm"] = True
     if buckets := re.search(r"reduce buckets of ([\d.e]+)", notes):
         given["reduce_bucket_size"] = round(float(buckets[1]))
+    if buckets := re.search(r"prefetch buckets of ([\d.e]+)", notes):
+        given["stage3_prefetch_bucket_size"] = round(float(buckets[1]))
     if "sizes auto" in notes:  # plan/deepspeed.py AUTO_FROM_HIDDEN_SIZE
         hidden = row.count("d_model")
         given["reduce_bucket_size"] = hidden**2
