@@ -139,3 +139,24 @@ def test_products_of_int8_have_twice_the_peak_of_16_bits_where_there_are_any():
     for gpu in ("V100-SXM2-32GB", "B300-SXM"):
         with pytest.raises(NotModeled, match="int8 matrix products"):
             peak_flops(catalog.device(gpu), "int8")
+
+
+def test_rows_of_odd_sizes_cost_more():
+    """pytorch/pytorch#181718, RTX 4090: 107 to 116 TFLOP/s beside 156."""
+    even, odd = (seconds(Gemm(8192, 50257, 768, "bfloat16", unaligned=unaligned)) for unaligned in (False, True))
+    assert even / odd == pytest.approx(0.71, rel=0.02)
+
+
+@pytest.mark.parametrize("device", ["H100-SXM", "H200-SXM", "B200-SXM", "GB200", "MI300X", "RTX 4090"])
+def test_the_memory_efficient_kernel_is_as_far_from_a100_as_flash_attention_2(device):
+    """Both have Ampere's instructions; a file that says nothing of the one says it by the other."""
+    profile = load_profile(device)
+    for way in ("forward", "backward"):
+        efficient, flash = (getattr(profile.attention[kernel], way) for kernel in ("efficient", "flash"))
+        known = getattr(GENERIC.attention["efficient"], way) / getattr(GENERIC.attention["flash"], way)
+        assert efficient / flash == pytest.approx(known)
+
+
+@pytest.mark.parametrize("device", ["T4", "V100-SXM2-32GB"])
+def test_a_file_may_say_its_own(device):
+    assert load_profile(device).attention["efficient"].forward in (0.15, 0.2)

@@ -232,6 +232,63 @@ def test_torchtitan_multiplies_the_same_matrices(family: str):
         trace(from_config({**LLAMA, "model_type": "gemma"}, "x"), Workload(1, 32, implementation="torchtitan"))
 
 
+def test_torchtitan_of_its_time():
+    """Repeated heads until January 2026, norms in pieces until torch had a kernel for them in August 2025; compiled,
+    norms are fused from their pieces."""
+    spec = from_config({**LLAMA, "model_type": "llama"}, "x")
+
+    def made(label: str, month: tuple[int, int] | None, compile: bool = False) -> float:
+        tree = trace(spec, Workload(2, 32, implementation="torchtitan", torchtitan=month, compile=compile))
+        return sum(k.bytes for c in computes(block(tree)) for k in c.forward if getattr(k, "label", "") == label)
+
+    assert made("norm", None) < 0.2 * made("norm", (2025, 7))
+    assert made("norm", (2025, 8)) == made("norm", None)
+    assert made("norm", None, compile=True) == made("norm", (2024, 12), compile=True)
+    for month, heads in ((2026, 1), LLAMA["num_attention_heads"]), (None, LLAMA["num_key_value_heads"]):
+        tree = trace(spec, Workload(2, 32, implementation="torchtitan", torchtitan=month))
+        assert {k.kv_heads for c in computes(block(tree)) for k in c.forward if hasattr(k, "kv_heads")} == {heads}
+
+
+def test_compiled_activations_without_a_gate():
+    """However many kernels NewGELUActivation has: the product's result in and as much out, with a gradient backward."""
+    config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128, "n_positions": 32}
+    one = 2 * 2 * 32 * 4 * 64
+    for weights in (None, "float32"):  # pure 16 bits, and under autocast, where the power is in float32
+        tree = trace(from_config(config, "x"), Workload(2, 32, compile=True, weights=weights))
+        work = next(c for c in computes(block(tree)) if c.label.startswith("activation"))
+        assert [sum(k.bytes for k in way if k.label == "activation") for way in (work.forward, work.backward)] == [
+            2 * one,
+            3 * one,
+        ]
+
+
+@pytest.mark.parametrize("implementation", ["hf", "torchtitan"])
+def test_compiled_activations_with_a_gate(implementation: str):
+    """SiLU and product: 6 of 10 bytes per element forward, 10 of 18 backward, for which 0.57 stands."""
+    spec = from_config({**LLAMA, "model_type": "llama"}, "x")
+    eager, compiled = (
+        list(computes(block(trace(spec, Workload(2, 32, implementation=implementation, compile=on)))))
+        for on in (False, True)
+    )
+    for way in ("forward", "backward"):
+        made = [
+            sum(k.bytes for c in works for k in getattr(c, way) if getattr(k, "label", "") == "activation")
+            for works in (eager, compiled)
+        ]
+        assert made[1] == pytest.approx(0.57 * made[0])
+
+
+def test_rows_of_odd_sizes():
+    """Of products with a vocabulary of GPT-2's, in 16 bits: its head's three."""
+    config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 4, "n_positions": 32}
+
+    def odd(vocab: int) -> int:
+        tree = trace(from_config({**config, "vocab_size": vocab}, "x"), Workload(2, 32))
+        return sum(getattr(k, "unaligned", False) for c in computes(tree) for k in (*c.forward, *c.backward))
+
+    assert (odd(50257), odd(50304)) == (3, 0)
+
+
 def test_experts_beyond_the_tokens_stay_idle():
     config = {**LLAMA, "model_type": "mixtral", "num_local_experts": 64, "num_experts_per_tok": 2}
     tree = trace(from_config(config, "x"), Workload(1, 4))

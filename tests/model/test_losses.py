@@ -120,6 +120,33 @@ def test_litgpt_is_llama_with_its_own_loss(field) -> None:
         build(Net(arch, implementation="litgpt", loss=field.get("loss", "hf")))
 
 
-def test_a_compiled_loss_is_torchtitans() -> None:
+def test_a_compiled_loss_of_transformers_models() -> None:
+    """torch.compile takes the loss with the model: as torchtitan's, whose models have no copy of the logits."""
+    theirs, ours = (of_loss(implementation=each, loss="compiled") for each in ("torchtitan", "hf"))
+    assert ours.saved_bytes == pytest.approx(theirs.saved_bytes, rel=0.01)
+    tree = trace(read_config(LLAMA), Workload(2, TOKENS, loss="copied_compiled"))
+    copied = next(work for work in works(tree) if work.label == "cross_entropy")
+    assert copied.saved_bytes == pytest.approx(2 * 2 * TOKENS * VOCABULARY, rel=0.01)
+    assert copied.forward_peak + copied.saved_bytes == pytest.approx(4 * 2 * TOKENS * VOCABULARY, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        {"loss": "compiled", "kernels": "liger"},
+        {"loss": "copied_compiled", "implementation": "torchtitan"},
+        {"loss": "compiled", "implementation": "litgpt"},
+    ],
+)
+def test_losses_that_nobody_compiles(workload) -> None:
     with pytest.raises(NotModeled, match="compiled"):
-        trace(read_config(LLAMA), Workload(1, 16, loss="compiled"))
+        trace(read_config(LLAMA), Workload(1, 16, **workload))
+
+
+def test_a_compiled_loss_of_a_family_that_caps_its_logits() -> None:
+    small = {
+        "model_type": "gemma2", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16,
+        "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256,
+    }  # fmt: skip
+    with pytest.raises(NotModeled, match="compiled loss in hf's gemma2"):
+        trace(from_config(small, "x"), Workload(1, 16, loss="compiled"))

@@ -18,6 +18,7 @@ WITHOUT = {
     "workspace_bytes",  # the GPU
     "flat_units",  # framework and sharding strategy
     "wide_cache",  # of releases of transformers that only published runs are of
+    "torchtitan",  # likewise
 }  # fmt: skip
 NESTED = {"optimizer": Optimizer, "allocator": Allocator}
 

@@ -250,6 +250,15 @@ def test_the_loss_is_that_of_the_frameworks_time(write, framework: str, loss: st
     assert resolve(write("loss: held\n", framework=framework)).workload.loss == "held"
 
 
+def test_torch_compile_takes_the_loss_with_the_model(write) -> None:
+    """`Trainer(torch_compile=True)` compiles the whole forward, of which the loss is the end."""
+    setup = resolve(write("compile: true\n", framework="ddp"))
+    assert setup.workload.loss == "compiled"
+    assert any(note.startswith("loss: compiled with the model") for note in setup.assumptions)
+    for text in ("compile: true\nloss: hf\n", "compile: true\nkernels: liger\n"):
+        assert resolve(write(text, framework="ddp")).workload.loss == "hf"
+
+
 @pytest.mark.parametrize(
     ("rest", "framework", "attention"),
     [

@@ -191,3 +191,68 @@ def test_offload_under_a_loop_that_nobody_has_read_is_refused() -> None:
     assert known.cpu_offload
     with pytest.raises(NotModeled, match="param-cpu under PyTorch FSDP1"):
         of(offload="param-cpu")
+
+
+FOURTH = SECOND.with_name("fourth_holdout")
+
+
+def test_olmo_core_shards_as_torchtitan_did() -> None:
+    """Its Llama has torchtitan's modules, OLMo 2 those of transformers with a copy of the logits before the loss."""
+    rows = {row.id: row for row in read_rows(FOURTH / "olmo_core.csv")}
+    llama, olmo = setup_of(rows["oc-h100-llama8b-bf16"]), setup_of(rows["oc-h100-7b-fp8"])
+    earlier = setup_of(rows["oc-h100-1b-bf16-202409"])
+    for setup in (llama, olmo, earlier):
+        assert isinstance(setup.plan, Fsdp2Plan)
+        assert (setup.plan.grouping, setup.plan.storage_dtype, setup.plan.reduce_dtype) == (
+            "titan2024",
+            "float32",
+            "float32",
+        )
+        assert (setup.plan.grad_clip, setup.plan.sync_only_last) == (1.0, False)
+    assert (llama.workload.implementation, llama.workload.loss) == ("torchtitan", "compiled")
+    assert (olmo.workload.implementation, olmo.workload.loss) == ("hf", "copied_compiled")
+    assert earlier.workload.loss == "copied"
+    assert olmo.workload.float8 is not None
+    assert (olmo.workload.float8.exclude, olmo.workload.float8.all_gather) == (("lm_head",), True)
+
+
+def test_a_loop_that_wraps_every_module() -> None:
+    rows = {row.id: row for row in read_rows(FOURTH / "universal_llm_trainer.csv")}
+    sharded, alone = setup_of(rows["ult-h100-l2-13b-full-fsdp"]), setup_of(rows["ult-h100-phi3-full"])
+    assert isinstance(sharded.plan, Fsdp1Plan)
+    assert (sharded.plan.cpu_offload, sharded.plan.adapter_units, sharded.plan.use_orig_params) == (True, True, False)
+    assert (sharded.workload.dtype, sharded.plan.storage_dtype) == ("float16", "bfloat16")
+    assert isinstance(alone.plan, DdpPlan)
+    assert (alone.plan.dtype, alone.plan.optimizer.impl, alone.plan.grad_clip) == ("bfloat16", "foreach", 10.0)
+    assert (alone.workload.attention, alone.workload.loss, alone.model.family) == ("efficient", "copied_uncast", "phi3")
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "loss"),
+    [
+        ("nanogpt", "ng-4090-202303", "compiled"),
+        ("nanogpt", "ng-a100-bench-eager-202212", "hf"),
+        ("llms_from_scratch", "lfs-a100-8-compile", "uncast"),
+        ("open_llama", "ol-a100-13b-z3", "copied_uncast"),
+        ("flagperf", "fp-a800-s4096", "copied"),
+        ("llama_recipes", "lr-a100-40gb-limit", "copied_held"),
+        ("llama_recipes", "lr-a100-40gb-limit-freed", "copied"),
+    ],
+)
+def test_losses_of_loops(file, name, loss) -> None:
+    found = next(row for row in read_rows(FOURTH / f"{file}.csv") if row.id == name)
+    assert setup_of(found).workload.loss == loss
+
+
+def test_gathers_ahead_of_their_turn_as_the_notes_have_it() -> None:
+    ahead, limited = (setup_of(row).plan for row in read_rows(FOURTH / "llama_recipes.csv")[:2])
+    assert isinstance(ahead, Fsdp1Plan)
+    assert isinstance(limited, Fsdp1Plan)
+    assert (ahead.limit_all_gathers, limited.limit_all_gathers) == (False, True)
+
+
+def test_sixteen_bits_are_those_that_the_precision_names() -> None:
+    found = next(row for row in read_rows(FOURTH / "flagperf.csv") if row.id == "fp-a100-40gb-lora-fp16")
+    plan = setup_of(found).plan
+    assert isinstance(plan, DdpPlan)
+    assert (plan.dtype, plan.autocast) == ("float16", None)

@@ -193,3 +193,10 @@ def test_an_activation_of_torch_where_xformers_finds_no_packed_weights():
     assert abs(predicted(rows["why-7b-a100x8"]).memory_error("reserved")) < 1
     kernels = {name: setup_of(rows[name]).workload.kernels for name in ("why-a6000x1", "why-ds-a6000x4-b8")}
     assert kernels == {"why-a6000x1": "flash-attn", "why-ds-a6000x4-b8": "flash-attn packed"}
+
+
+def test_models_of_torchtitan_by_month(rows):
+    of = titan_history.models
+    assert of(rows["tt-h100-202412-8b-n8-fsdp"]) == (2024, 12)
+    assert of(rows["ao-mi300x-bf16"]) == (2025, 12)
+    assert of(changed(rows["tt-h100-202412-8b-n8-fsdp"], notes="torchtitan v0.2.2")) is None

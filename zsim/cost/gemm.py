@@ -22,4 +22,4 @@ def seconds(gemm: Gemm, cost: GemmCost, peak: float) -> float:
         cost = cost.of_float8(gemm.float8)
     tiles = ceil(gemm.m / cost.tile) * ceil(gemm.n / cost.tile) * gemm.batch
     work = tiles * 2.0 * cost.tile**2 * (gemm.k + cost.depth)
-    return work / (peak * cost.efficiency)
+    return work / (peak * cost.efficiency * (cost.unaligned if gemm.unaligned else 1.0))

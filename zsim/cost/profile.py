@@ -34,10 +34,11 @@ class GemmCost:
     depth: int
     # By `Gemm.float8` the efficiency, of float8's own peak, in shares of that above; and its "depth"
     float8: Mapping[str, float]
+    unaligned: float  # share of that efficiency where a row is no whole number of 4 bytes
 
     def of_float8(self, kind: str) -> GemmCost:
         depth = int(self.float8["depth"])
-        return GemmCost(self.efficiency * self.float8[kind], self.tile, depth, {})
+        return GemmCost(self.efficiency * self.float8[kind], self.tile, depth, {}, self.unaligned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +279,25 @@ def document(name: str, read: Callable[[str], Document | None]) -> Document:
     own = _merge(own, fitted.get("values", {}).get(name, {}))
     if name in fitted.get("evidence", {}):
         own["evidence"] = fitted["evidence"][name]
-    return own if name == "generic" else _merge(document(own.get("like", "generic"), read), own)
+    if name == "generic":
+        return own
+    base = document(own.get("like", "generic"), read)
+    return _merge(base, _with_efficient(base["attention"], own))
+
+
+def _with_efficient(base: Document, own: Document) -> Document:
+    """What a device's file says, with torch's memory-efficient kernel where it says FlashAttention 2 alone: both are
+    written for Ampere's instructions, so that on another device the one is as far from `base` as the other.
+
+    It reaches 0.52 of FlashAttention 2 on A100 (generic.yaml), 0.63 on H100 (microsoft/onnxruntime pull request 21629,
+    256 tokens) and 0.43 on a Blackwell card of sm_120 (NVIDIA/TileGym pull request 49, 2,048 tokens and more).
+    """
+    attention = own.get("attention", {})
+    if "flash" not in attention or "efficient" in attention:
+        return own
+    flash = base["flash"] | attention["flash"]
+    ways = {way: base["efficient"][way] * flash[way] / base["flash"][way] for way in ("forward", "backward")}
+    return {**own, "attention": {**attention, "efficient": ways}}
 
 
 def slug(device: str) -> str:

@@ -10,7 +10,7 @@ from zsim.model import functional as F
 from zsim.model.checkpoint import checkpoint
 from zsim.model.graph import ITEM, Tensor
 from zsim.model.layers import Embedding, Linear, Module, Net
-from zsim.model.loss import cross_entropy, cross_entropy_of_logits, linear_cross_entropy
+from zsim.model.loss import cross_entropy, cross_entropy_compiled, cross_entropy_of_logits, linear_cross_entropy
 
 
 def run_block(net: Net, block: Module, *tensors: Tensor | None, shared: dict[Any, Any] | None = None) -> Any:
@@ -85,15 +85,17 @@ def causal_loss(net: Net, logits: Tensor, labels: Tensor) -> Tensor:
     if net.copies_logits:
         short, target = all_but_last(logits), F.reshape(all_but_last(labels), -1)
         flat = F.reshape(short, -1, short.shape[-1])
+        if net.loss == "copied_compiled":
+            return cross_entropy_compiled(flat, target)
         return cross_entropy(F.to(flat, "float32") if net.loss == "copied_cast" else flat, target)
     _padded, target = shifted(net, labels)
     logits = F.reshape(logits, -1, logits.shape[-1])
-    return cross_entropy(logits, target)
+    return (cross_entropy_compiled if net.loss == "compiled" else cross_entropy)(logits, target)
 
 
 def cast_and_held(net: Net, logits: Tensor) -> Tensor:
     """As the loss takes them, and shared with the training loop where that holds them."""
-    if net.loss not in ("uncast", "uncast_held", "copied_uncast", "copied_cast"):
+    if net.loss not in ("uncast", "uncast_held", "copied_uncast", "copied_cast", "compiled", "copied_compiled"):
         logits = F.to(logits, "float32")
     if net.loss in ("held", "uncast_held", "copied_held"):
         logits.tape.share(logits)

@@ -31,6 +31,7 @@ class Gemm:
     label: str = "gemm"
     launches: int = 1
     float8: str = ""
+    unaligned: bool = False  # a row of some operand is no whole number of 4 bytes
 
     @property
     def flops(self) -> float:

@@ -43,6 +43,8 @@ class Net:
     images: Images | None = None
     hooks_inputs: bool = True  # the input embedding is one that transformers finds
     transformers: tuple[int, ...] | None = None  # see Workload
+    torchtitan: tuple[int, int] | None = None
+    compile: bool = False
 
     @property
     def copies_logits(self) -> bool:
@@ -51,6 +53,9 @@ class Net:
     def older(self, *release: int) -> bool:
         """Whether the models are those of a transformers before `release`."""
         return self.transformers is not None and self.transformers < release
+
+    def titan_before(self, year: int, month: int) -> bool:
+        return self.torchtitan is not None and self.torchtitan < (year, month)
 
     @property
     def loss_is_a_function(self) -> bool:

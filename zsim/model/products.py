@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zsim.model.functional import low, pointwise, reshape, to, wide
-from zsim.model.graph import Tensor
+from zsim.model.graph import ITEM, Tensor
 from zsim.model.tape import Tape
 
 
@@ -19,6 +19,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, conv1d: bool =
     n = weight.shape[1] if conv1d else weight.shape[0]
     flat = x if len(x.shape) == 2 else reshape(x, -1, k)
     m, dtype = flat.shape[0], x.dtype
+    odd = any(width * ITEM[dtype] % 4 for width in (n, k))  # rows of all operands are of n or k elements
     x_grad, w_grad = flat.needs_grad, weight.needs_grad
     b_grad = bias is not None and bias.needs_grad
     bias_bytes = bias.nbytes if bias is not None and tape.autocast and bias.dtype != dtype else 0
@@ -27,7 +28,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, conv1d: bool =
 
     def product() -> tuple[Tensor]:
         out = tape.empty((m, n), dtype)
-        tape.gemm(m, n, k, dtype)
+        tape.gemm(m, n, k, dtype, unaligned=odd)
         return (out,)
 
     if bias_bytes:  # its cast
@@ -41,14 +42,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, conv1d: bool =
         if not w_grad:
             return None
         grad = tape.empty(size, dtype) if leaf is None else tape.gradient(leaf, size, dtype)
-        tape.gemm(*((k, n) if conv1d else (n, k)), m, dtype)
+        tape.gemm(*((k, n) if conv1d else (n, k)), m, dtype, unaligned=odd)
         return grad
 
     def input_grad() -> Tensor | None:
         if not x_grad:
             return None
         grad = tape.empty((m, k), dtype)
-        tape.gemm(m, k, n, dtype)
+        tape.gemm(m, k, n, dtype, unaligned=odd)
         return grad
 
     def mm_backward(g: Tensor) -> tuple[Tensor | None, ...]:
@@ -151,14 +152,24 @@ def softmax(x: Tensor) -> Tensor:
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """`native_layer_norm`: saves its input, mean and 1/std (float32 on CUDA, the input's dtype on CPU)."""
+    return _normalized(x, tuple(p for p in (weight, bias) if p is not None), 2)
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """`_fused_rms_norm` of torch 2.9 and later (pytorch pull request 153666): as layer_norm; saves its input and
+    1/rms."""
+    return _normalized(x, (weight,), 1)
+
+
+def _normalized(x: Tensor, params: tuple[Tensor, ...], rows: int) -> Tensor:
+    """`rows`: numbers per row that are kept."""
     tape, x = x.tape, wide(x)
-    params = tuple(p for p in (weight, bias) if p is not None)
     grad = x.needs_grad or any(p.needs_grad for p in params)
     saved = tape.save(x, *params) if grad else None
     stats_dtype = "float32" if tape.cuda else x.dtype
     out = tape.empty(x.shape, x.dtype)
-    stats = [tape.empty((*x.shape[:-1], 1), stats_dtype) for _ in range(2)]
-    tape.memory(x.nbytes + sum(p.nbytes for p in params), out.nbytes + 2 * stats[0].nbytes)
+    stats = [tape.empty((*x.shape[:-1], 1), stats_dtype) for _ in range(rows)]
+    tape.memory(x.nbytes + sum(p.nbytes for p in params), out.nbytes + rows * stats[0].nbytes)
     if grad:
         saved_stats = tape.save(*stats)
         del stats
@@ -167,11 +178,11 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 
         def backward(g: Tensor) -> tuple[Tensor | None, ...]:
             x, *kept = saved()  # type: ignore[misc]
-            mean, _ = saved_stats()
+            first = saved_stats()[0]
             grads: list[Tensor | None] = [tape.empty(x.shape, x.dtype) if x_grad else None]
             for leaf, weight, grad in zip(leaves, kept, wanted, strict=True):
                 grads.append(tape.gradient(leaf or weight, weight.shape, weight.dtype) if grad else None)
-            reads = g.nbytes + x.nbytes + 2 * mean.nbytes + sum(weight.nbytes for weight in kept)
+            reads = g.nbytes + x.nbytes + rows * first.nbytes + sum(weight.nbytes for weight in kept)
             tape.memory(reads, sum(grad.nbytes for grad in grads if grad is not None))
             return tuple(grads)
 

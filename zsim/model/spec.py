@@ -181,7 +181,7 @@ class Workload:
     # hf: fp32 logits | uncast: logits in their own dtype | held, uncast_held: which the training loop holds through the
     # backward | copied, copied_held: fp32 logits of all tokens but the last, copied (transformers before 4.49) |
     # copied_uncast, copied_cast: in their own dtype, the copy cast by torch.autocast or not (Llama before 4.31) |
-    # compiled: by torch.compile (torchtitan) | fused: in chunks, so that all logits never exist
+    # compiled: by torch.compile, copied_compiled: of a copy | fused: in chunks, so that all logits never exist
     loss: str = "hf"
     # liger: its RMSNorm and SwiGLU | unsloth: its RMSNorm and cross-entropy, as fms-acceleration's fast kernels |
     # flash-attn, flash-attn packed: see model.flash_attn
@@ -200,6 +200,7 @@ class Workload:
     flat_units: str = ""
     checkpoint_frozen_tower: bool = True  # its patches are made to require a gradient, as in transformers 5.24
     transformers: tuple[int, ...] | None = None  # the release whose models run, where it is an old one; None: 5.24
+    torchtitan: tuple[int, int] | None = None  # year and month of its models, where they are old ones; None: 2026's
     workspace_bytes: int = 0  # of each thread that issues matrix products, on the GPU (Device.workspace_bytes)
 
     @property

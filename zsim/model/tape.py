@@ -183,9 +183,19 @@ class Tape(Bytes):
         self.open()
         self._pass.kernels.append(Memory(label or self.label, reads, writes))
 
-    def gemm(self, m: int, n: int, k: int, dtype: str, batch: int = 1, label: str = "gemm", float8: str = "") -> None:
+    def gemm(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        dtype: str,
+        batch: int = 1,
+        label: str = "gemm",
+        float8: str = "",
+        unaligned: bool = False,
+    ) -> None:
         self.open()
-        self._pass.kernels.append(Gemm(m, n, k, dtype, batch, label, float8=float8))
+        self._pass.kernels.append(Gemm(m, n, k, dtype, batch, label, float8=float8, unaligned=unaligned))
 
     def first(self, what: str, tensor: Tensor) -> bool:
         """Whether `what` is made of these bytes for the first time in this phase, as compilers see it."""

@@ -11,7 +11,7 @@ from zsim.errors import InputError, NotModeled
 from zsim.model import families
 from zsim.model.architecture import Architecture
 from zsim.model.families.torchtitan import transformers_name
-from zsim.model.fusion import fused, kept
+from zsim.model.fusion import fused, kept, ungated_bytes
 from zsim.model.graph import Call, Segment, Storage, Tensor, row_major
 from zsim.model.kernels import SEQUENCE_PARALLEL, Exchange, Memory, Wait, Work
 from zsim.model.layer_keys import layer_keys, trains_tower, with_flat_units
@@ -97,6 +97,8 @@ class _Tracer:
             tower,
             workload.images,
             transformers=workload.transformers,
+            torchtitan=workload.torchtitan,
+            compile=workload.compile,
         )
         if workload.compile and any(kind.mixer != "attention" for kind in getattr(spec.arch, "kinds", ())):
             raise NotModeled(
@@ -165,7 +167,9 @@ class _Tracer:
                 f"sequence parallelism of {self.spec.family}", field="sequence_parallel_size", accepted="1"
             )
         _number_labels(root, Counter())
-        computes = {id(segment): _compute(segment, workload) for segment in tape.segments}
+        computes = {
+            id(segment): _compute(segment, workload, self.spec.family in families.UNGATED) for segment in tape.segments
+        }
         return self._plan(cast(Call, root.body[0]), 0, computes).module("", 0)
 
     def _plan(self, call: Call, cut: int, computes: dict[int, Compute]) -> _Plan:
@@ -282,13 +286,16 @@ def _number_labels(call: Call, seen: Counter[tuple[int, str]]) -> None:
             item.label = f"{item.label}.{seen[key]}"
 
 
-def _compute(segment: Segment, workload: Workload) -> Compute:
+def _compute(segment: Segment, workload: Workload, plain: bool) -> Compute:
+    """`plain`: the activations of its model have no gate."""
     ways = segment.forward, segment.backward, segment.recompute
     forward, backward, recompute = (_merged(way.kernels) for way in ways)
     saved, resaved = tuple(segment.saved), tuple(segment.resaved)
     calls = [way.eager for way in ways]
     if workload.compile and not segment.logits:
-        forward, backward, recompute = fused(forward), fused(backward), fused(recompute)
+        ungated = ungated_bytes(segment.label, saved or resaved, workload.dtype) if plain else 0
+        forward, recompute = fused(forward, ungated), fused(recompute, ungated)
+        backward = fused(backward, ungated, backward=True)
         saved = tuple(tensor for tensor in saved if not any(tensor is idle for idle in segment.idle))  # dead code
         entered = segment.forward.blocks  # and left again in backward, with its recomputation
         calls = [way.compiled(blocks) for way, blocks in zip(ways, (entered, entered, 0), strict=True)]

@@ -364,8 +364,8 @@ class ScenarioFields(Section):
         description="hf: float32 logits; uncast: logits in their own type; copied: float32 logits, all but the last "
         "token's copied (transformers before 4.49); copied_uncast, copied_cast: in their own type, the copy cast by "
         "autocast or not (Llama before 4.31); held, uncast_held, copied_held: which the training loop holds "
-        "through the backward; compiled: by torch.compile (torchtitan); fused: in chunks, so that all logits never "
-        "exist. hf unless given, but with an older transformers as that had it",
+        "through the backward; compiled: by torch.compile; fused: in chunks, so that all logits never "
+        "exist. hf unless given, but with an older transformers as that had it, and compiled with the model",
     )
     kernels: Literal["torch", "liger", "unsloth", "flash-attn", "fla", "mamba-ssm"] = Field(
         "torch",

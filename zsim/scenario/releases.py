@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from zsim.errors import InputError
 from zsim.model.architecture import Architecture
-from zsim.model.families import GEMMA, LLAMA_LIKE, MOE
+from zsim.model.families import COMPILED_LOSS, GEMMA, LLAMA_LIKE, MOE
 from zsim.model.fused_attention import WIDEST_FLASH
 from zsim.plan.version import parse_version
 
@@ -112,7 +112,11 @@ def attention_of(fields: ScenarioFields, release: Release | None, model: ModelSp
 
 def loss_of(fields: ScenarioFields, release: Release | None, family: str) -> tuple[str, tuple[str, ...]]:
     """Logits of all tokens but the last were copied until 4.48 (labels are padded since 4.49 of February 2025), in
-    float32 from 4.31 on; before that autocast widens the copy, where it is on, which it is not with DeepSpeed."""
+    float32 from 4.31 on; before that autocast widens the copy, where it is on, which it is not with DeepSpeed. Where
+    torch.compile takes the model it takes the loss, which is in its forward."""
+    compiled = fields.compile and (fields.implementation, fields.kernels) == ("hf", "torch") and not fields.loss
+    if compiled and release is None and family in COMPILED_LOSS:
+        return "compiled", ("loss: compiled with the model (loss: hf where its blocks alone are)",)
     if fields.loss or release is None or family not in WIDENED:
         return fields.loss or "hf", ()
     if release >= (4, 31):

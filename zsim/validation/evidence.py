@@ -36,6 +36,7 @@ from zsim.validation.shapes import with_shape
 _EXAMPLE_VOCAB = 50257  # of DeepSpeedExamples training/bf16_master_weight: the tokens of GPT-2
 _NAMED = ("qwen3", "qwen2", "mistral", "olmo2", "phi3", "gemma2", "gemma")
 _KERNELS = {"SDPA with a mask": "efficient", "SDPA, cuDNN first": "sdpa"}
+_DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 _HEADS = {"qwen3": 128, "gemma2": 256, "gemma": 256}
 PARALLELISM = re.compile(r"\b(uses (TP|CP|PP)|TP \d|CP \d|PP \d|sequence parallel [2-9]|tensor parallel|pipeline)")
 
@@ -118,6 +119,7 @@ def _workload(row: Row, cluster: Cluster, assumed: list[str]) -> Workload:
         wide_cache="--bf16" in row["precision"] and checkpointing == "none" and "transformers 4.35" in row.get("notes"),
         compile=row.get("compile") == "yes",
         float8=stated.float8(row),
+        torchtitan=titan_history.models(row) if titan else (2024, 12),
         workspace_bytes=cluster.devices[0].workspace_bytes,
     )
 
@@ -137,6 +139,10 @@ def _loss(row: Row) -> str:
         return "uncast"
     if known == "copied" and "outputs held" in row.get("notes"):
         return "copied_held"
+    if known == "hf" and row.get("compile") == "yes" and "nanoGPT" in row["framework"]:
+        return "compiled"
+    if known == "copied_compiled" and "and the loss" not in row.get("notes"):
+        return "copied"
     return "held" if row["framework"].startswith("DeepSpeed") else known
 
 
@@ -252,7 +258,8 @@ def _model(row: Row) -> ModelSpec:
             "model_type": "gpt2", "n_embd": width, "n_layer": layers, "n_head": heads, "vocab_size": vocab,
             "n_positions": row.count("seq_len"), "n_inner": ffn,
             "tie_word_embeddings": "output projection not tied" not in row.get("notes"),
-            **(dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0) if "no dropout" in row.get("notes") else {}),
+            **(dict.fromkeys(_DROPOUTS, 0) if "no dropout" in row.get("notes") else {}),
+            **({"activation_function": loop(row).activation} if loop(row).activation else {}),
         }  # fmt: skip
     else:
         family = next((known for known in _NAMED if name.startswith(known)), "llama")

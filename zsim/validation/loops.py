@@ -33,6 +33,7 @@ class Loop:
     flat: bool = False  # FSDP1 with use_orig_params=False, which it is told for DDP too (NO_SHARD)
     grad_clip: float | None = None
     grouping: str = "hf"  # FSDP2's
+    activation: str | None = None  # GPT-2's
 
 
 LOOPS = {
@@ -75,15 +76,15 @@ LOOPS = {
     # torchtitan's of October 2024; rotary embedding and repeated heads as there, too
     "olmo-core": Loop("torchtitan", "compiled", grad_clip=1.0, grouping="titan2024"),
     # the same for OLMo 2, whose norms torchtitan does not have; the logits are copied, the loss compiled
-    "olmo-core olmo2": Loop("hf", "copied", grad_clip=1.0, grouping="titan2024"),
+    "olmo-core olmo2": Loop("hf", "copied_compiled", grad_clip=1.0, grouping="titan2024"),
     # transformers 4.28 modeling_open_llama.py; solver/trainer.py at 0157b69 (2023-05-17) keeps the outputs
     "open-llama": Loop(loss="copied_uncast", grad_clip=1.0),
     # training/benchmarks/llama2_7b/deepspeed/run_pretraining.py of December 2023: `loss = model_engine(...).loss`
     "flagperf": Loop(loss="copied"),
     # ch05/10_llm-training-speed: `cross_entropy(logits.flatten(0, 1), ...)` in a function of its own
-    "llms-from-scratch": Loop(loss="uncast"),
+    "llms-from-scratch": Loop(loss="uncast", activation="gelu_pytorch_tanh"),
     # train.py of 2023: autocast makes the cross-entropy's logits float32
-    "nanogpt": Loop(grad_clip=1.0),
+    "nanogpt": Loop(grad_clip=1.0),  # torch.compile takes the loss with the model
     # src/trainer/build.py, models/llama3.py: bf16 as loaded, `FSDP(...)` with a policy by size, outputs deleted
     "universal-llm-trainer": Loop(
         loss="copied_uncast",

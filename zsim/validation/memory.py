@@ -214,6 +214,7 @@ def predict(oracle: Mapping[str, Any]) -> Program:
         config["seq"],
         checkpointing=_one_of(CHECKPOINTING, config, "ac"),
         implementation=_one_of(IMPLEMENTATIONS, config, "impl"),
+        torchtitan=(2024, 12),  # validation/oracles/titan.py
         float8=Float8(config["float8"], ("lm_head", "output"), config.get("gather", False))
         if "float8" in config
         else None,

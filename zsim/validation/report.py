@@ -28,6 +28,7 @@ def markdown(evidence: Path) -> Iterator[str]:
         ("Runs never seen before", _holdout(evidence / "published" / "holdout")),
         ("Runs never seen before, second round", _holdout(evidence / "published" / "second_holdout")),
         ("Runs never seen before, third round", _holdout(evidence / "published" / "third_holdout")),
+        ("Runs never seen before, fourth round", _holdout(evidence / "published" / "fourth_holdout")),
         ("Float8", _float8(evidence / "published")),
         ("What users reported", _cases(evidence / "cases" / "cases.yaml")),
         ("Reports never seen before", _blind(evidence / "cases", "blind")),

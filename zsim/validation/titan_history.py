@@ -14,6 +14,11 @@ LOSS_EAGER = (755, "2024-12")  # e8977b007, 18 December 2024: off again, it cras
 LOSS_COMPILED_AGAIN = (1033, "2025-04")  # bbb1b616e, 2 April 2025
 LOGITS_FREED = (391, "2024-06")  # e29b6b4d4, 12 June 2024: not held through the backward any more
 OWN_GROUPS = (1094, "2025-08")  # 83e694105, 28 July 2025: embedding, and norm with output, beside the blocks
+FUSED_NORMS = (
+    1540,
+    "2025-08",
+)  # torch's nightlies have pull request 153666; norms are torch's since 985, 19 March 2025
+GROUPED_HEADS = (2259, "2026-02")  # ff0829c10, 27 January 2026: keys and values are not repeated
 FUSED_ADAMW = (881, "2025-03")  # 6e4988550, 24 February 2025: the default, which was foreach
 
 Change = tuple[int, str]
@@ -38,6 +43,13 @@ def loss(row: Row) -> str:
         return "hf"
     first = after(row, LOSS_COMPILED) and not after(row, LOSS_EAGER)
     return "compiled" if first or after(row, LOSS_COMPILED_AGAIN) else "hf"
+
+
+def models(row: Row) -> tuple[int, int] | None:
+    """For `Workload.torchtitan`: before the one or the other, or as they are now. v0.2.2, of January 2026, has both."""
+    if after(row, GROUPED_HEADS) or "torchtitan v0.2.2" in row.get("notes"):
+        return None
+    return (2025, 12) if after(row, FUSED_NORMS) else (2024, 12)
 
 
 def grouping(row: Row) -> str:

@@ -82,6 +82,11 @@ SEQ2SEQ = {
     "whisper": ("whisper", "WhisperForConditionalGeneration"),
 }
 FUSED = {"liger": (*LLAMA_LIKE, "gemma")}  # families with kernels that are not torch's, where not LLAMA_LIKE alone
+UNGATED = (  # whose MLP is one product, an activation and another product
+    "gpt2", "gpt_neo", "gpt_bigcode", "gpt_neox", "gptj", "opt", "phi", "falcon", "mpt", "bloom", "starcoder2", "bert",
+    "roberta", "xlm-roberta", "camembert", "electra",
+)  # fmt: skip
+COMPILED_LOSS = (*LLAMA_LIKE, "gpt2")  # of transformers', whose torch.compile takes the loss with the model
 FAMILIES = (*LLAMA_LIKE, *GEMMA, *MOE, *OTHERS, *VISION, *SEQ2SEQ)
 
 
@@ -113,7 +118,8 @@ def build(net: Net) -> Module:
             field="sequence_parallel_size",
             accepted="1",
         )
-    if net.loss == "compiled" and net.implementation != "torchtitan":
+    plain = net.implementation == "hf" and family in COMPILED_LOSS and net.kernels == "torch"
+    if net.loss.endswith("compiled") and not plain and (net.implementation, net.loss) != ("torchtitan", "compiled"):
         raise NotModeled(
             f"a compiled loss in {net.implementation}'s {family}", field="loss", accepted="hf, held, fused"
         )

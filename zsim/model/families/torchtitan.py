@@ -1,8 +1,9 @@
 """Llama and Qwen3 in the manner of torchtitan: what differs from transformers is what autograd saves.
 
-Norms multiply by their weight last, rotary embedding is a complex product in float32 (Qwen3, of August 2025, has
-transformers' real one, and norms of queries and keys), keys and values are repeated before attention, and the loss is
-`cross_entropy(pred.flatten(0, 1).float(), labels.flatten(0, 1))`.
+Norms are torch's own (since March 2025, pull request 985; a kernel of its own with torch 2.9, nightlies of August),
+rotary embedding is a complex product in float32 (Qwen3, of August 2025, has transformers' real one, and norms of
+queries and keys), and the loss is `cross_entropy(pred.flatten(0, 1).float(), labels.flatten(0, 1))`. Keys and values
+were repeated before attention until January 2026 (pull request 2259). Inductor takes norms apart, to fuse them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from zsim.model.graph import Tensor
 from zsim.model.layers import Blocks, Embedding, Linear, Module, Net, Weight
 from zsim.model.layers import RMSNorm as HFNorm
 from zsim.model.loss import cross_entropy, cross_entropy_compiled
+from zsim.model.products import rms_norm
 
 _NAMES = {
     "tok_embeddings": "model.embed_tokens",
@@ -45,6 +47,8 @@ class RMSNorm(HFNorm):
         super().__init__(net, width or net.arch.hidden, "RMSNorm")
 
     def forward(self, x: Tensor) -> Tensor:
+        if not self.net.compile and not self.net.titan_before(2025, 8):
+            return rms_norm(x, self.weight)
         wide = F.to(x, "float32")
         normed = F.to(F.mul(wide, F.rsqrt(F.shift(F.mean_last(F.power(wide))))), x.dtype)
         return F.mul(normed, self.weight)
@@ -73,8 +77,9 @@ class Attention(Module):
             q, k = rotate(self.q_norm(q), cos, sin), rotate(self.k_norm(k), cos, sin)
         else:
             q, k = complex_rotate(q, table), complex_rotate(k, table)
-        repeats = arch.heads // arch.kv_heads
-        k, v = F.repeat_heads(k, repeats, 2), F.repeat_heads(v, repeats, 2)
+        if self.net.titan_before(2026, 2):
+            repeats = arch.heads // arch.kv_heads
+            k, v = F.repeat_heads(k, repeats, 2), F.repeat_heads(v, repeats, 2)
         q, k, v = F.transpose(q, 1, 2), F.transpose(k, 1, 2), F.transpose(v, 1, 2)
         out = flash_attention(q, k, v, self.net.attention)
         return self.wo(F.reshape(F.contiguous(F.transpose(out, 1, 2)), b, s, -1))
