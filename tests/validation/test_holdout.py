@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean, median
 
 import pytest
 import yaml
@@ -10,6 +11,7 @@ import yaml
 from zsim.errors import InputError
 from zsim.model.lora import Lora, Tuning
 from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp2Plan
+from zsim.result.reported import NEVER_SEEN
 from zsim.validation import stated
 from zsim.validation.evidence import setup_of
 from zsim.validation.holdout import section
@@ -32,6 +34,18 @@ def test_no_source_of_theirs_is_among_the_rows_that_shaped_zsim(folder: Path) ->
     rows = read_folder(folder)
     assert not {r["source"] for r in rows} & {r["source"] for r in read_folder(PUBLISHED)}
     assert len(rows) >= 25
+
+
+def test_reports_say_how_far_off_they_were_the_first_time() -> None:
+    errors = [
+        abs(error["step"])
+        for folder in HOLDOUTS
+        for error in yaml.safe_load((folder / "blind.yaml").read_text())["errors"].values()
+        if "step" in error
+    ]
+    assert len(errors) == NEVER_SEEN.runs
+    assert round(fmean(errors), 1) == NEVER_SEEN.mape
+    assert round(median(errors), 1) == NEVER_SEEN.median
 
 
 @pytest.mark.parametrize("folder", HOLDOUTS)
