@@ -1,8 +1,8 @@
 """How far to trust what zsim says.
 
-The verdict on GPU memory: what became of the runs of which zsim says the same, as users reported them. Counted over the
-reports of validation/cases whose settings are full; validation/REPORT.md has the same sums by set. Half of those reports
-are there because something ran out, so that the shares are not those of all runs.
+The verdict on GPU memory: what became of the runs of which zsim says the same, as users reported them. Counted over
+the reports of validation/cases whose settings are full; validation/REPORT.md has the same sums by set. Half of those
+reports are there because something ran out, so that the shares are not those of all runs.
 
 The step time: how far off it was of published runs that nothing of zsim had been looked at with.
 """
