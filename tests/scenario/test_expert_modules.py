@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from zsim.api import simulate
-from zsim.errors import NotModeled
+from zsim.errors import InputError, NotModeled
 from zsim.program.ops import Collective, HostWait, Launch
 from zsim.scenario import Setup
 from zsim.scenario.load import load
@@ -79,6 +79,18 @@ def test_adapters_reach_every_expert(write: Write) -> None:
     adapted = [p for p in setup.model.parameters if p.trainable]
     assert len(adapted) == 2 * 4 * 2 * 2
     assert sum(p.numel for p in adapted) == 2 * 4 * 2 * 8 * (256 + 512)
+
+
+def test_peft_passes_over_names_that_a_model_has_not(write: Write) -> None:
+    fields = {"lora": "{r: 8, targets: [q_proj, gate_proj, w1], exclude: [w1]}"}
+    setup = setup_of(write, "{name: ddp, transformers: '4.57'}", **fields)
+    assert sum(p.trainable for p in setup.model.parameters) == 2 * 2
+    assert [note for note in setup.model.notes if "passes over" in note] == [
+        "lora.targets: the model has no gate_proj, which peft passes over"  # it has w1, which is excluded
+    ]
+    with pytest.raises(InputError, match=r"leaves out all that .* chooses: gate, w1") as error:
+        setup_of(write, "{name: ddp, transformers: '4.57'}", lora="{r: 8, targets: [w1, gate], exclude: [w1, gate]}")
+    assert error.value.field == "lora.exclude"
 
 
 @pytest.mark.parametrize(

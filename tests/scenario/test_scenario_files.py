@@ -160,6 +160,12 @@ def test_overrides(write) -> None:
     assert fields.model.freeze == ["a.*"]
 
 
+def test_text_on_the_command_line_needs_no_quotes(write) -> None:
+    """The shell takes them: --set framework.version='2.10' arrives as a number that YAML makes 2.1."""
+    fields = load(write(framework="fsdp2"), ["framework.version=2.10", "framework.transformers='4.50'"]).fields
+    assert (fields.framework.version, fields.framework.transformers) == ("2.10", "4.50")
+
+
 def test_an_override_of_another_framework(write) -> None:
     path = write("zero: {stage: 3}\n")
     with pytest.raises(InputError, match="belongs to framework deepspeed") as refused:

@@ -114,6 +114,7 @@ def attach(model: Module, net: Net, tuning: Tuning) -> list[str]:
     if tuning.lora:
         _refuse_experts(model, net.arch, tuning.lora)
     hit: set[str] = set()
+    excluded: set[str] = set()
     names: set[str] = set()
     quantized = False
     for parent in list(model.all_modules()):
@@ -131,7 +132,9 @@ def attach(model: Module, net: Net, tuning: Tuning) -> list[str]:
                 )
                 setattr(parent, name, child)
                 quantized = True
-            if tuning.lora and chosen and not tuning.lora.excludes(f"{parent.path}.{name}"):
+            if tuning.lora and chosen and tuning.lora.excludes(f"{parent.path}.{name}"):
+                excluded |= meant or {name}
+            elif tuning.lora and chosen:
                 if says := _raises(name, child, net.arch.family):
                     accepted = f"other targets, or lora.exclude: [{name}]"
                     raise InputError(f"peft {says}", field="lora.targets", accepted=accepted)
@@ -140,12 +143,16 @@ def attach(model: Module, net: Net, tuning: Tuning) -> list[str]:
     if tuning.quantize and not quantized:
         what = f"quantized weights of {net.arch.family}: bitsandbytes gets none of its modules from transformers 5"
         raise NotModeled(what, field="quantize", accepted="none")
+    if excluded and not hit:
+        what = f"leaves out all that lora.targets chooses: {', '.join(sorted(excluded))}"
+        raise InputError(what, field="lora.exclude", accepted="some of these modules")
     if pattern and not hit:
         some = "model.layers.0.self_attn.q_proj; or a list of last parts: [q_proj, v_proj]"
         raise InputError(f"{pattern} is the whole name of no Linear module", field="lora.targets", accepted=some)
-    missing = sorted(set(targets) - hit - {ALL_LINEAR})
-    if not hit or (missing and net.arch.moe):  # experts were modules once, and are parameters now
-        what = ", ".join(missing) or "Linear module that is not excluded"
+    missing = sorted(set(targets) - hit - excluded - {ALL_LINEAR})
+    stacked = net.arch.moe is not None and not net.arch.moe.modules
+    if not hit or (missing and stacked):  # experts were modules once, and are parameters now
+        what = ", ".join(missing) or "Linear module"
         raise InputError(f"the model has no {what}", field="lora.targets", accepted=", ".join(sorted(names)))
     others = [module.path for module in model.all_modules() if type(module) is not LoraLinear]
     for target in missing:

@@ -44,7 +44,7 @@ def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf", *, adapter_u
     embeddings = [module.params for module in of_role["embedding"]]
     if grouping in ("titan", "accelerate") and len(set(embeddings)) < len(embeddings):
         raise InputError(
-            "encoder and decoder share an embedding, and two groups would", field="grouping", accepted="hf"
+            "encoder and decoder share an embedding, and two groups would", field="fsdp.grouping", accepted="hf"
         )
     words = of_role["embedding"]
     if grouping == "accelerate":  # get_input_embeddings: not those of positions
@@ -107,8 +107,8 @@ def _idle(model: ModelSpec, adapter_units: bool) -> dict[str, list[int]]:
 
 def _shared(model: ModelSpec, param: int) -> InputError:
     return InputError(
-        f"parameter {model.parameters[param].name} is shared by two groups", field="grouping",
-        accepted="tied weights in one group, as in grouping hf",
+        f"parameter {model.parameters[param].name} is shared by two groups", field="fsdp.grouping",
+        accepted="tied weights in one group, as in fsdp.grouping: hf",
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from zsim.plan.document import Document, Path_, dotted, parse_yaml, read_yaml
 from zsim.plan.reading import Reading
 from zsim.scenario.fields import ScenarioFields
 from zsim.scenario.kinds import Section
-from zsim.scenario.messages import first_error, section_at
+from zsim.scenario.messages import first_error, section_at, takes_text
 
 if TYPE_CHECKING:
     from zsim.scenario.resolve import Setup
@@ -63,7 +63,7 @@ class Scenario:
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
-    """Read a scenario file and apply `overrides` ("zero.stage=2", the value as YAML). Raises InputError."""
+    """Read a scenario and apply `overrides` ("zero.stage=2"; a value is YAML, text is itself). Raises InputError."""
     path = Path(path)
     document = read_yaml(path, "scenario")
     _refuse_configurations(document)
@@ -145,6 +145,8 @@ def apply(document: Document, text: str) -> None:
         parsed = parse_yaml(f"value: {value}", where).data["value"]
     except InputError as error:
         raise InputError(error.message, where, field=dotted(path)) from None
+    if isinstance(parsed, int | float) and takes_text(path):  # 4.57, whose quotes the shell has taken
+        parsed = value.strip()
     _open_sections(document, path, where)
     document.set(path, parsed, (where, None))
 

@@ -110,6 +110,13 @@ def section_at(path: Path_) -> type[Section] | None:
     return section
 
 
+def takes_text(path: Path_) -> bool:
+    """Whether the field at `path` is of text alone, as releases are."""
+    section = section_at(path[:-1])
+    field = section.model_fields.get(str(path[-1])) if section else None
+    return field is not None and field.annotation in (str, str | None)
+
+
 def names_at(path: Path_) -> list[str]:
     """The fields of the section at `path`."""
     section = section_at(path)
