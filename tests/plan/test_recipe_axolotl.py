@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.plan.recipes import read, said
-from zsim.errors import NotModeled
+from zsim.errors import InputError, NotModeled
 
 CUT = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 LIGER = "axolotl.integrations.liger.LigerPlugin"
@@ -68,6 +68,13 @@ def test_plugins_that_are_switched_off_or_not_known() -> None:
     off = ["axolotl.integrations.kd.KDPlugin", "axolotl.integrations.densemixer.DenseMixerPlugin"]
     reading = axolotl({"plugins": [*off, "mine.Plugin"], "dense_mixer": False})
     assert reading.not_modeled == ["mine.Plugin: a plugin that is not known here"]
+
+
+@pytest.mark.parametrize("plugins", [3, True, {"liger": True}, [3]])
+def test_what_is_no_list_of_plugins_is_refused(plugins: Any) -> None:
+    with pytest.raises(InputError, match="is not a list of names") as error:
+        axolotl({"plugins": plugins})
+    assert error.value.field == "plugins"
 
 
 def test_all_linear_modules_beside_those_that_are_named() -> None:

@@ -137,3 +137,16 @@ def test_axolotl() -> None:
     both = base | sharded | {"fp8_enable_fsdp_float8_all_gather": True}
     assert float8(read("axolotl", both)) == {"float8.recipe": "tensorwise", **GATHERS}
     assert float8(read("axolotl", base | sharded)) == {"float8.recipe": "tensorwise"}
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("[model]\nconverters = 3\n", "model.converters"),
+        ('[model]\nconverters = ["float8"]\n[float8]\nfilter_fqns = 3\n', "float8.filter_fqns"),
+    ],
+)
+def test_what_is_no_list_of_names_is_refused(tmp_path: Path, text: str, field: str) -> None:
+    with pytest.raises(InputError, match="3 is not a list of names") as error:
+        titan(tmp_path, text)
+    assert error.value.field == field

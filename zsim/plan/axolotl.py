@@ -20,6 +20,7 @@ from zsim.plan.fsdp_args import read_fsdp
 from zsim.plan.reading import LOADED_IN, NOT_SHARDED, Reading
 from zsim.plan.recipe import ULYSSES, Recipe
 from zsim.plan.trainer import attention, checkpointing, legacy_options, name_model, saving
+from zsim.plan.values import names_in
 
 _LORA = {"r": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules"}
 # utils/schemas/enums.py, LEGACY_ATTN_FLAG_TO_IMPL: the first one counts.
@@ -73,11 +74,11 @@ def read_axolotl(document: Document, ranks: int | None = None) -> Reading:
 
 
 def _plugins(recipe: Recipe) -> set[str]:
-    """Folders in axolotl.integrations of the plugins that the recipe names. Raises NotModeled for another training."""
-    named = recipe.get("plugins") or []
+    """Folders in axolotl.integrations of the plugins that the recipe names. Raises InputError, NotModeled for another
+    training."""
     found = set()
-    for plugin in [named] if isinstance(named, str) else named:
-        parts = str(plugin).split(".")
+    for plugin in names_in(recipe.document, ("plugins",), recipe.get("plugins")):
+        parts = plugin.split(".")
         folder = parts[2] if parts[:2] == ["axolotl", "integrations"] and len(parts) > 2 else ""
         found.add(folder)
         if folder in OTHER_TRAINING:

@@ -8,6 +8,7 @@ from zsim.errors import NotModeled
 from zsim.plan.document import Path_, subsection
 from zsim.plan.reading import Reading
 from zsim.plan.recipe import Recipe, as_flag
+from zsim.plan.values import names_in
 
 _CONVERTERS = ("float8", "quantize.linear.float8")  # the second since September 2025
 _RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
@@ -28,12 +29,11 @@ def read_converters(reading: Reading, sections: dict[str, dict[str, Any]]) -> No
     if training.get("fp8_linear"):  # spring of 2024
         raise document.error(("training", "fp8_linear"), "float8 of float8_experimental", '""', kind=NotModeled)
     given = sections.get("model", {}).get("converters", [])
-    listed = given.split(",") if isinstance(given, str) else given
-    converters = [name for name in listed if name]
+    converters = names_in(document, ("model", "converters"), given)
     others = [name for name in converters if name not in _CONVERTERS]
     if others:
         accepted = ", ".join(_CONVERTERS)
-        raise document.error(("model", "converters"), f"{', '.join(map(str, others))}", accepted, kind=NotModeled)
+        raise document.error(("model", "converters"), ", ".join(others), accepted, kind=NotModeled)
     path, section = _section(reading, sections)
     switch = section.get("enable_float8_linear")
     if not converters and not switch:
@@ -51,8 +51,7 @@ def read_converters(reading: Reading, sections: dict[str, dict[str, Any]]) -> No
     reading.set(("float8", "recipe"), recipe, (*path, "recipe_name") if section.get("recipe_name") else said)
     # In code until April 2025 (pull request 1063), in the files since: lists of converters are of after it
     old = isinstance(given, str) or not converters
-    names = section.get("filter_fqns", ["output"] if old else [])
-    names = names.split(",") if isinstance(names, str) else list(names)
+    names = names_in(document, (*path, "filter_fqns"), section.get("filter_fqns", ["output"] if old else []))
     reading.set(("float8", "exclude"), names, (*path, "filter_fqns") if "filter_fqns" in section else said)
     sharded = reading.fields.get(("framework", "name")) == "fsdp2"  # parallel_dims.dp_shard_enabled
     if sharded and section.get("enable_fsdp_float8_all_gather"):

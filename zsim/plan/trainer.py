@@ -71,7 +71,7 @@ def _model_arguments(recipe: Recipe) -> None:
             document.places[name,] = document.place(("model_init_kwargs", name))
     others = [name for name in given if name not in ("attn_implementation", "torch_dtype", "dtype", *HARMLESS)]
     if others:
-        recipe.reading.not_modeled.append(f"model_init_kwargs: {', '.join(others)}, of which nothing is read")
+        recipe.reading.not_modeled.append(f"model_init_kwargs: {', '.join(map(str, others))}, of which nothing is read")
 
 
 def _llava(recipe: Recipe) -> None:

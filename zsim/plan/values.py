@@ -60,3 +60,11 @@ def shown(value: Any) -> str:
 def leaves(value: Any) -> list[Any]:
     """All scalars and lists inside nested sections."""
     return [leaf for inner in value.values() for leaf in leaves(inner)] if isinstance(value, dict) else [value]
+
+
+def names_in(document: Document, path: Path_, value: Any) -> list[str]:
+    """The names of a list, or of a text with commas between them. Raises InputError."""
+    found = value.split(",") if isinstance(value, str) else [] if value is None else value
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise document.error(path, f"{value!r} is not a list of names", accepted="[first, second]")
+    return [name.strip() for name in found if name.strip()]
