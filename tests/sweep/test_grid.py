@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from zsim.errors import InputError
+from zsim.scenario.load import load
 from zsim.sweep.expression import condition
 from zsim.sweep.grid import Sweep, expand, from_options, is_sweep, read_sweep
 
@@ -23,6 +24,13 @@ def test_a_case_changes_its_own_data_only(scenario: Path) -> None:
     assert first.data["cluster"] == {"topology": topology, "nodes": 1}
     assert second.data["cluster"] == {"topology": topology, "nodes": 2}
     assert isinstance(topology, str)
+
+
+def test_releases_on_the_command_line_are_text(scenario: Path) -> None:
+    sweep = from_options([scenario], ["framework.version=2.6,2.10"])
+    assert [case.data["framework"]["version"] for case in sweep] == ["2.6", "2.10"]
+    again = load(scenario, next(iter(from_options([scenario], ["framework.version=0.10"]))).overrides)
+    assert again.fields.framework.version == "0.10"
 
 
 def test_bracketed_values_stay_whole(scenario: Path) -> None:
@@ -92,6 +100,7 @@ def test_shards_are_the_whole(scenario: Path) -> None:
         ("zip: {micro_batch: [1, 2], seq_len: [1]}", "different lengths"),
         ("list: {micro_batch: 1}", "not a list of mappings"),
         ("where: micro_batch <", "not a condition"),
+        ("set: {framework.version: 2.10}", "2.1 is not text"),
         ("gird: {}", "did you mean grid"),
     ],
 )

@@ -123,7 +123,7 @@ def _machines(base: Document, clusters: list[str], nodes: str | None) -> list[Ma
             raise InputError(f"{asked!r} is no price", field="--cluster", accepted="topology.yaml=2.50") from None
     counts: list[int | None] = [None]
     if nodes is not None:
-        counts = values_of(nodes)
+        counts = values_of(nodes, ("cluster", "nodes"))
     elif not stated:
         counts = [field(base.data, ("cluster", "nodes"))]
     if not stated:

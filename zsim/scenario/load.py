@@ -142,13 +142,20 @@ def apply(document: Document, text: str) -> None:
             "is not field=value", where, accepted="for example --set zero.stage=2; --set zero=null leaves a field out"
         )
     try:
-        parsed = parse_yaml(f"value: {value}", where).data["value"]
+        parsed = value_of(path, value, where)
     except InputError as error:
         raise InputError(error.message, where, field=dotted(path)) from None
-    if isinstance(parsed, int | float) and takes_text(path):  # 4.57, whose quotes the shell has taken
-        parsed = value.strip()
     _open_sections(document, path, where)
     document.set(path, parsed, (where, None))
+
+
+def value_of(path: Path_, text: str, where: str) -> Any:
+    """The value of an option: YAML, but for a field of text, where 2.10, whose quotes the shell has taken, is no 2.1.
+
+    Raises InputError.
+    """
+    parsed = parse_yaml(f"value: {text}", where).data["value"]
+    return text.strip() if isinstance(parsed, int | float) and takes_text(path) else parsed
 
 
 def _open_sections(document: Document, path: Path_, where: Path | str) -> None:

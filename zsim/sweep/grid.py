@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.plan.document import Document, Path_, dotted, nearest, parse_yaml, read_yaml
-from zsim.scenario.load import apply
-from zsim.scenario.messages import names_at, section_at
+from zsim.plan.document import Document, Path_, dotted, nearest, read_yaml
+from zsim.scenario.load import apply, value_of
+from zsim.scenario.messages import names_at, section_at, takes_text
 from zsim.sweep.expression import Condition, condition
 
 Setting = tuple[Path_, Any]
@@ -120,7 +120,7 @@ def from_options(scenarios: Sequence[Path], vary: Sequence[str], overrides: Sequ
         if not equals or not values.strip():
             raise InputError(f"{text!r} has no values", field="--vary", accepted="such as micro_batch=1,2,4 or 1..64")
         path = _path(name.strip(), "--vary", None)
-        found = values_of(values)
+        found = values_of(values, path)
         axes.append(tuple(((path, value),) for value in found))
     return Sweep(tuple(_base(path, overrides) for path in scenarios), tuple(axes))
 
@@ -139,7 +139,11 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
     bases = [path.parent / file for file in files if isinstance(file, str)]
     if not files or len(bases) < len(files):
         raise document.error(("scenario",), "the base scenario is missing", "the path of a scenario file, or a list")
-    fixed = [f"{name}={json.dumps(value)}" for name, value in _mapping(document, "set").items()]
+    fixed = []
+    for name, value in _mapping(document, "set").items():
+        if isinstance(value, int | float) and takes_text(tuple(str(name).split("."))):
+            raise document.error(("set", name), f"{value!r} is not text", 'text; a number in "quotes"')
+        fixed.append(f"{name}={json.dumps(value)}")
     return Sweep(
         tuple(_base(base, [*fixed, *overrides]) for base in bases),
         (*_grid(document), *_zips(document), *_listed(document)),
@@ -216,13 +220,14 @@ def _range_or_self(value: Any) -> list[Any]:
     return expand(value) if isinstance(value, str) and RANGE.fullmatch(value) else [value]
 
 
-def values_of(text: str) -> list[Any]:
-    """The values of an option: what commas separate outside brackets, each a YAML value or a range."""
+def values_of(text: str, path: Path_) -> list[Any]:
+    """The values of an option for the field `path`: what commas separate outside brackets, each as in --set or
+    a range."""
     pieces = [piece.strip() for piece in re.split(r",(?![^\[{]*[\]}])", text)]
     values: list[Any] = []
     for piece in filter(None, pieces):
         is_range = RANGE.fullmatch(piece)
-        values += expand(piece) if is_range else [parse_yaml(f"value: {piece}", "--vary").data["value"]]
+        values += expand(piece) if is_range else [value_of(path, piece, "--vary")]
     return values
 
 
