@@ -28,9 +28,9 @@ class Record:
     ran_out: int
 
 
-FITS = Record("fits", 169, 10)
+FITS = Record("fits", 170, 11)
 TIGHT = Record(f"fits, tight, less than {FULL:.0%} allocated", 24, 8)
-BARELY = Record(f"fits, tight, {FULL:.0%} or more allocated", 28, 21)
+BARELY = Record(f"fits, tight, {FULL:.0%} or more allocated", 27, 20)
 OUT = Record("does not fit", 107, 97)
 RECORDS = (FITS, TIGHT, BARELY, OUT)
 
