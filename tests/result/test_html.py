@@ -1,5 +1,6 @@
 """report.html: self-contained, and alive in a browser."""
 
+import dataclasses
 import json
 import re
 
@@ -46,8 +47,6 @@ def test_carries_the_figures_of_result_json(result, report):
 
 
 def test_text_of_users_cannot_end_the_script(result):
-    import dataclasses
-
     odd = dataclasses.replace(result, name="</script><b>&")
     text = html.document(odd)
     assert text.count("</script>") == html.document(result).count("</script>")
@@ -64,6 +63,14 @@ def test_renders_without_errors(page):
     assert page.complaints == []
     assert page.locator(".chart .main-svg").count() >= 6
     assert page.locator("#verdict .banner").inner_text().startswith("FITS")
+    assert page.locator("#verdict .banner").get_attribute("class") == "banner fits"
+
+
+def test_a_tight_verdict_has_a_colour_of_its_own(result):
+    tight = dataclasses.replace(result, gpu=dataclasses.replace(result.gpu, allocator_retries=1))
+    assert '"state": "tight"' in html.document(tight).replace('"state":"tight"', '"state": "tight"')
+    assert "#9a6700" in tight._repr_html_()
+    assert "#9a6700" not in result._repr_html_()
 
 
 def test_shows_the_figures(page, result):

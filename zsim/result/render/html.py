@@ -90,6 +90,7 @@ def _data(result: Result, others: Sequence[Result], changes: Sequence[Change]) -
     return {
         "name": result.name,
         "verdict": terminal.verdict(result),
+        "state": terminal.state(result),
         "headline": terminal.headline(result.headline),
         "strain": " ".join(terminal.strain(result)),
         "accuracy": list(terminal.accuracy(result)),

@@ -16,11 +16,11 @@ Row = tuple[str, str, float, str]  # name, figure, share of the whole, colour
 
 def summary(result: Result) -> str:
     """The HTML text of `Result._repr_html_`."""
-    good = "#1a7f37" if result.fits else "#cf222e"
+    hue = {"fits": "#1a7f37", "tight": "#9a6700", "over": "#cf222e"}[terminal.state(result)]
     accuracy = result.accuracy
     error = "unknown" if accuracy.step_time_error is None else f"{accuracy.step_time_error:.0%} on average"
     return (
-        f"<p style='border-left:5px solid {good};padding-left:.7em'><strong>{escape(terminal.verdict(result))}</strong>"
+        f"<p style='border-left:5px solid {hue};padding-left:.7em'><strong>{escape(terminal.verdict(result))}</strong>"
         f"<br>{escape(terminal.headline(result.headline))}</p>"
         f"<p>Bottleneck: {escape(result.bottleneck.name)}, {result.bottleneck.share:.0%} of the critical path. "
         f"Expected error of the step time: {error}.</p>"

@@ -79,9 +79,12 @@ def _beside(result: Result, change: Change) -> str:
 
 
 def verdict_style(result: Result) -> str:
-    if not result.fits:
-        return "bold red"
-    return "bold yellow" if result.tight else "bold green"
+    return {"over": "bold red", "tight": "bold yellow", "fits": "bold green"}[state(result)]
+
+
+def state(result: Result) -> str:
+    """What decides the colour of a verdict."""
+    return "over" if not result.fits else "tight" if result.tight else "fits"
 
 
 def verdict(result: Result) -> str:

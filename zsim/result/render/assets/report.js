@@ -21,7 +21,7 @@ function verdict() {
     card.append(element("dt", name), figure);
     list.append(card);
   }
-  $("verdict").append(element("p", data.verdict, { class: `banner ${result.fits ? "fits" : "over"}` }), list);
+  $("verdict").append(element("p", data.verdict, { class: `banner ${data.state}` }), list);
 }
 
 function memory() {
