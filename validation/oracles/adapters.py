@@ -113,10 +113,7 @@ def main(arguments: list[str]) -> None:
     steps = []
     for name, targets, dropout in STEPS:
         runs = [step(name, targets, dropout, *run) for run in families.RUNS]
-        shared = {key: runs[0][key] for key in ("parameters", "calls", "ready")}
-        for run in runs:
-            for key, value in shared.items():
-                assert run.pop(key) == value, (name, key)
+        shared = families.once(name, runs, "parameters", "calls", "ready")
         steps.append({"model": name, "r": RANK, "targets": targets, "dropout": dropout, **shared, "runs": runs})
     from peft import __version__ as peft
 

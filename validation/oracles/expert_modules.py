@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 
-from validation.oracles.families import RUNS, begin, observe, write
+from validation.oracles.families import RUNS, begin, observe, once, write
 from validation.oracles.family_configs import CONFIGS
 
 EXPERTS = 5  # whose shares of the rows are not all the same
@@ -49,11 +49,7 @@ def main(arguments: list[str]) -> None:
     for name in options.names or NAMES:
         config = CONFIGS[name][1] | {"num_local_experts" if name == "mixtral" else "num_experts": EXPERTS}
         runs = [record(config, *run) for run in RUNS]
-        shared = {key: runs[0][key] for key in ("parameters", "calls", "ready")}
-        for run in runs:
-            for key, value in shared.items():
-                assert run.pop(key) == value, (name, key)
-        models[name] = {"config": config, **shared, "runs": runs}
+        models[name] = {"config": config, **once(name, runs, "parameters", "calls", "ready"), "runs": runs}
     write(options.out, models)
 
 

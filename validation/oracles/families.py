@@ -162,6 +162,15 @@ def observe(model: Any, inputs: dict[str, Any], following: Callable[[set[int]], 
     }  # fmt: skip
 
 
+def once(name: str, runs: list[dict[str, Any]], *keys: str) -> dict[str, Any]:
+    """What is the same however a model is run, taken out of its runs."""
+    shared = {key: runs[0][key] for key in keys}
+    for run in runs:
+        for key, value in shared.items():
+            assert run.pop(key) == value, (name, key)
+    return shared
+
+
 def begin(arguments: list[str], about: str | None, known: Iterable[str]) -> argparse.Namespace:
     """`names` of configurations and the file `out` from the command line, and attention as on GPUs."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -192,11 +201,7 @@ def main(
         attentions, config = configurations[name]
         kinds = CHUNKS if "linear_key_head_dim" in config else RUNS
         runs = [record(config, attention, *run) for attention in attentions for run in kinds]
-        shared = {key: runs[0][key] for key in ("parameters", "calls", "ready")}
-        for run in runs:  # the same however it is run
-            for key, value in shared.items():
-                assert run.pop(key) == value, (name, key)
-        models[name] = {"config": config, **shared, "runs": runs}
+        models[name] = {"config": config, **once(name, runs, "parameters", "calls", "ready"), "runs": runs}
     write(options.out, models)
 
 

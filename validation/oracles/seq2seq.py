@@ -19,7 +19,7 @@ import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import masking_utils
 
-from validation.oracles.families import begin, observe, write
+from validation.oracles.families import begin, observe, once, write
 from validation.oracles.vision import attend
 
 T5 = {"d_model": 64, "d_kv": 12, "d_ff": 176, "num_layers": 4, "num_heads": 4, "vocab_size": 199,
@@ -125,11 +125,7 @@ def main(arguments: list[str]) -> None:
         ]
         if name in HALF:
             runs += [record(config, attention, "", run, "float16") for attention in attentions for run in RUNS]
-        shared = {key: runs[0][key] for key in ("parameters", "calls")}
-        for run in runs:  # the same however it is run
-            for key, value in shared.items():
-                assert run.pop(key) == value, (name, key)
-        models[name] = {"config": config, **shared, "runs": runs}
+        models[name] = {"config": config, **once(name, runs, "parameters", "calls"), "runs": runs}
     write(options.out, models)
 
 
