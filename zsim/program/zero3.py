@@ -7,7 +7,7 @@ on every module, runtime/zero/stage3.py on every gradient.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from zsim.model.spec import ModelSpec, Module, Parameter, Workload
 from zsim.plan.spec import DeepSpeedPlan
@@ -89,7 +89,12 @@ class Zero3(Hooks[DeepSpeedPlan]):
         self.in_backward = in_backward(tree) & self.hooked
         if plan.stage3_module_granularity_threshold:
             self.parameters.fast = self.coordinator.leaves
-        self._check_leaves(modules)
+        self.trained_leaves = {
+            leaf
+            for leaf in self.coordinator.leaves & self.hooked
+            if any(model.parameters[param].trainable for param in self.coordinator.inside[leaf])
+        }
+        check_leaves({leaf for leaf in self.trained_leaves if not self._notices(modules[leaf])}, modules)
         self.in_leaf = {param: leaf for leaf in self.coordinator.leaves for param in self.coordinator.inside[leaf]}
         self.bias_of = linear_biases(model)
         self.saved = saved_weights(model, tree, plan, self.in_backward, self.coordinator.leaves)
@@ -208,7 +213,7 @@ class Zero3(Hooks[DeepSpeedPlan]):
         """Once for each result that a gradient comes to. A full backward hook joins all results in one node, which
         passes on that there is none for those that nothing has read."""
         if module.name in self.in_backward:
-            joined = module.name in self.coordinator.leaves and self._trains(module.name)
+            joined = module.name in self.trained_leaves
             for _ in range(module.differentiable if joined else module.in_backward):
                 self._fetch(module.name, "backward")
 
@@ -229,13 +234,6 @@ class Zero3(Hooks[DeepSpeedPlan]):
     def _notices(self, module: Module) -> bool:
         """Whether a positional argument requires a gradient: its hook tells that the module's backward is done."""
         return module.reached and not by_keyword(module)
-
-    def _check_leaves(self, modules: Mapping[str, Module]) -> None:
-        trained = {name for name in self.coordinator.leaves & self.hooked if self._trains(name)}
-        check_leaves({name for name in trained if not self._notices(modules[name])}, modules)
-
-    def _trains(self, leaf: str) -> bool:
-        return any(self.model.parameters[param].trainable for param in self.coordinator.inside[leaf])
 
     def _fetch(self, module: str, phase: str) -> None:
         needed, prefetched = self.coordinator.fetch(module, phase)

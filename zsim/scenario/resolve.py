@@ -289,6 +289,7 @@ def _model(scenario: Scenario) -> tuple[ModelSpec, list[Path], list[str], list[s
 
 def _tune(scenario: Scenario, model: ModelSpec) -> ModelSpec:
     """Adapters on a frozen, perhaps quantized base."""
+    from zsim.model.expert_modules import FIRST_PACKED
     from zsim.model.lora import ALL_LINEAR, Lora, Tuning, tune
 
     fields, lora, quantize = scenario.fields, scenario.fields.lora, scenario.fields.quantize
@@ -306,7 +307,7 @@ def _tune(scenario: Scenario, model: ModelSpec) -> ModelSpec:
             adapters,
             quantize.type if quantize else None,
             double_quant=bool(quantize and quantize.double_quant),
-            before_5=release is not None and release < (5, 0),
+            before_5=release is not None and release < FIRST_PACKED,
         ),
     )
     if fields.framework.name == "ddp":  # loaded in the compute dtype; peft keeps the adapters in float32

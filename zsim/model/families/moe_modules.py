@@ -10,7 +10,7 @@ from __future__ import annotations
 from zsim.model import functional as F
 from zsim.model import products as P
 from zsim.model.families import llama
-from zsim.model.families.moe import OlmoeAttention
+from zsim.model.families.moe import Block as PackedBlock
 from zsim.model.graph import Tensor
 from zsim.model.kernels import WAIT
 from zsim.model.layers import Activation, Linear, Module, ModuleList, Net
@@ -135,16 +135,13 @@ def index_add(out: Tensor, rows: Tensor, source: Tensor) -> Tensor:
     return out
 
 
-class Block(llama.Block):
+class Block(PackedBlock):
     called_again = True  # modeling_layers.py GradientCheckpointingLayer, until it wrapped `forward` in transformers 5
 
     def __init__(self, net: Net, prefix: str, index: int) -> None:
         super().__init__(net, prefix, index)
         if prefix == "Mixtral":  # the same place in the order of registration
             self.children = {"block_sparse_moe" if name == "mlp" else name: m for name, m in self.children.items()}
-
-    def attention(self, prefix: str, index: int) -> llama.Attention:
-        return (OlmoeAttention if prefix == "Olmoe" else llama.Attention)(self.net, prefix, index)
 
     def feed_forward(self, prefix: str, index: int) -> Module:
         return (SparseMoeBlock if self.net.arch.kinds[index].sparse else llama.MLP)(self.net, prefix)
