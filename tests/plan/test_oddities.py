@@ -245,7 +245,6 @@ def test_adapters_by_a_regular_expression():
         ("c.yaml", "gradient_checkpointing: true\nper_gpu_train_batch_size: 2\n", "a loop of its own"),
         ("c.yaml", "defaults: [a, b]\nnum_train_epochs: 2\n", "a Hydra configuration"),
         ("c.json", '{"log_history": [], "num_train_epochs": 2}', "the log of a run of the Trainer"),
-        ("c.json", '{"peft_type": "LORA", "base_model_name_or_path": "m", "r": 8}', "an adapter of peft"),
         ("c.yaml", "model_name_or_path: m\nstage: sft\ndo_predict: true\ncutoff_len: 9\n", "does not train"),
         ("c.yaml", "apiVersion: v1\nkind: Job\nspec: {}\n", "a Kubernetes manifest"),
     ],

@@ -9,7 +9,7 @@ import pytest
 from tests.plan.recipes import read, said
 from zsim.errors import InputError, NotModeled
 from zsim.plan import detect
-from zsim.plan.document import parse_yaml
+from zsim.plan.document import Document, parse_yaml
 
 LORA = [
     ("llama_factory", {"lora_rank": 16, "lora_target": "q_proj,v_proj", "quantization_bit": 4},
@@ -144,7 +144,7 @@ def test_llama_factorys_projector_alone() -> None:
         ({"stage": "rm"}, "a reward model"),
         ({"use_mca": True}, "Megatron"),
         ({"shift_attn": True}, "shift_attn"),
-        ({"additional_target": "embed_tokens,lm_head"}, "train whole beside"),
+        ({"use_dora": True}, "another kind of adapter"),
     ],
 )
 def test_what_llama_factory_trains_otherwise_is_refused(data: dict[str, Any], why: str) -> None:
@@ -156,3 +156,80 @@ def test_what_llama_factory_trains_otherwise_is_refused(data: dict[str, Any], wh
 def test_what_llama_factory_computes_otherwise_is_listed(name: str) -> None:
     reading = read("llama_factory", {"model_name_or_path": "m", "do_train": True, name: True})
     assert [text.split(":")[0] for text in reading.not_modeled] == [name]
+
+
+SAVED = ["embed_tokens", "lm_head"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("axolotl", {"adapter": "lora", "lora_target_linear": True, "lora_modules_to_save": SAVED}),
+        ("trainer", {"use_peft": True, "lora_target_modules": "all-linear", "lora_modules_to_save": SAVED}),
+        ("llama_factory", {"additional_target": "embed_tokens, lm_head"}),
+        ("llama_factory", {"resize_vocab": True}),
+        ("peft", {"peft_type": "LORA", "target_modules": "all-linear", "modules_to_save": SAVED}),
+    ],
+)
+def test_modules_that_train_whole(kind: str, data: dict[str, Any]) -> None:
+    names = {"axolotl": "base_model", "peft": "base_model_name_or_path"}
+    fields = said(read(kind, {names.get(kind, "model_name_or_path"): "x"} | data))
+    assert fields["lora.modules_to_save"] == SAVED
+    # model/adapter.py casts what is trained, peft does not
+    assert fields.get("lora.modules_dtype") == ("float32" if kind == "llama_factory" else None)
+
+
+def test_llama_factorys_copies_stay_as_they_are_in_pure_bf16_and_under_deepspeed() -> None:
+    base = {"model_name_or_path": "m", "additional_target": "lm_head"}
+    for more in ({"pure_bf16": True}, {"deepspeed": {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}}):
+        assert "lora.modules_dtype" not in said(read("llama_factory", base | more | {"bf16": True}))
+
+
+def test_one_copy_of_tied_embeddings() -> None:
+    data = {"base_model": "m", "adapter": "lora", "lora_target_linear": True, "lora_modules_to_save": SAVED}
+    assert said(read("axolotl", data | {"peft_ensure_weight_tying": True}))["lora.ensure_weight_tying"] is True
+    assert "lora.ensure_weight_tying" not in said(read("axolotl", data))
+
+
+def test_axolotls_fsdp2_has_units_of_its_own() -> None:
+    data = {"base_model": "m", "adapter": "lora", "lora_target_linear": True, "lora_modules_to_save": SAVED}
+    reading = read("axolotl", data | {"fsdp_version": 2, "fsdp_config": {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}})
+    assert (said(reading)["fsdp.adapter_units"], said(reading)["fsdp.grouping"]) == (True, "hf")
+    assert [text.split(":")[0] for text in reading.not_modeled] == ["lora_modules_to_save"]
+
+
+ADAPTER = {"peft_type": "LORA", "base_model_name_or_path": "m/n", "r": 16, "lora_alpha": 32, "lora_dropout": 0.05}
+
+
+def test_an_adapter_of_peft() -> None:
+    """adapter_config.json as peft 0.21 writes it, beside which others say how it is trained."""
+    written = {
+        "bias": "none", "target_modules": ["v_proj", "q_proj"], "exclude_modules": ["lm_head"], "use_dora": False,
+        "ensure_weight_tying": True, "modules_to_save": ["embed_tokens"], "trainable_token_indices": None,
+        "target_parameters": None, "rank_pattern": {}, "lora_bias": False, "task_type": "CAUSAL_LM",
+    }  # fmt: skip
+    document = Document("adapter_config.json", ADAPTER | written)
+    assert detect.identify(document) == "peft"
+    reading = detect.read(document, "peft")
+    assert said(reading) == {
+        "lora.r": 16, "lora.alpha": 32, "lora.dropout": 0.05, "lora.targets": ["v_proj", "q_proj"],
+        "lora.exclude": ["lm_head"], "lora.modules_to_save": ["embed_tokens"], "lora.ensure_weight_tying": True,
+    }  # fmt: skip
+    assert "model (the config.json of m/n)" in reading.still_missing()
+    assert not any("not read" in text for text in reading.without_effect)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"peft_type": "IA3"}, "peft_type IA3"),
+        ({"bias": "all"}, "biases that train"),
+        ({"use_dora": True}, "another kind of adapter"),
+        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "another kind of adapter"),
+        ({"trainable_token_indices": [128000]}, "rows of an embedding that train"),
+        ({"exclude_modules": ".*lm_head"}, "regular expression"),
+    ],
+)
+def test_adapters_of_peft_that_are_refused(more: dict[str, Any], says: str) -> None:
+    with pytest.raises(NotModeled, match=says):
+        read("peft", ADAPTER | {"target_modules": ["q_proj"]} | more)

@@ -54,7 +54,6 @@ def test_frozen_shards_stay_as_loaded(framework: str) -> None:
     result = zsim.simulate(LLAMA, overrides)
     expected = (2 * 8_030_261_248 + 4 * 41_943_040) / 4
     assert result.gpu.by_category["parameters"] == pytest.approx(expected, rel=1e-3)
-    assert result.setup.plan.adapter_units
     as_others = zsim.simulate(LLAMA, [*overrides, "fsdp.frozen_dtype=float32"])
     assert as_others.gpu.by_category["parameters"] == pytest.approx(result.params, rel=1e-3)  # 4 bytes over 4 ranks
 

@@ -20,6 +20,7 @@ from validation.oracles.configuration_parts import (
     config_of,
     zero_of,
 )
+from validation.oracles.configurations_adapters import adapter_configurations
 from validation.oracles.configurations_deepspeed import deepspeed_configurations
 from validation.oracles.configurations_experts import expert_module_configurations
 from validation.oracles.configurations_hybrid import hybrid_configurations
@@ -46,6 +47,7 @@ def configurations() -> list[Config]:
         *_further(),
         *hybrid_configurations(),
         *expert_module_configurations(),
+        *adapter_configurations(),
     ]
 
 

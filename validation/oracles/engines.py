@@ -30,7 +30,10 @@ def run(config: Config, rank: int, world: int, recorder: Watcher) -> Recorded:
     return engines[config["engine"]](config, rank, world, recorder)
 
 
-def _build(recorder: Watcher, config: Config) -> tuple[torch.nn.Module, dict[str, Any]]:
+def _build(
+    recorder: Watcher, config: Config, lazily: AbstractContextManager[Any] | None = None
+) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """`lazily`: zero.Init, which from_pretrained enters; peft comes to the model later."""
     dtype = getattr(torch, config.get("dtype", "float32"))
     attention = config.get("attention", "sdpa")
     if "sequence_parallel" in config:
@@ -39,7 +42,8 @@ def _build(recorder: Watcher, config: Config) -> tuple[torch.nn.Module, dict[str
         from validation.oracles import expert_modules
 
         torch.topk = expert_modules.dealt
-    model, settings = models.build(config["model"], dtype, attention, **config.get("over", {}))
+    with lazily or contextlib.nullcontext():
+        model, settings = models.build(config["model"], dtype, attention, **config.get("over", {}))
     if "lora" in config:
         models.adapt(model, config["lora"])
     models.freeze(model, config.get("freeze", []))
@@ -164,11 +168,12 @@ def run_fsdp2(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
             text = models.text_model(model)
             embedding, head = text.get_input_embeddings(), model.get_output_embeddings()
             norm = models.final_norm(text if models.sees(model) else model.base_model)
-            tail = [head] if settings.get("accelerate") and text is not getattr(model, "model", text) else [norm, head]
+            if settings.get("accelerate") and (text is not getattr(model, "model", text) or "lora" in config):
+                norm = None  # accelerate looks for it among children of the base model, which a PeftModel is not
+            tail = [norm, head]
             tied = embedding.weight is head.weight
         if settings.get("upcast_trained"):  # as accelerate does since 1.14 with what was loaded in bfloat16
-            for parameter in models.trained(model):
-                parameter.data = parameter.data.to(torch.float32)
+            models.widen(model)
         for module in models.adapter_leaves(model) if settings.get("adapter_units") else ():
             fully_shard(module, reshard_after_forward=reshard, **arguments)
         if settings.get("titan"):
@@ -294,12 +299,11 @@ def run_deepspeed(config: Config, rank: int, world: int, recorder: Watcher) -> R
     torch.Tensor.record_stream = lambda *arguments: None  # type: ignore[method-assign]
     with recorder:
         deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-        lazily: AbstractContextManager[Any] = contextlib.nullcontext()
+        lazily = None
         if config.get("zero_init"):
             models.leave_weights()
             lazily = deepspeed.zero.Init(config_dict_or_path=settings | {"train_batch_size": accumulation * world})
-        with lazily:
-            model, header = _build(recorder, config)
+        model, header = _build(recorder, config, lazily)
         if config.get("leaf"):
             deepspeed.utils.set_z3_leaf_modules(model, [type(models.blocks(model)[0])])
         trained = models.decay_groups(model) if config.get("decay_groups") else list(model.parameters())

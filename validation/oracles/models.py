@@ -295,16 +295,32 @@ def freeze(model: torch.nn.Module, patterns: list[str]) -> None:
 
 
 def adapt(model: torch.nn.Module, lora: dict[str, Any]) -> None:
-    """peft's adapters of rank `r` on the Linear modules named in `targets`; the rest is frozen."""
+    """peft's adapters of rank `r` on the Linear modules named in `targets`, and modules that train whole beside them;
+    the rest is frozen. `widened`: adapters in float32, as get_peft_model has them (autocast_adapter_dtype)."""
     from peft import LoraConfig, inject_adapter_in_model
 
-    dropout = lora.get("dropout", 0.0)
-    inject_adapter_in_model(LoraConfig(r=lora["r"], target_modules=lora["targets"], lora_dropout=dropout), model)
-    freeze_all_but(model, "lora_")
+    config = LoraConfig(
+        r=lora["r"],
+        target_modules=lora["targets"],
+        lora_dropout=lora.get("dropout", 0.0),
+        modules_to_save=list(lora.get("modules_to_save", [])) or None,  # peft changes it
+        ensure_weight_tying=lora.get("ensure_weight_tying", False),
+    )
+    inject_adapter_in_model(config, model)
+    freeze_all_but(model, "lora_", ".modules_to_save.")
+    if lora.get("widened"):
+        widen(model, ".lora_")
 
 
 def trained(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def widen(model: torch.nn.Module, part: str = "") -> None:
+    """What is trained, and has `part` in its name, in float32."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and part in name:
+            parameter.data = parameter.data.to(torch.float32)
 
 
 def adapter_leaves(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -313,9 +329,9 @@ def adapter_leaves(model: torch.nn.Module) -> list[torch.nn.Module]:
             and m.weight.requires_grad]  # fmt: skip
 
 
-def freeze_all_but(model: torch.nn.Module, part: str) -> None:
+def freeze_all_but(model: torch.nn.Module, *parts: str) -> None:
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(part in name)
+        parameter.requires_grad_(any(part in name for part in parts))
 
 
 def hidden_matrices(model: torch.nn.Module) -> set[int]:

@@ -133,6 +133,7 @@ class Module:
     passive = False  # never called: whoever holds it reads its parameters
     is_linear = False  # peft takes it for a Linear
     several_results = False  # it returns more than one tensor
+    idle: tuple[Weight, ...] = ()  # of modules in it that are never called, and that nobody reads
 
     def __init__(self, net: Net) -> None:
         self.net = net

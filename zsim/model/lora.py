@@ -19,6 +19,7 @@ from zsim.model import functional as F
 from zsim.model.architecture import Architecture
 from zsim.model.graph import Tensor
 from zsim.model.layers import Dropout, Linear, Module, Net, Weight
+from zsim.model.modules_to_save import COPY, ModuleDict, save_modules
 from zsim.model.parts import part_of
 from zsim.model.spec import ModelSpec, Parameter
 
@@ -57,9 +58,12 @@ class Lora:
     dropout: float = 0.0
     exclude: tuple[str, ...] = ()
     pattern: str | None = None
+    save: tuple[str, ...] = ()  # modules_to_save; none of them gets an adapter
+    tie: bool = False  # ensure_weight_tying
 
     def excludes(self, module: str) -> bool:
-        return part_of(module) in self.exclude or any(f".{name}." in f".{module}." for name in self.exclude)
+        names = (*self.exclude, *self.save)
+        return part_of(module) in self.exclude or any(f".{name}." in f".{module}." for name in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +88,11 @@ def tune(spec: ModelSpec, tuning: Tuning) -> ModelSpec:
         raise InputError("quantized weights cannot be trained without adapters", field="quantize", accepted="lora: ...")
     net = Net(spec.arch)
     model = families.build(net)
-    absent = attach(model, net, tuning)
+    absent, unsaved = attach(model, net, tuning)
     found = tuple(_parameters(model))
     state = quantization_bytes(found, tuning)
-    notes = (f"lora.targets: the model has no {', '.join(absent)}, which peft passes over",) if absent else ()
+    lacking = (("targets", absent), ("modules_to_save", unsaved))
+    notes = tuple(f"lora.{field}: the model has no {', '.join(n)}, which peft passes over" for field, n in lacking if n)
     return replace(
         spec, parameters=found, tuning=tuning, buffers_bytes=spec.buffers_bytes + state, notes=spec.notes + notes,
         _cache={},
@@ -102,9 +107,16 @@ def quantization_bytes(parameters: tuple[Parameter, ...], tuning: Tuning) -> int
     return blocks + 4 * ceil(blocks / NESTED_BLOCK) if tuning.double_quant else 4 * blocks
 
 
-def attach(model: Module, net: Net, tuning: Tuning) -> list[str]:
-    """Replace the Linear modules of a freshly built model. Returns the targets that it has not, of which peft (0.21
-    tuners_utils.py, inject_adapter) passes over all as long as it finds one."""
+def attach(model: Module, net: Net, tuning: Tuning) -> tuple[list[str], list[str]]:
+    """Replace modules of a freshly built model. Returns the targets that it has not, of which peft (0.21
+    tuners_utils.py, inject_adapter) passes over all as long as it finds one, and the modules to save that it has not.
+    """
+    absent = _adapt(model, net, tuning)
+    lora = tuning.lora
+    return absent, save_modules(model, net, lora.save, lora.tie) if lora and lora.save else []
+
+
+def _adapt(model: Module, net: Net, tuning: Tuning) -> list[str]:
     pattern = tuning.lora.pattern if tuning.lora else None
     targets = () if tuning.lora is None or pattern else tuning.lora.targets
     matching = _matching(model, pattern) if pattern else set()
@@ -215,19 +227,9 @@ def _parameters(model: Module) -> Iterator[Parameter]:
             packed = WEIGHTS_PER_ELEMENT
             shape = (ceil(weight.shape[0] * weight.shape[1] / packed), 1)
         yield Parameter(
-            name, shape, owner.class_name or type(owner).__name__, trainable=".lora_" in name, dtype=dtype,
-            expert=weight.expert, packed=packed,
+            name, shape, owner.class_name or type(owner).__name__, dtype=dtype, expert=weight.expert, packed=packed,
+            trainable=".lora_" in name or COPY in name,
         )  # fmt: skip
-
-
-class ModuleDict(Module):
-    """Holds modules and is never called."""
-
-    class_name = "ModuleDict"
-
-    def add(self, module: Module) -> Module:
-        self.default = module
-        return module
 
 
 class LoraLinear(Module):

@@ -136,6 +136,7 @@ class Module:
     in_backward: int = 1  # and one comes: to how many results, of which those outside a list count as one
     reached: bool = True  # what it is called with requires a gradient
     called_again: bool = False  # recomputation calls it, with its hooks, and not its forward alone
+    idle: tuple[int, ...] = ()  # parameters of modules in it that are never called, and that nobody reads
 
 
 @dataclass(frozen=True, slots=True)

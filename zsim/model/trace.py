@@ -205,6 +205,7 @@ class _Tracer:
             len(call.in_backward),
             call.reached,
             layer.called_again,
+            tuple(weight.param.index for weight in layer.idle),
         )
 
     def _repeated(self, blocks: Blocks, templates: dict[int, _Plan], first: int) -> Iterator[tuple[int, _Repeat]]:
@@ -249,6 +250,7 @@ class _Plan(NamedTuple):
     in_backward: int
     reached: bool
     called_again: bool
+    idle: tuple[int, ...]
 
     def module(self, path: str, shift: int) -> Module:
         body: list[Module | Compute] = []
@@ -259,10 +261,10 @@ class _Plan(NamedTuple):
                 body.append(item.module(path, shift))
             else:
                 body.append(item.plan.module(item.path, item.shift))
-        params = tuple([index + shift for index in self.params]) if shift else self.params
+        params, idle = (tuple([index + shift for index in own]) if shift else own for own in (self.params, self.idle))
         return Module(
             path + self.suffix, self.module_class, self.role, params, tuple(body), self.checkpointed, self.expert,
-            self.differentiable, self.in_backward, self.reached, self.called_again,
+            self.differentiable, self.in_backward, self.reached, self.called_again, idle,
         )  # fmt: skip
 
 

@@ -9,17 +9,19 @@ from typing import Any
 from zsim.errors import NotModeled
 from zsim.plan.recipe import Recipe
 
-_BESIDE = ("lora_modules_to_save", "additional_target", "peft_trainable_token_indices")
+_TOKENS = ("trainable_token_indices", "peft_trainable_token_indices")
 
 
 def lora(recipe: Recipe, names: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
-    """`names`: r, alpha, dropout, targets -> the recipe's key. `defaults`: the tool's, r among them."""
+    """`names`: r, alpha, dropout, targets, save -> the recipe's key. `defaults`: the tool's, r among them."""
     rank = recipe.count(names["r"]) or defaults["r"]
     recipe.set("lora.r", rank, names["r"])
     alpha = recipe.get(names["alpha"], defaults.get("alpha", 2 * rank))
     recipe.set("lora.alpha", alpha, names["alpha"])
     dropout = recipe.get(names["dropout"], defaults.get("dropout", 0.0))
     recipe.set("lora.dropout", dropout, names["dropout"])
+    if saved := _listed(recipe.get(names["save"], [])):
+        recipe.set("lora.modules_to_save", saved, names["save"])
     targets = recipe.get(names["targets"], defaults.get("targets"))
     if targets is None:
         recipe.reading.lacks("lora.targets", "(the tool chooses by model; peft's default for Llama is q_proj, v_proj)")
@@ -28,8 +30,13 @@ def lora(recipe: Recipe, names: Mapping[str, str], defaults: Mapping[str, Any]) 
     elif isinstance(targets, str) and re.search(r"[\\()\[\]|*+?^$]", targets):
         recipe.set("lora.targets", targets, names["targets"])  # peft takes text for a regular expression
     else:
-        listed = targets if isinstance(targets, list) else [part.strip() for part in str(targets).split(",")]
-        recipe.set("lora.targets", listed, names["targets"])
+        recipe.set("lora.targets", _listed(targets), names["targets"])
+
+
+def _listed(names: Any) -> list[Any]:
+    if isinstance(names, list):
+        return names
+    return [part for part in (part.strip() for part in str(names).split(",")) if part]
 
 
 def refuse_variants(recipe: Recipe, names: tuple[str, ...]) -> None:
@@ -37,8 +44,8 @@ def refuse_variants(recipe: Recipe, names: tuple[str, ...]) -> None:
     for name in names:
         value = recipe.get(name)
         if value not in (None, False, "", "false", 0, [], {}):
-            beside = "modules that train whole beside the adapters"
-            why = beside if name in _BESIDE else "another kind of adapter than plain LoRA"
+            tokens = "rows of an embedding that train beside the adapters"
+            why = tokens if name in _TOKENS else "another kind of adapter than plain LoRA"
             raise recipe.document.error((name,), f"{name}: {why}", kind=NotModeled)
 
 

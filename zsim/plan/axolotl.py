@@ -22,7 +22,10 @@ from zsim.plan.recipe import ULYSSES, Recipe
 from zsim.plan.trainer import attention, checkpointing, legacy_options, name_model, saving
 from zsim.plan.values import names_in
 
-_LORA = {"r": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules"}
+_LORA = {
+    "r": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules",
+    "save": "lora_modules_to_save",
+}  # fmt: skip
 # utils/schemas/enums.py, LEGACY_ATTN_FLAG_TO_IMPL: the first one counts.
 _ATTENTION_FLAGS = {
     "xformers_attention": "xformers", "sage_attention": "sage", "flex_attention": "flex_attention",
@@ -156,6 +159,8 @@ def _adapters(recipe: Recipe) -> None:
     lora(recipe, _LORA, {"r": 8, "alpha": 16, "targets": "all-linear" if recipe.flag("lora_target_linear") else None})
     if recipe.flag("lora_target_linear"):  # loaders/adapter.py: beside what lora_target_modules names
         recipe.set("lora.targets", "all-linear", "lora_target_linear")
+    if recipe.flag("peft_ensure_weight_tying"):
+        recipe.set("lora.ensure_weight_tying", True, "peft_ensure_weight_tying")
     refuse_variants(recipe, OTHER_ADAPTERS)
     recipe.get("peft_use_rslora")  # another scale
     in_8bit = recipe.flag("load_in_8bit")
@@ -201,10 +206,16 @@ def _attention(recipe: Recipe) -> None:
 
 
 def _own_fsdp2(recipe: Recipe) -> None:
-    """monkeypatch/accelerate/fsdp2.py takes the place of accelerate's fsdp2_prepare_model: what is no block is the
-    root's, and nothing is widened to float32."""
+    """monkeypatch/accelerate/fsdp2.py takes the place of accelerate's fsdp2_prepare_model: what is no block and no
+    adapter is the root's, and nothing is widened to float32."""
     reading = recipe.reading
     reading.fields[("fsdp", "grouping")] = "hf"
+    if recipe.get("adapter"):
+        reading.fields[("fsdp", "adapter_units")] = True
+    if ("lora", "modules_to_save") in reading.fields:
+        reading.not_modeled.append(
+            "lora_modules_to_save: axolotl's FSDP2 leaves the copies to the root's unit, and in the model's type"
+        )
     dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(reading.fields[("precision",)])
     if dtype and not recipe.get("adapter"):
         reading.fields[("fsdp", "storage_dtype")] = dtype

@@ -111,7 +111,7 @@ LISTED = {
 
 # Adapters that are not alike in all layers, or that are not all that trains.
 OTHER_ADAPTERS = (
-    "peft_use_dora", "lora_modules_to_save", "relora_steps", "lora_rank_pattern", "peft_layers_to_transform",
+    "peft_use_dora", "relora_steps", "lora_rank_pattern", "peft_layers_to_transform",
     "peft_layers_pattern", "peft_layer_replication", "peft_trainable_token_indices",
 )  # fmt: skip
 

@@ -12,7 +12,7 @@ from zsim.plan.reading import Reading
 
 READERS = (
     "DeepSpeed JSON, accelerate YAML, Trainer arguments (also in a shell script), axolotl YAML, LLaMA-Factory YAML, "
-    "torchtitan TOML, config.json"
+    "torchtitan TOML, adapter_config.json of peft, config.json"
 )
 
 _TOML, _SCRIPT, _YAML, _JSON = (
@@ -38,10 +38,6 @@ _FOREIGN: tuple[tuple[str, frozenset[str]], ...] = (
     ("a torchtune recipe", frozenset({"tokenizer", "checkpointer"})),
     ("an llm-foundry configuration", frozenset({"model", "max_duration"})),
     ("an llm-foundry configuration", frozenset({"icl_tasks"})),
-    (
-        "an adapter of peft, whose base model has a config.json of its own",
-        frozenset({"peft_type", "base_model_name_or_path"}),
-    ),
     ("a NeMo AutoModel recipe", frozenset({"dist_env", "distributed"})),
     ("the log of a run of the Trainer", frozenset({"log_history"})),
     ("a Hydra configuration, whose parts are other files", frozenset({"defaults"})),
@@ -114,6 +110,8 @@ def identify(document: Document) -> str:
         return "llama_factory"
     if isinstance(document.data.get("training"), dict) and {"parallelism", "job", "activation_checkpoint"} & keys:
         return "torchtitan"
+    if {"peft_type", "base_model_name_or_path"} <= keys:
+        return "peft"
     _refuse_foreign(document, keys)
     if _is_fsdp_config(keys):
         return "fsdp_config"
@@ -200,6 +198,7 @@ def _readers() -> dict[str, Callable[[Document, int | None], Reading]]:
     from zsim.plan.deepspeed import read_document
     from zsim.plan.llama_factory import read_llama_factory
     from zsim.plan.neox import read_neox
+    from zsim.plan.peft import read_peft
     from zsim.plan.torchtitan import read_torchtitan
     from zsim.plan.trainer import read_trainer
 
@@ -211,5 +210,6 @@ def _readers() -> dict[str, Callable[[Document, int | None], Reading]]:
         "torchtitan": read_torchtitan,
         "trainer": read_trainer,
         "neox": read_neox,
+        "peft": read_peft,
         "fsdp_config": _read_fsdp_config,
     }

@@ -104,6 +104,8 @@ def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
         reading.fields[("ddp", "find_unused_parameters")] = False  # hparams/parser.py
     if recipe.flag("pure_bf16"):
         _pure_bf16(recipe)
+    elif reading.fields[("framework", "name")] == "ddp" and ("lora", "modules_to_save") in reading.fields:
+        recipe.set("lora.modules_dtype", "float32", "pure_bf16")  # model/adapter.py, cast_trainable_params_to_fp32
     _load(recipe, method)
     recipe.threads("torchrun")
     name_model(recipe, "model_name_or_path")
@@ -162,9 +164,15 @@ def _pure_bf16(recipe: Recipe) -> None:
 
 def _lora(recipe: Recipe) -> None:
     """hparams/finetuning_args.py LoraArguments: rank 8, alpha twice the rank, all linear modules."""
-    names = {"r": "lora_rank", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target"}
+    names = {
+        "r": "lora_rank", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target",
+        "save": "additional_target",
+    }  # fmt: skip
     lora(recipe, names, {"r": 8, "targets": "all"})
-    refuse_variants(recipe, ("use_dora", "additional_target"))
+    refuse_variants(recipe, ("use_dora",))
+    if recipe.flag("resize_vocab") and ("lora", "modules_to_save") not in recipe.reading.fields:
+        recipe.set("lora.modules_to_save", ["embed_tokens", "lm_head"], "resize_vocab")
+        recipe.reading.notes.append("resize_vocab: embedding and output projection train whole (model/adapter.py)")
     if recipe.get("adapter_name_or_path") and not recipe.flag("create_new_adapter"):
         recipe.reading.not_modeled.append(
             "adapter_name_or_path: adapters that are there already, whose own rank and targets count"

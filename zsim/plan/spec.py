@@ -188,7 +188,7 @@ class Fsdp2Plan(Plan):
     # last block keeps its parameters (torchtitan before July 2025, pull request 1094) | accelerate: of release 1.14 and
     # later, as titan, and a tied embedding with norm and head
     grouping: str = "hf"
-    adapter_units: bool = False  # every adapter a unit of its own, as transformers' Trainer has it for peft's models
+    adapter_units: bool = False  # every adapter a unit of its own, as axolotl has it
     frozen_dtype: str | None = None  # of shards that are not trained; None: as the others
     cpu_offload: bool = False
     offload_pin_memory: bool = True  # CPUOffloadPolicy.pin_memory

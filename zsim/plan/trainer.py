@@ -96,9 +96,12 @@ def _peft(recipe: Recipe) -> None:
     """trl's ModelConfig: rank 16, alpha 32, dropout 0.05."""
     from zsim.plan.adapters import in_8_bits, lora, quantized, refuse_variants
 
-    names = {"r": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules"}
+    names = {
+        "r": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules",
+        "save": "lora_modules_to_save",
+    }  # fmt: skip
     lora(recipe, names, {"r": 16, "alpha": 32, "dropout": 0.05})
-    refuse_variants(recipe, ("use_dora", "lora_modules_to_save", "lora_target_parameters"))
+    refuse_variants(recipe, ("use_dora", "lora_target_parameters"))
     recipe.get("use_rslora")
     if recipe.flag("load_in_4bit"):
         quantized(recipe, "load_in_4bit", "use_bnb_nested_quant")

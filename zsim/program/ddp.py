@@ -5,7 +5,7 @@ The rules of torch 2.13 `nn/parallel/distributed.py` and `csrc/distributed/c10d/
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from zsim.errors import InputError
 from zsim.model.kernels import DTYPE_BYTES, Memory
@@ -16,8 +16,7 @@ from zsim.program.builder import Builder, repeated
 from zsim.program.execute import Execution, Hooks
 from zsim.program.ops import ALL_REDUCE, COMPUTE, Collective, Compute, Program
 from zsim.program.optimizer import clip, grad_norm, unscale, update
-from zsim.program.units import params_under
-from zsim.program.walk import gradients, modules_in_order
+from zsim.program.walk import gradients
 
 MIB = 1 << 20
 DEFAULT_CAP_MB, FIRST_BUCKET_BYTES = 25, MIB  # distributed.py: bucket_cap_mb None; dist._DEFAULT_FIRST_BUCKET_BYTES
@@ -33,22 +32,23 @@ COMPILED = "DDP's buckets under torch.compile: filled in eager mode's gradient o
 def assign(order: Iterable[int], sizes: Sequence[int], dtypes: Sequence[str], limits: Sequence[int]) -> list[list[int]]:
     """compute_bucket_assignment_by_size: a bucket closes once its bytes reach its limit; each has one dtype.
 
-    `limits` are those of the first, second, ... bucket of a dtype; the last one holds for the rest.
+    `limits` are those of the first, second, ... bucket of a dtype; the last one holds for the rest. What is left over
+    comes as libstdc++'s unordered_map has it, whose last key is its first.
     """
     closed: list[list[int]] = []
     filling: dict[str, tuple[list[int], int]] = {}
     count: dict[str, int] = {}
     for index in order:
         dtype = dtypes[index]
-        bucket, size = filling.pop(dtype, ([], 0))
+        bucket, size = filling.get(dtype, ([], 0))
         bucket.append(index)
         size += sizes[index]
         if size >= limits[min(count.get(dtype, 0), len(limits) - 1)]:
             closed.append(bucket)
             count[dtype] = count.get(dtype, 0) + 1
-        else:
-            filling[dtype] = (bucket, size)
-    return closed + [bucket for bucket, _ in filling.values()]
+            bucket, size = [], 0
+        filling[dtype] = (bucket, size)
+    return closed + [bucket for bucket, _ in reversed(filling.values()) if bucket]
 
 
 class Ddp(Hooks[DdpPlan]):
@@ -76,13 +76,15 @@ class Ddp(Hooks[DdpPlan]):
         elif plan.find_unused_parameters and not plan.static_graph:
             self.buckets = self._assign(self.params)[::-1]  # last parameters first
         else:
-            self.buckets = [list(self.params)]
+            one_of_each_dtype = sorted(assign(self.params, self.sizes, self.dtypes, [sum(self.sizes) + 1]))
+            self.buckets = one_of_each_dtype[::-1]
         self.micro, self.sync = 0, True
         self.rebuilt = False
         self.ready_order: list[int] = []
         self.generation = 0  # of the bucket buffers
         self.grads: dict[int, str] = {}  # parameters with a gradient: "own", or "view" of a bucket
         self.cast: set[int] = set()  # weights of which a cast exists
+        self.casts_saved = set(_saved(tree))
         self.iterations = 0
         self.broadcast_buffers = not self.alone
 
@@ -198,11 +200,16 @@ class Ddp(Hooks[DdpPlan]):
                 self._kernel("cast weight", self.sizes[param], self._low_bytes(param), phase=phase)
                 self.cast.add(param)
 
+    def post_forward(self, module: Module, phase: str) -> None:
+        """Casts of frozen weights are not in the cache (ATen/autocast_mode.cpp cached_cast): they are gone with their
+        product, unless autograd saves them."""
+        again = phase == "recompute" and module.reached
+        frozen = (param for param in module.params if not self.model.parameters[param].trainable)
+        self._drop_casts(() if again else set(frozen) - self.casts_saved)
+
     def _end_autocast(self) -> None:
-        """Leaving the context empties its cache; what checkpointing will recompute holds no cast either."""
-        for module in modules_in_order(self.tree):
-            if module.checkpointed:
-                self._drop_casts(params_under(module))
+        """Leaving the context empties its cache, but for what autograd saves of it."""
+        self._drop_casts(self.cast - self.casts_saved)
 
     def post_backward(self, module: Module) -> None:
         self._drop_casts(module.params)
@@ -295,28 +302,45 @@ class Ddp(Hooks[DdpPlan]):
         work = Compute((Memory("copy", read, write, launches),))
         self.builder.launch(COMPUTE, label, phase, work, micro=self.micro)
 
+    def _trained_dtypes(self) -> list[str]:
+        """The plan's first; another one is that of what peft copies from a base in 16 bits."""
+        return list(dict.fromkeys([self.plan.dtype, *(self.dtypes[param] for param in self.used)]))
+
     def _optimizer(self, first: bool) -> None:
         builder, plan = self.builder, self.plan
-        numels = [self.numels[param] for param in self.used]
+        # one pass over the tensors of each dtype (torch 2.13 utils/_foreach_utils.py)
+        used = {dtype: [p for p in self.used if self.dtypes[p] == dtype] for dtype in self._trained_dtypes()}
+        numels = {dtype: [self.numels[param] for param in params] for dtype, params in used.items()}
         scaled = plan.autocast == "float16"  # as every trainer has it, with torch.amp.GradScaler
-        checked = unscale(builder, numels, plan.dtype) if scaled else None
-        if plan.grad_clip:
-            grad_norm(builder, numels, plan.dtype)
-            clip(builder, numels, plan.dtype)
+        checked = unscale(builder, numels[plan.dtype], plan.dtype) if scaled else None
+        for norm in (grad_norm, clip) if plan.grad_clip else ():
+            for dtype, each in numels.items():
+                norm(builder, each, dtype)
         if checked is not None and (muon.is_muon(plan.optimizer) or plan.optimizer.impl != "fused"):
             builder.host_wait(checked)  # _maybe_opt_step: found_inf.item(); fused kernels look themselves
         hidden = muon.matrices(self.model) if muon.is_muon(plan.optimizer) else frozenset()
         shapes = {param: self.model.parameters[param].shape for param in self.used}
-        muon.update_whole(builder, [shapes[p] for p in self.used if p in hidden], plan.dtype, first=first)
-        rest = [param for param in self.used if param not in hidden]
-        update(
-            builder, muon.auxiliary(plan.optimizer), [self.numels[param] for param in rest], plan.dtype, first=first,
-            shapes=[shapes[param] for param in rest],
-        )  # fmt: skip
+        for dtype, params in used.items():
+            muon.update_whole(builder, [shapes[p] for p in params if p in hidden], dtype, first=first)
+            rest = [param for param in params if param not in hidden]
+            update(
+                builder, muon.auxiliary(plan.optimizer), [self.numels[param] for param in rest], dtype, first=first,
+                shapes=[shapes[param] for param in rest],
+                key="optimizer" if dtype == plan.dtype else f"optimizer of {dtype}",
+            )  # fmt: skip
         for param, kind in sorted(self.grads.items()):  # zero_grad
             if kind == "own":
                 builder.free(f"grad:{param}")
         self.grads.clear()
+
+
+def _saved(module: Module) -> Iterator[int]:
+    """Weights whose products save them: their inputs require a gradient, and no checkpoint runs them again."""
+    if not module.checkpointed:
+        yield from module.params if module.reached else ()
+        for item in module.body:
+            if isinstance(item, Module):
+                yield from _saved(item)
 
 
 def lower_ddp(model: ModelSpec, tree: Module, plan: DdpPlan, workload: Workload, steps: int) -> Program:

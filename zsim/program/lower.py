@@ -59,7 +59,7 @@ def under(plan: AnyPlan, workload: Workload, model: ModelSpec | None = None) -> 
     autocast = plan.autocast if isinstance(plan, DdpPlan) else isinstance(plan, DeepSpeedPlan) and plan.torch_autocast
     weights = plan.dtype if isinstance(plan, DdpPlan | DeepSpeedPlan) and autocast else None
     apart = isinstance(plan, Fsdp1Plan | Fsdp2Plan) and plan.adapter_units and plan.storage_dtype != plan.param_dtype
-    adapters = plan.storage_dtype if apart else None  # type: ignore[union-attr]
+    adapters = plan.storage_dtype if apart else weights  # type: ignore[union-attr]
     flat = ""
     if isinstance(plan, Fsdp1Plan) and plan.use_orig_params:
         flat = "leaf" if plan.adapter_units else "whole" if plan.flat else "block"

@@ -139,7 +139,7 @@ def _consolidate(memory: _Memory, model: ModelSpec, tree: Module, plan: DeepSpee
     """
     size, seen = dtype_bytes(plan.dtype), set[int]()
     for module in modules_in_order(tree):
-        params = [param for param in module.params if param not in seen]
+        params = [param for param in (*module.params, *module.idle) if param not in seen]
         if not params:
             continue
         seen.update(params)

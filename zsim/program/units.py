@@ -9,6 +9,8 @@ from zsim.errors import InputError, NotModeled
 from zsim.model.spec import ModelSpec, Module
 from zsim.program.walk import modules_in_order
 
+COPY = ".modules_to_save.default"  # in what peft wraps a module with (ModulesToSaveWrapper), which is called itself
+
 
 class Group(NamedTuple):
     """`modules` in execution order; a group is entered with its first and left with its last one.
@@ -34,13 +36,13 @@ def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf", *, adapter_u
     as fully_shard does.
     """
     modules = modules_in_order(tree)
-    of_role = {role: [m for m in modules if m.role == role] for role in ("embedding", "block", "unit", "norm", "head")}
+    whole = [m for m in modules if not m.name.endswith(COPY)]
+    of_role = {role: [m for m in whole if m.role == role] for role in ("embedding", "block", "unit", "norm", "head")}
     wrapped: list[Sequence[Module]] = [[leaf] for leaf in _trained_leaves(model, modules)] if adapter_units else []
     nested = {param for part in wrapped for module in part for param in module.params}
     if grouping != "flat":
         wrapped += [[block] for block in (*of_role["block"], *of_role["unit"])]
-    # accelerate's _find_final_norm looks at children of the base model, of which a vision-language model has none
-    norms = [norm for norm in of_role["norm"] if grouping != "accelerate" or norm.name.count(".") == 1]
+    norms = [norm for norm in of_role["norm"] if grouping != "accelerate" or _found_by_accelerate(model, norm)]
     embeddings = [module.params for module in of_role["embedding"]]
     if grouping in ("titan", "accelerate") and len(set(embeddings)) < len(embeddings):
         raise InputError(
@@ -50,7 +52,9 @@ def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf", *, adapter_u
     if grouping == "accelerate":  # get_input_embeddings: not those of positions
         vocab = getattr(model.arch, "vocab", 0)
         words = [
-            module for module in words if any(model.parameters[param].shape[0] == vocab for param in module.params)
+            module
+            for module in words
+            if any(model.parameters[param].shape[0] == vocab for param in params_under(module))
         ]
     if grouping == "accelerate" and _tied(words, of_role["head"]):
         wrapped.append([*words, *norms, *of_role["head"]])
@@ -61,7 +65,7 @@ def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf", *, adapter_u
     members: list[tuple[Sequence[Module], list[int]]] = []
     for number, part in enumerate(wrapped):
         params = sorted({param for module in part for param in params_under(module)})
-        if part[0].role in ("block", "unit"):
+        if part[0].role in ("block", "unit") or any(module.idle for module in part):
             params = [param for param in params if param not in nested]
         for param in params:
             if owner.setdefault(param, number) != number:
@@ -78,7 +82,7 @@ def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf", *, adapter_u
     position = {module.name: index for index, module in enumerate(modules)}
     found = [
         Group(
-            ", ".join(m.name for m in part), tuple(m.name for m in part), tuple(params), part[0].role,
+            ", ".join(m.name for m in part), tuple(m.name for m in part), tuple(params), _role(part[0]),
             part[0].reached, part[-1].differentiable > 0, part[-1].in_backward > 0,
         )
         for part, params in members
@@ -121,14 +125,27 @@ def _trained_leaves(model: ModelSpec, modules: Sequence[Module]) -> list[Module]
     ]
 
 
+def _found_by_accelerate(model: ModelSpec, norm: Module) -> bool:
+    """_find_final_norm: among children of the base model, of which a vision-language model has none, and a PeftModel
+    no such base model (tried with accelerate 1.15 and peft 0.21)."""
+    return norm.name.count(".") == 1 and model.tuning is None
+
+
+def _role(module: Module) -> str:
+    return "" if module.name.endswith(COPY) else module.role
+
+
 def _tied(embeddings: Sequence[Module], heads: Sequence[Module]) -> bool:
-    return bool(
-        {param for module in embeddings for param in module.params} & {p for head in heads for p in head.params}
-    )
+    return bool({p for module in embeddings for p in _read(module)} & {p for module in heads for p in _read(module)})
+
+
+def _read(module: Module) -> set[int]:
+    """What `weight` and `bias` of it are."""
+    return params_under(module) - set(module.idle)
 
 
 def params_under(module: Module) -> set[int]:
-    found = set(module.params)
+    found = {*module.params, *module.idle}
     for item in module.body:
         if isinstance(item, Module):
             found |= params_under(item)

@@ -148,14 +148,26 @@ class Zero3(Hooks[DeepSpeedPlan]):
         built: Sequence[Parameter] = self.model.parameters
         if plan.zero_init:
             built = with_untied(as_built(conversion.source.parameters if conversion else built), self.model, self.tree)
-        adapters = {p for p in built if plan.zero_init and ".lora_" in p.name}
+        adapters = {p for p in built if plan.zero_init and (".lora_" in p.name or ".modules_to_save." in p.name)}
         broadcast_model(builder, [p for p in built if p not in adapters], plan)
         if plan.zero_init:
+            self._gather_for_copies()
             broadcast_model(builder, [p for p in built if p in adapters], plan)
         if conversion and plan.zero_init:
             from zsim.program.zero3_conversion import convert
 
             convert(builder, self.model, plan, conversion)
+
+    def _gather_for_copies(self) -> None:
+        """peft 0.21 utils/other.py, ModulesToSaveWrapper.update: GatheredParameters(modifier_rank=0)."""
+        builder, size = self.builder, self.parameters.size
+        for param in [param for module in modules_in_order(self.tree) for param in module.idle]:
+            shard = self.parameters.shard[param]
+            full = shard * self.plan.world_size
+            builder.alloc("gathered for a copy", "all_gather_buffers", full * size)
+            collective(builder, COMPUTE, "all_gather", self.plan.dtype, shard, full, "init", "gather for a copy")
+            broadcast_model(builder, [self.model.parameters[param]], self.plan)
+            builder.free("gathered for a copy")
 
     def step(self, first: bool) -> tuple[Instructions, Instructions]:
         """The comparison of the trace that precedes the first forward (if any), and the rest."""

@@ -34,9 +34,9 @@ def with_untied(built: list[Parameter], model: ModelSpec, tree: Module) -> list[
     """A head exists, and is broadcast and cut, before the model ties it to the embedding; so do the embeddings of an
     encoder and a decoder, each before the layers of its stack."""
     for module in modules_in_order(tree):
-        for param in module.params if module.role in ("embedding", "head") else ():
+        for param in (*module.params, *module.idle) if module.role in ("embedding", "head") else ():
             parameter = model.parameters[param]
-            if not parameter.name.startswith(f"{module.name}."):
+            if not parameter.name.startswith(f"{module.name}.") and ".modules_to_save." not in parameter.name:
                 stack = module.name.rpartition(".")[0] + "." if module.role == "embedding" else None
                 own = (place for place, other in enumerate(built) if stack and other.name.startswith(stack))
                 built.insert(next(own, len(built)), parameter)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from zsim.scenario.adapter_fields import LoraField, QuantizeField
 from zsim.scenario.kinds import MICRO_STEPS, Auto, Dtype, Few, Positive, PositiveFloat, Precision, Range, Section, Whole
 
 
@@ -70,29 +71,6 @@ class OptimizerField(Section):
             "the Trainer whose DeepSpeed configuration names no optimizer; true for such a configuration unless given"
         ),
     ] = None
-
-
-class LoraField(Section):
-    """peft's LoraConfig. Everything but the adapters is frozen."""
-
-    shorthand = "r"
-    r: Few
-    alpha: PositiveFloat = 16.0
-    targets: list[str] | str = Field(
-        "all-linear", description="names of Linear modules (q_proj), all-linear, or a regular expression of whole names"
-    )
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    exclude: list[str] = Field(
-        [], description="names of modules without adapters (peft's exclude_modules), or parts as in model.freeze"
-    )
-
-
-class QuantizeField(Section):
-    """bitsandbytes: frozen Linear weights in 4 bits (QLoRA) or 8 (LLM.int8())."""
-
-    shorthand = "type"
-    type: Literal["nf4", "fp4", "int8"]
-    double_quant: bool = Field(True, description="of 4-bit weights")
 
 
 class Float8Field(Section):
@@ -245,7 +223,7 @@ class FsdpField(Section):
         "norm with head. hf (accelerate before 1.14): nothing, the root holds the rest",
     )
     adapter_units: bool | None = Field(
-        None, description="every adapter a unit of its own; true with lora, as peft does"
+        None, description="every adapter a unit of its own; true with lora under fsdp1, as the Trainer has it"
     )
     frozen_dtype: Dtype | None = Field(None, description="of shards that are not trained; that of the run, as loaded")
     sharding_strategy: (

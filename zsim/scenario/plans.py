@@ -343,8 +343,10 @@ def _fsdp(scenario: Scenario, model: ModelSpec, common: dict[str, Any]) -> tuple
         given.setdefault("use_orig_params", _keeps_parameters(scenario, version))
     given.setdefault("param_dtype", dtype)
     if fields.lora and "adapter_units" not in given:
-        given["adapter_units"] = True
-        notes.append("fsdp.adapter_units: true, every adapter is sharded by itself, as the Trainer has it for peft")
+        # trainer.py of transformers 4.57 and 5.24: peft's policy is set where the optimizer is made later, under FSDP1
+        given["adapter_units"] = name == "fsdp1"
+        if name == "fsdp1":
+            notes.append("fsdp.adapter_units: true, every adapter is sharded by itself, as the Trainer has it for peft")
     if fields.quantize:
         # One dtype for packed weights and all the rest, as accelerate's FSDP-QLoRA demands.
         if name == "fsdp1" and not (given["adapter_units"] or given.get("use_orig_params", True)):

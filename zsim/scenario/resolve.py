@@ -283,38 +283,10 @@ def _model(scenario: Scenario) -> tuple[ModelSpec, list[Path], list[str], list[s
         model, sources = read_config(path), [path]
     model, notes, unlike = experts_of(model, stated_release(scenario))
     if scenario.fields.lora or scenario.fields.quantize:
-        model = _tune(scenario, model)
+        from zsim.scenario.adapters import tuned
+
+        model = tuned(scenario, model)
     return (_freeze(scenario, model) if wanted.freeze else model), sources, notes, unlike
-
-
-def _tune(scenario: Scenario, model: ModelSpec) -> ModelSpec:
-    """Adapters on a frozen, perhaps quantized base."""
-    from zsim.model.expert_modules import FIRST_PACKED
-    from zsim.model.lora import ALL_LINEAR, Lora, Tuning, tune
-
-    fields, lora, quantize = scenario.fields, scenario.fields.lora, scenario.fields.quantize
-    adapters = None
-    if lora:
-        pattern = lora.targets if isinstance(lora.targets, str) and lora.targets != ALL_LINEAR else None
-        targets = (ALL_LINEAR,) if isinstance(lora.targets, str) else tuple(lora.targets)
-        adapters = Lora(lora.r, targets, lora.alpha, lora.dropout, tuple(lora.exclude), pattern)
-    if quantize and quantize.type != "int8" and fields.precision == "fp32":
-        raise scenario.error(("quantize",), "4-bit weights are stored in 16-bit elements", "precision: bf16 or fp16")
-    release = stated_release(scenario)
-    model = tune(
-        model,
-        Tuning(
-            adapters,
-            quantize.type if quantize else None,
-            double_quant=bool(quantize and quantize.double_quant),
-            before_5=release is not None and release < FIRST_PACKED,
-        ),
-    )
-    if fields.framework.name == "ddp":  # loaded in the compute dtype; peft keeps the adapters in float32
-        low = TORCH_DTYPE[fields.precision]
-        parameters = tuple(p if p.trainable else dataclasses.replace(p, dtype=p.dtype or low) for p in model.parameters)
-        model = dataclasses.replace(model, parameters=parameters, _cache={})
-    return model
 
 
 def _freeze(scenario: Scenario, model: ModelSpec) -> ModelSpec:

@@ -137,6 +137,11 @@ def plan_of(header: Mapping[str, Any]) -> AnyPlan:
         raise InputError(f"is not what the recorder writes ({error!r})", field="config") from None
 
 
+def _widened(config: Mapping[str, Any]) -> bool:
+    """Whether adapters alone are in float32."""
+    return bool(config.get("lora", {}).get("widened"))
+
+
 def _shared(config: Mapping[str, Any], world: int) -> dict[str, Any]:
     return {
         "world_size": world,
@@ -163,7 +168,7 @@ _DDP = {
 def _ddp(config: Mapping[str, Any], world: int) -> DdpPlan:
     return DdpPlan(
         **_shared(config, world),
-        dtype=config.get("dtype", "float32"),
+        dtype="float32" if _widened(config) else config.get("dtype", "float32"),
         autocast=config.get("autocast"),
         no_sync=bool(config.get("no_sync")),
         **_take(config.get("ddp", {}), _DDP, "ddp"),
@@ -309,7 +314,6 @@ def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
     """The recorded model as zsim builds it from its configuration. Raises InputError where the parameters differ."""
     from zsim.model.expert_modules import with_modules
     from zsim.model.huggingface import from_config
-    from zsim.model.lora import Lora, Tuning, tune
     from zsim.model.trace import trace
 
     config = {**header["model"], "model_type": header["model"]["kind"]}
@@ -317,8 +321,8 @@ def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
         config = dict.fromkeys(("resid_pdrop", "attn_pdrop", "embd_pdrop"), 0.0) | config
     release = header.get("versions", {}).get("transformers")
     model = with_modules(from_config(config, header["name"]), parse_version(release) if release else None)
-    if lora := header["config"].get("lora"):
-        model = tune(model, Tuning(Lora(lora["r"], tuple(lora["targets"]), dropout=lora.get("dropout", 0.0))))
+    if "lora" in header["config"]:
+        model = _adapted(model, header["config"])
     recorded = [(parameter["name"], tuple(parameter["shape"])) for parameter in header["params"]]
     ours = [(parameter.name, parameter.shape) for parameter in model.parameters]
     if ours != recorded:
@@ -346,6 +350,20 @@ def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
     )
     workload = under(plan, workload)
     return model, trace(model, workload), workload
+
+
+def _adapted(model: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
+    from zsim.model.lora import Lora, Tuning, tune
+
+    lora = config["lora"]
+    saved, tied = tuple(lora.get("modules_to_save", ())), lora.get("ensure_weight_tying", False)
+    adapters = Lora(lora["r"], tuple(lora["targets"]), dropout=lora.get("dropout", 0.0), save=saved, tie=tied)
+    model = tune(model, Tuning(adapters))
+    if not _widened(config):
+        return model
+    low = config["dtype"]
+    parameters = tuple(p if ".lora_" in p.name else replace(p, dtype=low) for p in model.parameters)
+    return replace(model, parameters=parameters, _cache={})
 
 
 def _float8(settings: Mapping[str, Any] | None) -> Float8 | None:

@@ -1,0 +1,68 @@
+"""Adapters on a frozen, perhaps quantized base, as a scenario has them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from zsim.model.expert_modules import FIRST_PACKED
+from zsim.model.lora import ALL_LINEAR, Lora, Tuning, tune
+from zsim.model.modules_to_save import COPY
+from zsim.model.spec import ModelSpec, Parameter
+from zsim.plan.spec import TORCH_DTYPE
+from zsim.scenario.releases import stated_release
+
+if TYPE_CHECKING:
+    from zsim.scenario.load import Scenario
+
+
+def tuned(scenario: Scenario, model: ModelSpec) -> ModelSpec:
+    fields, quantize = scenario.fields, scenario.fields.quantize
+    if quantize and quantize.type != "int8" and fields.precision == "fp32":
+        raise scenario.error(("quantize",), "4-bit weights are stored in 16-bit elements", "precision: bf16 or fp16")
+    release = stated_release(scenario)
+    model = tune(
+        model,
+        Tuning(
+            _lora(scenario),
+            quantize.type if quantize else None,
+            double_quant=bool(quantize and quantize.double_quant),
+            before_5=release is not None and release < FIRST_PACKED,
+        ),
+    )
+    return _loaded_for_ddp(scenario, model) if fields.framework.name == "ddp" else model
+
+
+def _lora(scenario: Scenario) -> Lora | None:
+    lora = scenario.fields.lora
+    if lora is None:
+        return None
+    if lora.modules_dtype and scenario.fields.framework.name != "ddp":
+        why = "the other frameworks have one dtype for all that is trained"
+        raise scenario.error(("lora", "modules_dtype"), why, "framework: ddp")
+    return Lora(
+        lora.r,
+        (ALL_LINEAR,) if isinstance(lora.targets, str) else tuple(lora.targets),
+        lora.alpha,
+        lora.dropout,
+        tuple(lora.exclude),
+        pattern=lora.targets if isinstance(lora.targets, str) and lora.targets != ALL_LINEAR else None,
+        save=tuple(lora.modules_to_save),
+        tie=lora.ensure_weight_tying,
+    )
+
+
+def _loaded_for_ddp(scenario: Scenario, model: ModelSpec) -> ModelSpec:
+    """In the compute dtype; peft keeps the adapters in float32, and what it copies as it is."""
+    low, lora = TORCH_DTYPE[scenario.fields.precision], scenario.fields.lora
+    copies = (lora.modules_dtype if lora else None) or low
+    if lora and lora.modules_to_save and copies == "float16":
+        why = "copies in float16, whose gradients torch's GradScaler refuses (Attempting to unscale FP16 gradients)"
+        raise scenario.error(("lora", "modules_dtype"), why, "float32")
+
+    def kept_in(parameter: Parameter) -> str | None:
+        if parameter.trainable:
+            return copies if COPY in parameter.name else None
+        return parameter.dtype or low
+
+    return replace(model, parameters=tuple(replace(p, dtype=kept_in(p)) for p in model.parameters), _cache={})
