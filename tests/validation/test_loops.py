@@ -149,6 +149,14 @@ def test_what_a_node_can_send(words: str, gpus_per_node: str, gbps: float) -> No
     assert sum(sent) == pytest.approx(gbps / 8 * 1e9)
 
 
+def test_a_host_that_is_stated_is_not_assumed() -> None:
+    given, usual = (
+        of(**cells).cluster.templates[0].host for cells in ({"host_cores": "64", "host_dram_gbps": "409.6"}, {})
+    )
+    assert (given.cores, given.dram_bandwidth) == (64, 409.6e9)
+    assert (usual.cores, usual.dram_bandwidth) == (96, 500e9)
+
+
 def test_blocks_that_are_checkpointed_are_counted_in_words() -> None:
     setup = of(activation_checkpoint="selective", notes="1 of 2 layers checkpointed")
     assert setup.workload.checkpointing == "full"

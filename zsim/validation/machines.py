@@ -41,7 +41,12 @@ def cluster_of(row: Row, assumed: list[str]) -> Cluster:
         "gpus": per_node,
         "nvlink": "switch" if "SXM" in device or device in _ALL_LINKED else "none",
         "pcie": {"switches": per_node} if per_node >= 4 else {},
-        "cpu": {"vendor": "amd" if "A100" in device else "intel", "sockets": 2, "cores": 96, "dram_gbps": 500.0},
+        "cpu": {
+            "vendor": "amd" if "A100" in device else "intel",
+            "sockets": 2,
+            "cores": row.count("host_cores", 96),
+            "dram_gbps": row.measured("host_dram_gbps") or 500.0,
+        },
     }
     if gpus > per_node:
         gbps = _network(row, device, assumed)
