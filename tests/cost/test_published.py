@@ -295,15 +295,6 @@ def test_profiles_within_physical_bounds():
         assert knob.low < value < knob.high, knob
 
 
-def test_expected_error_is_the_nearest_evidence():
-    near = load_profile("A100-SXM-80GB", "composer-2023").expected_error(8, "fsdp1")
-    assert near.stack == "composer-2023"
-    assert 0 < near.mape < 10
-    unknown = load_profile("generic").expected_error(8, "deepspeed")
-    assert "no run was fitted" in unknown.text
-    assert unknown.mape > near.mape
-
-
 def test_unknown_stack_is_refused():
     with pytest.raises(InputError, match="unknown software stack 'tensorflow'"):
         load_profile("A100-SXM-80GB", "tensorflow")

@@ -8,7 +8,7 @@ published` writes, for what was fitted to published runs, and how far off it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -108,22 +108,26 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the profile was held against: `mape` and `bias` in percent over `rows` rows of the kind described."""
+    """What the profile was held against: `mape` and `bias` in percent over `rows` runs that `source` published.
 
-    text: str
+    `device` and `framework`: what they ran on and with, in the source's words; "" of runs on several.
+    """
+
+    source: str
     mape: float
     bias: float
     rows: int
     min_gpus: int
     max_gpus: int
-    stack: str = ""
+    device: str = ""
+    framework: str = ""
     adapters: bool = False  # on a frozen model
     min_tokens: int = 1  # of a micro-batch
     max_tokens: int = 1 << 40
 
     def is_of(self, framework: str) -> bool:
-        """Whether runs of "deepspeed", "fsdp2", "fsdp1" or "ddp" stand behind it, by what `text` names."""
-        return any(name in self.text for name in _NAMES[framework])
+        """Whether runs of "deepspeed", "fsdp2", "fsdp1" or "ddp" stand behind it, by what `framework` names."""
+        return any(name in self.framework for name in _NAMES[framework])
 
     def speaks_for(self, framework: str, tokens: int) -> bool:
         """Whether they were also of micro-batches that keep GPU and host about as busy as `tokens` do."""
@@ -148,42 +152,6 @@ class Profile:
     # By kind, where the machine itself was measured.
     collectives: Mapping[str, Measured] = field(default_factory=dict)
     copies: Mapping[str, MeasuredCopy] = field(default_factory=dict)  # "h2d pinned"
-
-    def expected_error(self, gpus: int, framework: str, adapters: bool = False, tokens: int = 4096) -> Evidence | None:
-        """The nearest evidence for a run of `framework` on `gpus` GPUs with `tokens` in a micro-batch: first the same
-        stack, then the same framework with micro-batches alike, then adapters or none, then nearest in scale. All of
-        these that is equally near counts together; of others the worst, as nothing says that this one is closer to the
-        best. None: none at all."""
-
-        def distance(evidence: Evidence) -> tuple[bool, bool, bool, float]:
-            outside = max(evidence.min_gpus / gpus, gpus / evidence.max_gpus, 1.0)
-            other_stack, other = evidence.stack not in ("", self.stack), not evidence.speaks_for(framework, tokens)
-            return other_stack, other, evidence.adapters != adapters, outside
-
-        if not self.evidence:
-            return None
-        nearest = min(map(distance, self.evidence))
-        found = [evidence for evidence in self.evidence if distance(evidence) == nearest]
-        if found[0].speaks_for(framework, tokens):
-            return _together(found)
-        return max(found, key=lambda evidence: evidence.mape)
-
-
-def _together(found: Sequence[Evidence]) -> Evidence:
-    """One statement about all their rows, under the name of the one with most."""
-    largest = max(found, key=lambda evidence: evidence.rows)
-    if len(found) == 1:
-        return largest
-    rows = sum(evidence.rows for evidence in found)
-    return replace(
-        largest,
-        text=f"{largest.text} and {len(found) - 1} more",
-        mape=sum(evidence.mape * evidence.rows for evidence in found) / rows,
-        bias=sum(evidence.bias * evidence.rows for evidence in found) / rows,
-        rows=rows,
-        min_gpus=min(evidence.min_gpus for evidence in found),
-        max_gpus=max(evidence.max_gpus for evidence in found),
-    )
 
 
 def load_profile(device: str, stack: str | None = None) -> Profile:

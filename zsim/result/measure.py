@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time as clock
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -19,9 +19,10 @@ from zsim.plan.spec import AnyPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
 from zsim.program.ops import Program
 from zsim.program.serial import serial
 from zsim.result import bottleneck, flops, memory, textbook
+from zsim.result.accuracy import accuracy, unmeasured
 from zsim.result.breakdown import measure_time
 from zsim.result.critical_path import RankView
-from zsim.result.spec import Accuracy, CheckpointMemory, GpuMemory, Headline, HostMemory, Meta, Result, Throughput
+from zsim.result.spec import CheckpointMemory, GpuMemory, Headline, HostMemory, Meta, Result, Throughput
 
 if TYPE_CHECKING:
     from zsim.scenario import Setup
@@ -83,7 +84,7 @@ def measure(*, setup: Setup, program: Program, timeline: Timeline, profile: Prof
         accuracy=accuracy(
             profile,
             cluster.world_size,
-            _framework(setup.plan),
+            framework_of(setup.plan),
             _steps_on_cpu(setup.plan),
             model.tuning is not None,
             setup.workload.tokens,
@@ -139,7 +140,7 @@ def _headline(setup: Setup) -> Headline:
         devices=tuple(sorted({device.name for device in cluster.devices})),
         world_size=plan.world_size,
         gpus_per_node=cluster.gpus_per_node,
-        framework=_framework(plan),
+        framework=framework_of(plan),
         stage=plan.stage if isinstance(plan, DeepSpeedPlan) else None,
         tokens_per_step=workload.tokens * plan.grad_accum * plan.world_size,
         workload={name: value for name, value in asdict(workload).items() if name not in OF_OTHERS},
@@ -147,7 +148,7 @@ def _headline(setup: Setup) -> Headline:
     )
 
 
-def _framework(plan: AnyPlan) -> str:
+def framework_of(plan: AnyPlan) -> str:
     return type(plan).__name__.removesuffix("Plan").lower()
 
 
@@ -155,88 +156,6 @@ def _steps_on_cpu(plan: AnyPlan) -> bool:
     if isinstance(plan, DeepSpeedPlan):
         return plan.offload_optimizer is not None
     return isinstance(plan, Fsdp1Plan | Fsdp2Plan) and plan.cpu_offload
-
-
-LINEAR_ATTENTION = "linear attention"
-
-
-def unmeasured(arch: object) -> tuple[str, ...]:
-    """Kinds of layers of a `zsim.model.architecture.Architecture` that no model of validation/published has: those are
-    of attention to the same sequence and dense MLPs."""
-    kinds = getattr(arch, "kinds", ())
-    parts = {name for name in ("mamba", "moe", "latent", "vision", "seq2seq") if getattr(arch, name, None) is not None}
-    found = {
-        LINEAR_ATTENTION: any(kind.mixer == "delta" for kind in kinds),
-        "state spaces": "mamba" in parts,
-        "short convolutions": any(kind.mixer == "conv" for kind in kinds),
-        "experts": "moe" in parts,
-        "latent attention": "latent" in parts,
-        "a vision tower": "vision" in parts,
-        "cross-attention": "seq2seq" in parts or any(kind.crossed for kind in kinds),
-    }
-    return tuple(name for name, there in found.items() if there)
-
-
-_TITLES = {"deepspeed": "DeepSpeed", "fsdp2": "FSDP2", "fsdp1": "FSDP1", "ddp": "DDP"}
-
-
-def accuracy(
-    profile: Profile,
-    gpus: int,
-    framework: str,
-    on_cpu: bool = False,
-    adapters: bool = False,
-    tokens: int = 4096,
-    full: bool = False,
-    unmeasured: Sequence[str] = (),
-    float8: bool = False,
-) -> Accuracy:
-    """The error of the nearest runs that were measured, and how near they are. `on_cpu`: of the optimizer's step.
-    `full`: of a GPU whose allocator gives memory back in every step. `unmeasured`: kinds of layers that none of these
-    runs had, so that their error says nothing of this one. `float8`: of products in it.
-
-    No evidence is of offload alone, and the rows of validation/published that are furthest off all offload.
-    """
-    if unmeasured:
-        kinds = " or ".join(unmeasured)
-        text = f"no run of validation/published has {kinds}"
-        if tuple(unmeasured) == (LINEAR_ATTENTION,):
-            text += "; two published steps of Qwen3.5-9B alone were compared (docs/linear-attention.md)"
-        return Accuracy(profile.device, profile.stack, None, text)
-    if float8 and profile.float8 is None:
-        return Accuracy(profile.device, profile.stack, None, "no run in float8 on this kind of GPU has been measured")
-    evidence = profile.expected_error(gpus, framework, adapters, tokens)
-    if evidence is None:
-        return Accuracy(profile.device, profile.stack, None, "nothing measured on this device stands behind the times")
-    low, high = evidence.min_gpus, evidence.max_gpus
-    text = f"{evidence.text}, {evidence.rows} run{'s' * (evidence.rows > 1)} on {low}"
-    text += (f" to {high}" if high > low else "") + f" GPU{'s' * (high > 1)}"
-    if not evidence.stack and profile.evidence == (evidence,):
-        text = f"no measurement on this kind of GPU; this is the error on {text}"
-    elif not evidence.speaks_for(framework, tokens):
-        known = any(other.is_of(framework) for other in profile.evidence)
-        such = f" and about {tokens:,} tokens in a micro-batch" if known else ""
-        text = f"no measurement with {_TITLES[framework]}{such} on this kind of GPU; nearest is {text}"
-    elif profile.device not in evidence.text:
-        text = f"no measurement on {profile.device} itself; nearest is {text}"
-    if evidence.is_of(framework) and evidence.adapters != adapters:
-        text += f", {'without' if adapters else 'of'} adapters"
-    if not low <= gpus <= high:
-        text += f", and this is on {gpus}"
-    if on_cpu:
-        text += "; with the optimizer on the CPU, steps up to twice as long as predicted were measured"
-    error = evidence.mape
-    if full and (others := profile.full_memory):
-        error = max(error, others.mape)
-        way = f"{abs(others.bias):.0f} % too {'fast' if others.bias < 0 else 'slow'} on average"
-        text += f"; {others.text}: {others.mape:.0f} % on {others.rows} runs, {way}"
-    if float8 and (own := profile.float8):
-        if own.mape > error:
-            text = f"{own.rows} {own.text} on this kind of GPU; in 16 bits {error:.0f} %: {text}"
-        else:
-            text += f"; in float8 {own.mape:.0f} % on {own.rows} published runs"
-        error = max(error, own.mape)
-    return Accuracy(profile.device, profile.stack, error / 100, text)
 
 
 def _unique(*lists: Iterable[str]) -> tuple[str, ...]:

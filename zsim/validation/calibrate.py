@@ -275,9 +275,10 @@ def calibrate(rows: Sequence[Row], holdout: Sequence[Row] = ()) -> Calibration:
         if group.document == "generic":
             continue  # one device's error says nothing of all others without a profile
         same = [case for case in (*test, *unseen) if _group(case) == group]
-        text = f"{group.source}, {same[0].device}, {same[0].row['framework']}"
-        text += f" ({group.program})" if group.program not in text else ""
-        evidence.setdefault(group.document, []).append(_evidence(text, same, found))
+        program = same[0].row["framework"]
+        program += f" ({group.program})" if group.program not in program else ""
+        where = {"device": same[0].device, "framework": program}
+        evidence.setdefault(group.document, []).append(_evidence(group.source, same, found) | where)
     built = _built((*test, *unseen), read)
     full = [case for case in (*test, *unseen) if case.fills_memory(built[case.device, case.setup.profile])]
     text = "GPUs as full as this one, whose allocator gives memory back in every step"
@@ -350,17 +351,16 @@ def _group(case: Case) -> _Group:
     return _Group(*_kind(case), case.row.source, _PROGRAMS[type(case.setup.plan)], case.setup.model.tuning is not None)
 
 
-def _evidence(text: str, rows: Sequence[Case], found: Mapping[str, float]) -> dict[str, Any]:
+def _evidence(source: str, rows: Sequence[Case], found: Mapping[str, float]) -> dict[str, Any]:
     values = [found[case.row.id] for case in rows]
     gpus = [case.setup.cluster.world_size for case in rows]
     return {
-        "text": text,
+        "source": source,
         "mape": round(_mape(values), 2),
         "bias": round(sum(values) / len(values), 2),
         "rows": len(values),
         "min_gpus": min(gpus),
         "max_gpus": max(gpus),
-        "stack": rows[0].setup.profile if len({case.setup.profile for case in rows}) == 1 else "",
         "min_tokens": min(case.setup.workload.micro_batch * case.setup.workload.seq_len for case in rows),
         "max_tokens": max(case.setup.workload.micro_batch * case.setup.workload.seq_len for case in rows),
         "adapters": all(case.setup.model.tuning is not None for case in rows),

@@ -14,6 +14,14 @@ Written by `zsim validate report`; nothing here is edited by hand. Every table c
 recorded, tracked or measured, rows that it refuses included."""
 
 
+ROUNDS = {
+    "": "holdout",
+    ", second round": "second_holdout",
+    ", third round": "third_holdout",
+    ", fourth round": "fourth_holdout",
+}
+
+
 def markdown(evidence: Path) -> Iterator[str]:
     """The sections, each over one folder of `evidence` (the project's `validation/`)."""
     if not (evidence / "oracles").is_dir():
@@ -25,10 +33,11 @@ def markdown(evidence: Path) -> Iterator[str]:
         ("", _collectives(evidence / "measured" / "collectives.csv")),
         ("Host time", _host_time(evidence / "measured" / "host_time.jsonl")),
         ("Published runs", _published(evidence / "published")),
-        ("Runs never seen before", _holdout(evidence / "published" / "holdout")),
-        ("Runs never seen before, second round", _holdout(evidence / "published" / "second_holdout")),
-        ("Runs never seen before, third round", _holdout(evidence / "published" / "third_holdout")),
-        ("Runs never seen before, fourth round", _holdout(evidence / "published" / "fourth_holdout")),
+        *(
+            (f"Runs never seen before{which}", _holdout(evidence / "published" / name))
+            for which, name in ROUNDS.items()
+        ),
+        ("What the printed error is worth", _printed_error(evidence / "published")),
         ("Float8", _float8(evidence / "published")),
         ("What users reported", _cases(evidence / "cases" / "cases.yaml")),
         ("Reports never seen before", _blind(evidence / "cases", "blind")),
@@ -105,6 +114,12 @@ def _holdout(folder: Path) -> Iterator[str]:
     from zsim.validation.holdout import section
 
     yield from section(folder)
+
+
+def _printed_error(folder: Path) -> Iterator[str]:
+    from zsim.validation.printed_error import section
+
+    yield from section([folder / name for name in ROUNDS.values()])
 
 
 def _float8(folder: Path) -> Iterator[str]:

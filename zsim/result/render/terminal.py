@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zsim.plan.spec import Allocator
 from zsim.result.render.page import Page
 from zsim.result.render.style import CATEGORY_LABELS, cause_label
-from zsim.result.reported import NEVER_SEEN, record
+from zsim.result.reported import record
 from zsim.result.spec import CheckpointMemory, Headline, Result
 from zsim.result.textbook import ADAM, optimizer_bytes
 
@@ -305,12 +305,8 @@ def accuracy(result: Result) -> Iterator[str]:
     if expected.step_time_error is None:
         yield f"unknown: {expected.evidence}"
     else:
-        yield f"step time {expected.step_time_error:.0%} on average ({expected.evidence})"
+        yield f"step time {expected.step_time_error:.0%} on average: {expected.evidence}"
     if known := record(result):
-        yield (
-            f"runs of sources never looked at before, when first predicted: {NEVER_SEEN.mape:.0f}% on average, half of "
-            f"the {NEVER_SEEN.runs} within {NEVER_SEEN.median:.0f}%"
-        )
         yield (
             f'GPU memory: of {known.runs} runs that users reported and zsim calls "{known.says}", {known.ran_out} ran '
             f"out of it ({known.ran_out / known.runs:.0%})"
