@@ -149,6 +149,19 @@ def test_measurements_are_told_from_topologies() -> None:
         read_text("\n")
 
 
+@pytest.mark.parametrize(
+    ("attribute", "field"),
+    [('<cpu numaid="{}">', "numaid"), ('<nvlink target="0:1:0" count="true"/>', "count")],
+    ids=["numaid", "count"],
+)
+def test_an_attribute_that_is_no_number_is_refused(attribute: str, field: str) -> None:
+    gpu = '<pci busid="0:0:0" class="0x0302" link_speed="16.0.1 GT/s"><gpu dev="0" sm="80"/>{}</pci>'
+    inner = gpu.replace("{}", attribute if field == "count" else "")
+    text = f"<system>{attribute if field == 'numaid' else '<cpu>'}{inner}</cpu></system>"
+    with pytest.raises(InputError, match=f"{field}: <.* has"):
+        read_text(text)
+
+
 def test_what_the_file_does_not_say_is_assumed_and_said_or_given() -> None:
     file = DATA / "smi_nvswitch_nics.txt"
     assumed = "\n".join(read_machine(file)[1].assumptions)

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
+from zsim.document import Document, parse_yaml
 from zsim.plan import detect
-from zsim.plan.document import Document, parse_yaml
 from zsim.plan.reading import Reading
 
 

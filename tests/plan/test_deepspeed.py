@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from zsim.document import Document
 from zsim.errors import InputError, NotModeled
 from zsim.plan.deepspeed import read_deepspeed, read_document
-from zsim.plan.document import Document
 from zsim.plan.reading import Reading
 
 DATA = Path(__file__).parents[1] / "data" / "ds_config"

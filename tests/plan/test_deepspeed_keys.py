@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from zsim.document import Document
 from zsim.errors import InputError, NotModeled
 from zsim.plan.deepspeed import read_document
 from zsim.plan.deepspeed_keys import ALIASES, LISTED, NONE, NULLABLE, REFUSED, REMOVED, SECTIONS, USED, Key
-from zsim.plan.document import Document
 from zsim.plan.key_table import markdown
 from zsim.plan.reading import Reading
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zsim.document import Document, parse_yaml
 from zsim.errors import InputError
-from zsim.plan.document import Document, parse_yaml
 from zsim.plan.hjson import parse_hjson
 
 TEXT = """{

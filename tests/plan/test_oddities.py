@@ -9,9 +9,9 @@ import pytest
 
 from tests.plan.test_recipes import read, read_file, said
 from zsim.cli.read import describe
+from zsim.document import Document
 from zsim.errors import InputError, NotModeled
 from zsim.plan import detect
-from zsim.plan.document import Document
 from zsim.plan.torchtitan import parse_toml
 from zsim.scenario.load import check
 

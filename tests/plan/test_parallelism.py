@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from zsim.document import parse_yaml
 from zsim.errors import InputError, NotModeled
 from zsim.plan import detect
-from zsim.plan.document import parse_yaml
 from zsim.plan.reading import Reading
 
 ULYSSES = {"sp_size": 2, "dp_shard_size": 2, "sp_backend": "deepspeed", "sp_attn_implementation": "flash_attention_2"}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.plan.recipes import read, said
+from zsim.document import Document, parse_yaml
 from zsim.errors import InputError, NotModeled
 from zsim.plan import detect
-from zsim.plan.document import Document, parse_yaml
 
 LORA = [
     ("llama_factory", {"lora_rank": 16, "lora_target": "q_proj,v_proj", "quantization_bit": 4},

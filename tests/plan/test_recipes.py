@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.plan.recipes import read, read_file, said
+from zsim.document import parse_yaml
 from zsim.errors import InputError, NotModeled
 from zsim.plan import detect
-from zsim.plan.document import parse_yaml
 from zsim.plan.spec import LEAF_CLASSES
 
 DATA = Path(__file__).parents[1] / "data"

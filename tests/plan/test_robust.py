@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zsim.document import Document
 from zsim.errors import InputError
 from zsim.plan import detect
-from zsim.plan.document import Document
 from zsim.scenario.load import check
 from zsim.scenario.plans import build_plan
 
@@ -100,3 +101,43 @@ def test_there_is_something_to_damage() -> None:
 def test_an_empty_file(kind: str) -> None:
     with suppress(InputError):
         detect.read(Document("file", {}), kind)
+
+
+def bomb() -> str:
+    """Nine lines of YAML whose aliases stand for nine to the power of nine values."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
+    return "\n".join(lines)
+
+
+LARGE = {
+    "bomb.yaml": (bomb(), "aliases that multiply"),
+    "merge.yaml": ("<<: [1]\nmodel: x\n", "not plain YAML: expected a mapping"),
+    "deep.toml": ("a=" + "[" * 10_000, "not TOML: nested too deeply"),
+    "long.sh": ("torchrun train.py --model_name_or_path " + "x" * 200_000, ":1: a line of 200,039 characters"),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_what_would_take_for_ever_or_end_in_the_library_is_refused(tmp_path: Path, name: str) -> None:
+    text, message = LARGE[name]
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=message):
+        detect.parse(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["many.json", "many.yaml"])
+def test_the_time_a_file_takes_grows_with_its_length_alone(tmp_path: Path, name: str) -> None:
+    def seconds(count: int) -> float:
+        (tmp_path / name).write_text("{" + ", ".join(f'"k{n}": 1' for n in range(count)) + "}")
+        begun = time.perf_counter()
+        document = detect.parse(tmp_path / name)
+        assert document.place(("k7",)) == (tmp_path / name, 1)
+        return time.perf_counter() - begun
+
+    assert seconds(40_000) < 40 * seconds(4_000)  # 100 times as long where every field looks at all others
+
+
+def test_a_date_that_is_none_is_text(tmp_path: Path) -> None:
+    (tmp_path / "s.sh").write_text("torchrun t.py --model_name_or_path m --run_name 2024-13-45 --fsdp full_shard\n")
+    assert detect.parse(tmp_path / "s.sh").data["run_name"] == "2024-13-45"

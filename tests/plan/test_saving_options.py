@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from zsim.document import Document, parse_yaml
 from zsim.errors import InputError
 from zsim.plan import detect
 from zsim.plan.deepspeed import read_document
-from zsim.plan.document import Document, parse_yaml
 from zsim.plan.reading import Reading
 
 GATHERS = ("zero", "stage3_gather_16bit_weights_on_model_save")

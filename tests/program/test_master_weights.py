@@ -10,13 +10,13 @@ from tests.program.offloaded import MODEL, WORKLOAD
 from zsim.cluster.spec import Host
 from zsim.cost.host import cpu_seconds
 from zsim.cost.profile import load_profile
+from zsim.document import Document
 from zsim.errors import InputError, NotModeled
 from zsim.model.huggingface import from_config
 from zsim.model.kernels import Gemm
 from zsim.model.spec import ModelSpec, Workload
 from zsim.model.trace import trace
 from zsim.plan.deepspeed import read_document
-from zsim.plan.document import Document
 from zsim.plan.spec import DeepSpeedPlan, Optimizer
 from zsim.program.deepspeed import check, master_dtype, state_dtype
 from zsim.program.lower import lower, under

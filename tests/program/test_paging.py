@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from zsim.api import load_scenario, simulate
+from zsim.document import Document
 from zsim.errors import NotModeled
-from zsim.plan.document import Document
 from zsim.plan.spec import Allocator, DdpPlan, DeepSpeedPlan, Optimizer
 from zsim.plan.trainer import read_trainer
 from zsim.program.builder import Builder

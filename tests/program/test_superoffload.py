@@ -8,10 +8,10 @@ from tests.program.test_offload import MODEL, OWNED, WORKLOAD, held
 from zsim.cluster.spec import Host
 from zsim.cost.host import cpu_seconds
 from zsim.cost.profile import CpuCost
+from zsim.document import Document
 from zsim.errors import InputError
 from zsim.model.trace import trace
 from zsim.plan.deepspeed import read_document
-from zsim.plan.document import Document
 from zsim.plan.spec import DeepSpeedPlan, Optimizer
 from zsim.program.builder import pinned_bytes
 from zsim.program.lower import lower

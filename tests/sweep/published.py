@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zsim.plan.document import Document, read_yaml
+from zsim.document import Document, read_yaml
 from zsim.sweep import executors, planner
 from zsim.sweep.choices import INDISTINGUISHABLE, Choice, Plan, by_time
 from zsim.sweep.evaluate import Outcome, Task

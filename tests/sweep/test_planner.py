@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from zsim.api import load_scenario, simulate
 from zsim.cluster.classes import rank_classes
+from zsim.document import Document, read_yaml
 from zsim.engine.simulator import Simulation
-from zsim.plan.document import Document, read_yaml
 from zsim.plan.spec import DeepSpeedPlan, Fsdp2Plan
 from zsim.program.lower import lower
 from zsim.sweep import launch, plan_plots, planner

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from zsim.cli.options import new_app
+from zsim.document import Document, Given, dotted, parse_yaml
 from zsim.errors import InputError
 from zsim.plan import detect
-from zsim.plan.document import Document, Given, dotted, parse_yaml
 from zsim.plan.reading import Reading
 
 app = new_app()

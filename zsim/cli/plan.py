@@ -12,7 +12,7 @@ from zsim.cli.progress import working
 from zsim.errors import InputError
 
 if TYPE_CHECKING:
-    from zsim.plan.document import Document
+    from zsim.document import Document
     from zsim.sweep.space import Machine
 
 app = new_app()
@@ -88,7 +88,7 @@ def _base(
     scenario: Path | None, model: Path | None, seq_len: str | None, clusters: list[str], overrides: list[str]
 ) -> Document:
     """What the planner leaves alone, as a document whose paths are relative to its file."""
-    from zsim.plan.document import Document, read_yaml
+    from zsim.document import Document, read_yaml
     from zsim.scenario.load import apply
 
     if scenario is not None:

@@ -9,9 +9,9 @@ import typer
 
 from zsim import units
 from zsim.cli.options import Json, new_app
+from zsim.document import dotted, read_text
 from zsim.errors import InputError
 from zsim.plan import detect
-from zsim.plan.document import dotted, read_text
 from zsim.plan.reading import Reading, text_of
 
 app = new_app()

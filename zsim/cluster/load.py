@@ -23,15 +23,15 @@ Without `pcie.tree` the GPUs (and NICs) are spread evenly over the sockets, `pci
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from zsim.cluster import catalog
 from zsim.cluster.build import NodePlan, Tree, build
 from zsim.cluster.spec import Cluster, Fabric, Host
+from zsim.cluster.values import mapping, number, one_of, shown, texts, truth, whole
+from zsim.document import read_yaml
 from zsim.errors import InputError
 
 FIELDS = (
@@ -50,9 +50,13 @@ FIELDS = (
     "nccl",
     "notes",
 )
+PCIE_GENERATIONS = (1, 2, 3, 4, 5, 6)
 FABRICS = ("none", "rail", "fat_tree", "ethernet")
 MOST_NODES = 100_000
-MOST_GPUS = 256  # per node, of which every pair is routed
+MOST_GPUS = 256  # per node, of which every pair is routed; and as many NICs and PCIe switches
+MOST_LANES = 32
+MOST_LINKS = 36  # between two GPUs; NVLink 5 has 18 of a GPU
+TREE = "a list of sockets, each a list of gpu0, nic0, ... and of PCIe switches, which are such lists again"
 # One way through the fabric and both NICs, by transport: RDMA writes 2 us; EFA's SRD and TCP are slower.
 TRANSPORT_LATENCY = {"rdma": 0.0, "efa": 65e-6, "tcpx": 55e-6, "tcp": 50e-6}
 
@@ -67,50 +71,38 @@ def load_topology(path: str | Path, nodes: int | None = None) -> Cluster:
         from zsim.cluster.files import read_machine
 
         return read_machine(path, nodes=nodes)[0]
+    document = read_yaml(path, "topology")
     try:
-        text = path.read_text(encoding="utf-8")
-        data = yaml.load(text, Loader=yaml.CSafeLoader)
-    except FileNotFoundError:
-        raise InputError("no such topology", file=path) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the topology: {error}", file=path) from None
-    except yaml.YAMLError as error:
-        line = error.problem_mark.line + 1 if getattr(error, "problem_mark", None) else None  # type: ignore[attr-defined]
-        raise InputError(f"not YAML: {getattr(error, 'problem', error)}", file=path, line=line) from None
-    try:
-        return cluster_from(data, nodes)
+        return cluster_from(document.data, nodes)
     except InputError as error:
-        error.file = error.file or path
-        if error.line is None and error.field:
-            error.line = _line_of(text, error.field)
+        if error.file is None:
+            error.file, error.line = document.place(tuple(error.field.split(".")) if error.field else ())
         raise
 
 
 def cluster_from(data: Any, nodes: int | None = None) -> Cluster:
     """A Cluster from the parsed content of a topology file."""
-    _mapping(data, "topology", FIELDS)
-    own = data.get("nodes", 1)
-    count = nodes if nodes is not None else own
-    for value in (own, count):
-        _positive_int(value, "nodes", MOST_NODES)
-    node = build(_node_plan(data))
-    fabric_data = _mapping(data.get("fabric") or {}, "fabric", ("kind", "transport", "uplink_share"))
-    kind = _one_of(fabric_data.get("kind", "rail" if node.nics else "none"), "fabric.kind", FABRICS)
-    transport = _one_of(fabric_data.get("transport", "rdma"), "fabric.transport", tuple(TRANSPORT_LATENCY))
+    mapping(data, "", FIELDS)
+    own = whole(data.get("nodes", 1), "nodes", MOST_NODES)
+    count = own if nodes is None else whole(nodes, "nodes", MOST_NODES)
+    fabric_data = mapping(data.get("fabric") or {}, "fabric", ("kind", "transport", "uplink_share"))
+    node = build(_node_plan(data, fabric_data))
+    kind = one_of(fabric_data.get("kind", "rail" if node.nics else "none"), "fabric.kind", FABRICS)
+    transport = one_of(fabric_data.get("transport", "rdma"), "fabric.transport", tuple(TRANSPORT_LATENCY))
     if count > 1 and not node.nics:
         raise InputError("several nodes need NICs to talk", field="nics", accepted="nics: {gbps: 400}")
     fabric = Fabric(kind, transport, TRANSPORT_LATENCY[transport])
-    backend = _one_of(data.get("backend", "nccl"), "backend", ("nccl", "gloo"))
-    nccl = _mapping(data.get("nccl") or {}, "nccl", ("algo", "proto"))
+    backend = one_of(data.get("backend", "nccl"), "backend", ("nccl", "gloo"))
+    nccl = mapping(data.get("nccl") or {}, "nccl", ("algo", "proto"))
     return Cluster(
         name=_name(str(data.get("name", "cluster")), own, count),
         templates=(node,),
         node_templates=(0,) * count,
         fabric=fabric,
-        assumptions=tuple(data.get("notes", ())),
+        assumptions=texts(data.get("notes") or [], "notes"),
         backend=backend,
-        nccl_algo=_one_of(nccl.get("algo"), "nccl.algo", (None, "ring", "tree", "nvls", "nvls_tree", "pat")),
-        nccl_proto=_one_of(nccl.get("proto"), "nccl.proto", (None, "ll", "ll128", "simple")),
+        nccl_algo=one_of(nccl.get("algo"), "nccl.algo", (None, "ring", "tree", "nvls", "nvls_tree", "pat")),
+        nccl_proto=one_of(nccl.get("proto"), "nccl.proto", (None, "ll", "ll128", "simple")),
     )
 
 
@@ -123,93 +115,105 @@ def _name(name: str, own: int, nodes: int) -> str:
     return said if said != name else f"{name}: {wanted}"
 
 
-def _node_plan(data: Mapping[str, Any]) -> NodePlan:
+def _node_plan(data: Mapping[str, Any], fabric: Mapping[str, Any]) -> NodePlan:
     if "gpu" not in data:
         raise InputError("missing", field="gpu", accepted="a GPU of the catalog: " + ", ".join(catalog.known_devices()))
-    count = data.get("gpus", len(data["gpu"]) if isinstance(data["gpu"], list) else 1)
-    _positive_int(count, "gpus", MOST_GPUS)
-    names = data["gpu"] if isinstance(data["gpu"], list) else [data["gpu"]] * count
+    listed = data["gpu"] if isinstance(data["gpu"], list) else None
+    count = whole(data.get("gpus", len(listed) if listed else 1), "gpus", MOST_GPUS)
+    names = [data["gpu"]] * count if listed is None else listed
     if len(names) != count:
         raise InputError(f"{len(names)} GPU names for {count} GPUs", field="gpu")
-    devices = tuple(catalog.device(str(name)) for name in names)
-    known = ("vendor", "model", "sockets", "cores", "dram_gib", "dram_gbps", "socket_link", "avx512")
-    cpu = _mapping(data.get("cpu") or {}, "cpu", known)
-    avx512 = cpu.get("avx512", cpu.get("vendor") not in ("arm", "apple"))
-    if not isinstance(avx512, bool):
-        raise InputError(f"{avx512!r} is not true or false", field="cpu.avx512", accepted="true or false")
-    sockets = cpu.get("sockets", 1)
-    _positive_int(sockets, "cpu.sockets")
-    nvme = _mapping(data.get("nvme") or {}, "nvme", ("tb", "read_gbps", "write_gbps"))
-    host = Host(
-        sockets=sockets,
-        cores=cpu.get("cores", 32 * sockets),
-        dram_bytes=round(cpu.get("dram_gib", 256 * sockets) * 2**30),
-        dram_bandwidth=cpu.get("dram_gbps", 200.0 * sockets) * 1e9,
-        nvme_bytes=round(nvme.get("tb", 0) * 1e12),
-        nvme_read=nvme.get("read_gbps", 0) * 1e9,
-        nvme_write=nvme.get("write_gbps", 0) * 1e9,
-        vendor=cpu.get("vendor", ""),
-        avx512=avx512,
-    )
-    nics = _mapping(data.get("nics") or {}, "nics", ("gbps", "gdr", "count", "model"))
-    pcie = _mapping(data.get("pcie") or {}, "pcie", ("gen", "lanes", "tree", "switches", "slots"))
-    tree = pcie.get("tree") or _even_tree(count, nics.get("count", 0), sockets, pcie.get("switches", 0))
+    host = _host(data)
+    nics = mapping(data.get("nics") or {}, "nics", ("gbps", "gdr", "count", "model"))
+    pcie = mapping(data.get("pcie") or {}, "pcie", ("gen", "lanes", "tree", "switches", "slots"))
+    switches = whole(pcie.get("switches", 0), "pcie.switches", MOST_GPUS, least=0)
+    nic_count = whole(nics.get("count", 0), "nics.count", MOST_GPUS, least=0)
+    tree = _tree(pcie["tree"]) if pcie.get("tree") else _even_tree(count, nic_count, host.sockets, switches)
     found = list(_leaves(tree))
     expected = [f"gpu{index}" for index in range(count)]
-    if sorted(leaf for leaf in found if leaf.startswith("gpu")) != sorted(expected):
-        raise InputError(f"the tree must hold gpu0 .. gpu{count - 1}, each once", field="pcie.tree")
     nic_names = [leaf for leaf in found if leaf.startswith("nic")]
+    if sorted(found) != sorted({*expected, *nic_names}):
+        raise InputError(f"the tree must hold gpu0 .. gpu{count - 1}, each once, and no NIC twice", field="pcie.tree")
     if nic_names and "gbps" not in nics:
         raise InputError("missing the NICs' rate", field="nics.gbps", accepted="gigabits per second, e.g. 400")
-    fabric_kind = (data.get("fabric") or {}).get("kind", "rail")
-    socket_link = _one_of(
-        cpu.get("socket_link", "upi_sapphire_rapids"), "cpu.socket_link", ("none", *catalog.SOCKET_LINKS)
-    )
+    socket_link = (data.get("cpu") or {}).get("socket_link", "upi_sapphire_rapids")
+    one_of(socket_link, "cpu.socket_link", ("none", *catalog.SOCKET_LINKS))
     wires, islands = _nvlinks(data.get("nvlink", "none"), count)
     rates = nics.get("gbps", 0)
-    rates = rates if isinstance(rates, Mapping) else dict.fromkeys(nic_names, rates)
+    rates = mapping(rates, "nics.gbps", nic_names) if isinstance(rates, Mapping) else dict.fromkeys(nic_names, rates)
     return NodePlan(
-        devices=devices,
+        devices=tuple(catalog.device(shown(name) if isinstance(name, (list, dict)) else str(name)) for name in names),
         tree=tree,
         host=host,
         nvswitches=islands,
         nvlinks=wires,
-        nic_bandwidth={nic: _positive(rates.get(nic), f"nics.gbps.{nic}") * 1e9 / 8 for nic in nic_names},
-        rails={nic: f"fabric/rail{nic[3:]}" if fabric_kind == "rail" else "fabric" for nic in nic_names},
+        nic_bandwidth={nic: number(rates.get(nic), f"nics.gbps.{nic}") * 1e9 / 8 for nic in nic_names},
+        rails={nic: f"fabric/rail{nic[3:]}" if fabric.get("kind", "rail") == "rail" else "fabric" for nic in nic_names},
         socket_link=None if socket_link == "none" else socket_link,
-        pcie_gen=_one_of(pcie.get("gen"), "pcie.gen", (None, 1, 2, 3, 4, 5, 6)),
-        pcie_lanes=pcie.get("lanes"),
-        slots={name: (gen, lanes) for name, (gen, lanes) in (pcie.get("slots") or {}).items()},
-        p2p=_one_of(data.get("p2p", "auto"), "p2p", ("auto", "none", "all")),
-        uplink_share=_positive((data.get("fabric") or {}).get("uplink_share", 1.0), "fabric.uplink_share"),
-        gdr=nics.get("gdr", (data.get("fabric") or {}).get("transport") != "tcp"),  # sockets read host memory
+        pcie_gen=one_of(pcie.get("gen"), "pcie.gen", (None, *PCIE_GENERATIONS)),
+        pcie_lanes=None if pcie.get("lanes") is None else whole(pcie["lanes"], "pcie.lanes", MOST_LANES),
+        slots=_slots(pcie.get("slots") or {}, [*expected, *_switches(tree)]),
+        p2p=one_of(data.get("p2p", "auto"), "p2p", ("auto", "none", "all")),
+        uplink_share=number(fabric.get("uplink_share", 1.0), "fabric.uplink_share", most=1),
+        gdr=truth(nics.get("gdr", fabric.get("transport") != "tcp"), "nics.gdr"),  # sockets read host memory
     )
+
+
+def _host(data: Mapping[str, Any]) -> Host:
+    known = ("vendor", "model", "sockets", "cores", "dram_gib", "dram_gbps", "socket_link", "avx512")
+    cpu = mapping(data.get("cpu") or {}, "cpu", known)
+    nvme = mapping(data.get("nvme") or {}, "nvme", ("tb", "read_gbps", "write_gbps"))
+    sockets = whole(cpu.get("sockets", 1), "cpu.sockets", 64)
+    read, write = (number(nvme.get(way, 0), f"nvme.{way}", least=0) for way in ("read_gbps", "write_gbps"))
+    return Host(
+        sockets=sockets,
+        cores=whole(cpu.get("cores", 32 * sockets), "cpu.cores", 100_000),
+        dram_bytes=round(number(cpu.get("dram_gib", 256 * sockets), "cpu.dram_gib") * 2**30),
+        dram_bandwidth=number(cpu.get("dram_gbps", 200.0 * sockets), "cpu.dram_gbps") * 1e9,
+        nvme_bytes=round(number(nvme.get("tb", 0), "nvme.tb", least=0) * 1e12),
+        nvme_read=read * 1e9,
+        nvme_write=write * 1e9,
+        vendor=cpu.get("vendor", ""),
+        avx512=truth(cpu.get("avx512", cpu.get("vendor") not in ("arm", "apple")), "cpu.avx512"),
+    )
+
+
+def _slots(slots: Any, known: list[str]) -> dict[str, tuple[int, int]]:
+    accepted = f"[1 to {PCIE_GENERATIONS[-1]}, 1 to {MOST_LANES}]: generation and lanes"
+    found = {}
+    for name, slot in mapping(slots, "pcie.slots", known).items():
+        field = f"pcie.slots.{name}"
+        if not isinstance(slot, list) or len(slot) != 2:
+            raise InputError(f"got {shown(slot)}", field=field, accepted=accepted)
+        found[name] = (whole(slot[0], field, PCIE_GENERATIONS[-1]), whole(slot[1], field, MOST_LANES))
+    return found
 
 
 def _nvlinks(nvlink: Any, count: int) -> tuple[tuple[tuple[int, int, int], ...], tuple[tuple[int, ...], ...]]:
     """(direct wires, GPUs of each NVSwitch)."""
     accepted = "switch | {switches: [[gpu, gpu, ...], ...]} | none | [[gpu, gpu, links], ...]"
+
+    def gpus(numbers: Any) -> bool:
+        return isinstance(numbers, list) and all(type(gpu) is int and 0 <= gpu < count for gpu in numbers)
+
     if nvlink in ("none", None):
         return (), ()
     if nvlink == "switch":
         return (), (tuple(range(count)),)
     if isinstance(nvlink, Mapping):
-        islands = _mapping(nvlink, "nvlink", ("switches",)).get("switches") or []
-        members = [gpu for island in islands for gpu in island]
-        if len(members) != len(set(members)) or not all(isinstance(gpu, int) and 0 <= gpu < count for gpu in members):
-            raise InputError(f"got {nvlink!r} with {count} GPUs", field="nvlink", accepted=accepted)
+        islands = mapping(nvlink, "nvlink", ("switches",)).get("switches") or []
+        sound = isinstance(islands, list) and all(map(gpus, islands))
+        members = [gpu for island in islands for gpu in island] if sound else []
+        if not sound or len(members) != len(set(members)):
+            raise InputError(f"got {shown(nvlink)} with {count} GPUs", field="nvlink", accepted=accepted)
         return (), tuple(map(tuple, islands))
     if not isinstance(nvlink, list):
-        raise InputError(f"got {nvlink!r}", field="nvlink", accepted=accepted)
-    wires = []
+        raise InputError(f"got {shown(nvlink)}", field="nvlink", accepted=accepted)
     for wire in nvlink:
-        if not (isinstance(wire, list) and len(wire) == 3 and all(isinstance(x, int) for x in wire)):
-            raise InputError(f"got {wire!r}", field="nvlink", accepted="[gpu, gpu, links]")
-        a, b, links = wire
-        if not (0 <= a < count and 0 <= b < count and a != b and links > 0):
-            raise InputError(f"got {wire!r} with {count} GPUs", field="nvlink", accepted="[gpu, gpu, links]")
-        wires.append((a, b, links))
-    return tuple(wires), ()
+        if not (isinstance(wire, list) and len(wire) == 3 and gpus(wire[:2]) and wire[0] != wire[1]):
+            raise InputError(f"got {shown(wire)} with {count} GPUs", field="nvlink", accepted="[gpu, gpu, links]")
+        whole(wire[2], "nvlink", MOST_LINKS)
+    return tuple((a, b, links) for a, b, links in nvlink), ()
 
 
 def _even_tree(gpus: int, nics: int, sockets: int, switches: int) -> list[Tree]:
@@ -224,57 +228,28 @@ def _even_tree(gpus: int, nics: int, sockets: int, switches: int) -> list[Tree]:
     return [leaves[start : start + per_socket] for start in range(0, switches, per_socket)]
 
 
-def _leaves(tree: Tree) -> list[str]:
-    if isinstance(tree, str):
-        return [tree]
-    return [leaf for child in tree for leaf in _leaves(child)]
+def _tree(tree: Any) -> list[Tree]:
+    """sockets > switches > devices, as `pcie.tree` has it."""
+    if not isinstance(tree, list) or not all(isinstance(socket, list) for socket in tree):
+        raise InputError(f"got {shown(tree)}", field="pcie.tree", accepted=TREE)
+    for leaf in _leaves(tree):
+        if not isinstance(leaf, str) or not re.fullmatch(r"(gpu|nic)\d+", leaf):
+            raise InputError(f"got {shown(leaf)} in it", field="pcie.tree", accepted=TREE)
+    return tree
 
 
-def _mapping(value: Any, where: str, fields: Sequence[str]) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise InputError(f"expected a mapping, got {value!r}", field=None if where == "topology" else where)
-    for key in value:
-        if key not in fields:
-            import difflib
-
-            close = difflib.get_close_matches(str(key), fields, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            field = str(key) if where == "topology" else f"{where}.{key}"
-            raise InputError(f"unknown field{hint}", field=field, accepted=", ".join(fields))
-    return value
+def _leaves(tree: Tree) -> Iterator[str]:
+    if not isinstance(tree, list):
+        yield tree  # type: ignore[misc]
+        return
+    for child in tree:
+        yield from _leaves(child)
 
 
-def _one_of(value: Any, field: str, accepted: Sequence[Any]) -> Any:
-    if value not in accepted:
-        raise InputError(
-            f"got {value!r}", field=field, accepted=" | ".join(str(one) for one in accepted if one is not None)
-        )
-    return value
+def _switches(tree: list[Tree]) -> list[str]:
+    """The names that `build` gives to the tree's switches."""
 
+    def inside(children: Any) -> int:
+        return sum(1 + inside(child) for child in children if not isinstance(child, str))
 
-def _positive(value: Any, field: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise InputError(f"got {value!r}", field=field, accepted="a number above 0")
-    return float(value)
-
-
-def _positive_int(value: Any, field: str, most: int = 10**9) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise InputError(f"got {value!r}", field=field, accepted=f"a whole number from 1 to {most:,}")
-
-
-def _line_of(text: str, field: str) -> int | None:
-    """The line where `field` ("cpu.sockets") stands; of its parent if it is missing."""
-    try:
-        node: Any = yaml.compose(text, Loader=yaml.CSafeLoader)
-    except yaml.YAMLError:
-        return None
-    line = None
-    for part in field.split("."):
-        for key, value in getattr(node, "value", ()) if isinstance(node, yaml.MappingNode) else ():
-            if key.value == part:
-                line, node = key.start_mark.line + 1, value
-                break
-        else:
-            break
-    return line
+    return [f"plx{number}" for number in range(sum(map(inside, tree)))]

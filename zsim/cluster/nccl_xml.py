@@ -15,6 +15,7 @@ from zsim.errors import InputError
 DUMP = "the file that NCCL_TOPO_DUMP_FILE=topo.xml writes"
 # PCI classes (pcisig): bridges are switches here; GPUs are display controllers or processing accelerators.
 _SWITCH, _GPU, _NIC = ("0x0604",), ("0x0300", "0x0302", "0x0380", "0x1200"), ("0x0200", "0x0207", "0x0280")
+_SPEED = re.compile(r"\d+(\.\d+)?")  # of "16.0 GT/s PCIe"
 _FASTEST_NIC = 3200  # Gb/s
 _NVSWITCH = "0x0680"  # class of an NVLink target that is a switch
 # RCCL's name of the architecture -> a GPU of the catalog, and SM versions of NVIDIA's.
@@ -61,7 +62,7 @@ def read(text: str, hints: Hints = NO_HINTS) -> Reading:
     if root.tag != "system":
         raise InputError(f"<{root.tag}> is not an NCCL topology", accepted=DUMP)
     machine = _Machine()
-    cpus = sorted(root.iter("cpu"), key=lambda cpu: int(cpu.get("numaid", "0")))
+    cpus = sorted(root.iter("cpu"), key=lambda cpu: _whole(cpu, "numaid", "0"))
     tree = [[child for element in cpu for child in _walk(element, machine)] for cpu in cpus]
     tree = [socket for socket in tree if socket]
     if not machine.gpus:
@@ -112,10 +113,17 @@ def _nic(speed: str, name: str, machine: _Machine) -> list[str]:
 
 
 def _slot(element: ElementTree.Element, name: str, machine: _Machine) -> None:
-    speed = re.match(r"[\d.]+", element.get("link_speed", ""))
+    speed = _SPEED.match(element.get("link_speed", ""))
     width = element.get("link_width", "0")
     if speed and width.isdigit() and int(width) > 0:
         machine.slots[name] = [generation(float(speed.group())), int(width)]
+
+
+def _whole(element: ElementTree.Element, attribute: str, default: str) -> int:
+    value = element.get(attribute, default)
+    if not re.fullmatch(r"-?\d{1,9}", value):
+        raise InputError(f"<{element.tag}> has {value[:80]!r}", field=attribute, accepted="a whole number")
+    return int(value)
 
 
 def _document(machine: _Machine, tree: list[Any], cpu: ElementTree.Element, hints: Hints) -> Reading:
@@ -157,7 +165,7 @@ def _gpu_name(element: ElementTree.Element, notes: list[str]) -> str:
         return known
     gpu = element.find("gpu")
     gcn, sm = ("", "") if gpu is None else (gpu.get("gcn", ""), gpu.get("sm", ""))
-    speed = re.match(r"[\d.]+", element.get("link_speed", ""))
+    speed = _SPEED.match(element.get("link_speed", ""))
     by_slot = _BY_GENERATION.get(generation(float(speed.group())) if speed else 4, "A100-SXM-80GB")
     guess = _GCN.get(gcn, "MI250X") if gcn else _SM.get(sm, by_slot)
     note = f"GPUs are {guess}: the file does not name them (--gpu)"
@@ -174,7 +182,7 @@ def _nvlinks(machine: _Machine, notes: list[str]) -> Any:
     switched = set()
     for index, element in enumerate(machine.gpus):
         for link in [*element.iter("nvlink"), *element.iter("xgmi")]:
-            target, count = link.get("target", "").lower(), int(link.get("count", "1"))
+            target, count = link.get("target", "").lower(), _whole(link, "count", "1")
             if link.get("tclass", "").startswith(_NVSWITCH):
                 switched.add(index)
             elif target in machine.busids and machine.busids.index(target) != index:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from zsim.document import Document, nearest, subsection
 from zsim.errors import NotModeled
 from zsim.plan.deepspeed import read_deepspeed, read_document
-from zsim.plan.document import Document, nearest, subsection
 from zsim.plan.float8 import read_ao
 from zsim.plan.fsdp_args import read_fsdp
 from zsim.plan.parallelism import Sizes

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
+from zsim.document import nearest
 from zsim.errors import InputError, NotModeled
-from zsim.plan.document import nearest
 
 INTERVALS = 16  # of roundup_power2_divisions: requests below 2 MiB, below 4 MiB, ... from 32 GiB on
 _NO_EFFECT = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zsim.document import Document, subsection
 from zsim.errors import NotModeled
 from zsim.plan.adapters import in_8_bits, lora, quantized, refuse_variants
 from zsim.plan.axolotl_keys import (
@@ -14,7 +15,6 @@ from zsim.plan.axolotl_keys import (
     QUIET,
     REFUSED,
 )
-from zsim.plan.document import Document, subsection
 from zsim.plan.float8 import switch_on
 from zsim.plan.fsdp_args import read_fsdp
 from zsim.plan.reading import LOADED_IN, NOT_SHARDED, Reading

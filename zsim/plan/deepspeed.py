@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from zsim.document import Document, Path_, dotted, read_text
 from zsim.errors import NotModeled
 from zsim.plan.deepspeed_keys import ALIASES, SECTIONS, USED
 from zsim.plan.deepspeed_walk import AUTO, OPTIMIZERS, Keys
-from zsim.plan.document import Document, Path_, dotted, read_text
 from zsim.plan.hjson import parse_hjson
 from zsim.plan.reading import NOT_ENABLED, Reading
 from zsim.plan.spec import TORCH_DTYPE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from zsim.document import Path_, dotted, nearest
 from zsim.errors import NotModeled
 from zsim.plan.deepspeed_keys import (
     ALIASES,
@@ -20,7 +21,6 @@ from zsim.plan.deepspeed_keys import (
     USED,
     Key,
 )
-from zsim.plan.document import Path_, dotted, nearest
 from zsim.plan.reading import Reading
 from zsim.plan.values import KINDS, coerce, refuse_unfilled, shown
 

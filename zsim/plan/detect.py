@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from zsim.document import Document, dotted, parse_yaml, read_text
 from zsim.errors import InputError
-from zsim.plan.document import Document, dotted, parse_yaml, read_text
 from zsim.plan.environment import read_environment
 from zsim.plan.reading import Reading
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from zsim.document import Path_, subsection
 from zsim.errors import NotModeled
-from zsim.plan.document import Path_, subsection
 from zsim.plan.reading import Reading
 from zsim.plan.recipe import Recipe, as_flag
 from zsim.plan.values import names_in

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zsim.document import Path_, nearest
 from zsim.errors import NotModeled
-from zsim.plan.document import Path_, nearest
 from zsim.plan.reading import Reading
 from zsim.plan.recipe import as_flag
 

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from zsim.document import Document, Path_, Place
 from zsim.errors import InputError
-from zsim.plan.document import Document, Path_, Place
 
 _SPACE_AND_COMMENTS = re.compile(r"(?:\s+|#[^\n]*|//[^\n]*|/\*.*?\*/)*", re.S)
 _KEY = re.compile(r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^\s{}\[\],:'"]+""")
@@ -72,6 +72,7 @@ def _places(text: str, file: Path | str) -> dict[Path_, Place]:
     """Where each field stands. Follows the text as far as it understands it; a field without a place has none."""
     places: dict[Path_, Place] = {}
     position, size = 0, len(text)
+    line, counted = 1, 0  # the line of the character `counted`
     open_: list[tuple[Path_, bool]] = []  # path and whether it is an object
     index: list[int] = []
     pending: Path_ | None = ()  # the path that the next value belongs to
@@ -108,7 +109,8 @@ def _places(text: str, file: Path | str) -> dict[Path_, Place]:
                 position += 1
                 continue
             pending = (*open_[-1][0], key.group().strip("\"'"))
-            places[pending] = file, text.count("\n", 0, position) + 1  # of a repeated key: the last
+            line, counted = line + text.count("\n", counted, position), position
+            places[pending] = file, line  # of a repeated key: the last
             colon = text.find(":", key.end())
             position = size if colon < 0 else colon + 1
     return places

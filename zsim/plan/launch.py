@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from zsim.document import Document, Path_, nearest, parse_yaml, read_text
 from zsim.errors import NotModeled
 from zsim.plan.accelerate import read_accelerate
 from zsim.plan.deepspeed import with_trainers_groups
-from zsim.plan.document import Document, Path_, nearest, parse_yaml, read_text
 from zsim.plan.reading import FP32_ASSUMED, NOT_SHARDED, Reading
 from zsim.plan.recipe import Recipe
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from zsim.document import Document
 from zsim.errors import NotModeled
 from zsim.plan.adapters import in_8_bits, lora, quantized, refuse_variants
-from zsim.plan.document import Document
 from zsim.plan.reading import Reading
 from zsim.plan.recipe import ULYSSES, Recipe
 from zsim.plan.trainer import attention, model_length, name_model, training

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from zsim.document import Document
 from zsim.errors import NotModeled
 from zsim.plan.deepspeed import read_document
 from zsim.plan.deepspeed_keys import TOP
-from zsim.plan.document import Document
 from zsim.plan.reading import Reading
 
 # megatron/neox_arguments/arguments.py, calculate_derived: `precision` stands for DeepSpeed's sections.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from zsim.document import subsection
 from zsim.errors import InputError, NotModeled
-from zsim.plan.document import subsection
 from zsim.plan.recipe import Recipe, as_flag, hub_attention
 
 SECTION = "parallelism_config"

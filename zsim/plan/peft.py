@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from zsim.document import Document
 from zsim.errors import NotModeled
 from zsim.plan.adapters import lora, refuse_variants
-from zsim.plan.document import Document
 from zsim.plan.reading import Reading
 from zsim.plan.recipe import Recipe
 

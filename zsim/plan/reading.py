@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from zsim.plan.document import Document, Path_, Place, dotted
+from zsim.document import Document, Path_, Place, dotted
 
 NOT_SHARDED = "neither deepspeed nor fsdp: DistributedDataParallel"
 LOADED_IN = "the model is loaded in {} and trained without master weights"

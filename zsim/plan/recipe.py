@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from zsim.document import Path_, nearest
 from zsim.errors import InputError, NotModeled
-from zsim.plan.document import Path_, nearest
 from zsim.plan.reading import Reading
 
 # transformers 5.24 training_args.py, OptimizerNames -> name and implementation of the scenario's optimizer.
@@ -116,8 +116,8 @@ class Recipe:
 
         The Trainer's from_pretrained builds a stage 3 model under zero.Init.
         """
+        from zsim.document import Document
         from zsim.plan.deepspeed import read_deepspeed, read_document, with_trainers_groups
-        from zsim.plan.document import Document
 
         value = self.get(name)
         if not value:

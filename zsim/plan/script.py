@@ -11,8 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from zsim.document import Document, read_text
 from zsim.errors import InputError
-from zsim.plan.document import Document, read_text
 from zsim.plan.shell import Command, commands
 
 # What a command must have to be one that trains.
@@ -25,12 +25,16 @@ _PER_NODE = ("nproc_per_node", "num_gpus")
 _OWN_COUNT: dict[str, tuple[Any, ...]] = {
     "nproc_per_node": ("gpu", "auto"), "num_gpus": (-1,), "num_nodes": (-1,),
 }  # fmt: skip
+MOST_CHARACTERS = 131_072  # of a line; Linux passes no longer argument on (MAX_ARG_STRLEN)
 _NODES = ("nnodes", "num_nodes", "num_machines")
 
 
 def parse_script(path: Path) -> Document:
     """The options of the one command in a script that trains, by name, with their lines. Raises InputError."""
     lines = read_text(path, "script").splitlines()
+    for number, text in enumerate(lines, start=1):
+        if len(text) > MOST_CHARACTERS:
+            raise InputError(f"a line of {len(text):,} characters is no command", path, number)
     training = [command for command in commands(lines) if _trains(command.words)]
     if not training:
         raise InputError(
@@ -127,7 +131,7 @@ def _options(words: list[str]) -> dict[str, Any]:
             return value  # not YAML's number of base 60
         try:
             return yaml.safe_load(value)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError):  # of a date that is none
             return value
 
     options: dict[str, Any] = {}

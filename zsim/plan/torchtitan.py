@@ -7,8 +7,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from zsim.document import Document, Path_, Place, read_text, subsection
 from zsim.errors import InputError, NotModeled
-from zsim.plan.document import Document, Path_, Place, read_text, subsection
 from zsim.plan.float8 import read_converters
 from zsim.plan.reading import Reading
 from zsim.plan.recipe import ULYSSES
@@ -67,6 +67,8 @@ def parse_toml(path: Path) -> Document:
     except tomllib.TOMLDecodeError as error:
         line = re.search(r"line (\d+)", str(error))
         raise InputError(f"not TOML: {error}", path, int(line.group(1)) if line else None) from None
+    except RecursionError:
+        raise InputError("not TOML: nested too deeply", path) from None
     places: dict[Path_, Place] = {}
     section: Path_ = ()
     for number, content in enumerate(text.splitlines(), start=1):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from zsim.document import Document, read_text
 from zsim.errors import NotModeled
-from zsim.plan.document import Document, read_text
 from zsim.plan.fsdp_args import read_fsdp
 from zsim.plan.hjson import parse_hjson
 from zsim.plan.own_options import OWN, own_switches, refuse_own, refuse_tasks

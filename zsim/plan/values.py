@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from zsim.plan.document import Document, Path_
+from zsim.document import Document, Path_
 
 KINDS = {
     int: "a whole number",

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from zsim.document import Document, Path_, dotted, parse_yaml, read_yaml
 from zsim.errors import InputError
-from zsim.plan.document import Document, Path_, dotted, parse_yaml, read_yaml
 from zsim.plan.reading import Reading
 from zsim.scenario.fields import ScenarioFields
 from zsim.scenario.kinds import Section

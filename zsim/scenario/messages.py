@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from zsim.document import Document, Path_, nearest
 from zsim.errors import InputError, NotModeled
-from zsim.plan.document import Document, Path_, nearest
 from zsim.scenario.fields import ScenarioFields
 from zsim.scenario.kinds import Section
 

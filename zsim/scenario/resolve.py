@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from zsim.cluster.spec import Cluster
+from zsim.document import siblings
 from zsim.errors import NotModeled
 from zsim.model.architecture import Architecture
 from zsim.model.spec import Float8, Images, ModelSpec, Module, Workload, every_nth
 from zsim.plan.batch import triangle
-from zsim.plan.document import siblings
 from zsim.plan.spec import TORCH_DTYPE, Allocator, AnyPlan, DdpPlan, DeepSpeedPlan
 from zsim.program.lower import under
 from zsim.scenario.kinds import FEW, MICRO_STEPS

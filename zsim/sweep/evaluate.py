@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zsim.document import Document, Path_, Place
 from zsim.errors import InputError
-from zsim.plan.document import Document, Path_, Place
 
 if TYPE_CHECKING:
     from zsim.scenario import Setup

@@ -28,8 +28,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from zsim.document import Document, Path_, dotted, nearest, read_yaml
 from zsim.errors import InputError
-from zsim.plan.document import Document, Path_, dotted, nearest, read_yaml
 from zsim.scenario.load import apply, value_of
 from zsim.scenario.messages import names_at, section_at, takes_text
 from zsim.sweep.expression import Condition, condition

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from zsim.plan.document import Document
+from zsim.document import Document
 from zsim.plan.spec import DeepSpeedPlan, Fsdp2Plan
 from zsim.scenario import Setup
 from zsim.sweep.choices import Choice

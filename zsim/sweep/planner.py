@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from zsim.plan.document import Document
+from zsim.document import Document
 from zsim.sweep.choices import INDISTINGUISHABLE, Choice, Plan, by_cost, by_time, untuned
 from zsim.sweep.evaluate import Outcome, Task
 from zsim.sweep.expression import field as field_of

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from zsim.plan.document import Document, Path_
+from zsim.document import Document, Path_
 from zsim.sweep.evaluate import Task
 from zsim.sweep.grid import Setting, merged
 

@@ -104,7 +104,7 @@ def device(name: str) -> Device:
         counted = re.fullmatch(r"\d+ ?[x×*] ?(.+)|(.+?) ?[x×*] ?\d+", name, flags=re.IGNORECASE)
         alone = counted and (known_name(counted[1] or counted[2]))
         notes = (f"how many there are is said elsewhere; this would be {alone}",) if alone else ()
-        raise InputError(f"unknown GPU {name!r}", field="gpu", accepted=", ".join(nearest), notes=notes)
+        raise InputError(f"unknown GPU {name[:80]!r}", field="gpu", accepted=", ".join(nearest), notes=notes)
     entry: dict[str, Any] = yaml.load(_blocks("devices.yaml")[found], Loader=yaml.CSafeLoader)[found]
     kind, count = entry.get("nvlink", (None, 0))
     gen, lanes = entry.get("pcie", (0, 0))

@@ -14,6 +14,8 @@ from zsim.errors import InputError
 Path_ = tuple[str | int, ...]  # ("zero", "stage"), ("fsdp", 0)
 Place = tuple[Path | str, int | None]  # file and line
 
+MOST_VALUES = 100_000  # of a configuration; aliases of aliases multiply to more within a few lines
+
 
 @dataclass
 class Given:
@@ -156,10 +158,18 @@ def parse_yaml(text: str, file: Path | str, repeats: bool = False) -> Document:
 def _construct(node: Any, loader: Any, document: Document, path: Path_) -> Any:
     import yaml
 
+    if len(document.places) > MOST_VALUES:
+        raise InputError(f"holds more than {MOST_VALUES:,} values, or aliases that multiply to that", document.file)
     if isinstance(node, yaml.MappingNode):
-        own = [key_node.value for key_node, _ in node.value]
-        document.repeated += [(*path, name) for index, name in enumerate(own) if name in own[:index]]
-        loader.flatten_mapping(node)  # YAML's merge keys: <<: *defaults; what follows them wins
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            if isinstance(key_node, yaml.ScalarNode):
+                document.repeated += [(*path, key_node.value)] if key_node.value in seen else []
+                seen.add(key_node.value)
+        try:
+            loader.flatten_mapping(node)  # YAML's merge keys: <<: *defaults; what follows them wins
+        except yaml.MarkedYAMLError as error:
+            raise InputError(f"not plain YAML: {error.problem}", document.file, node.start_mark.line + 1) from None
         mapping: dict[Any, Any] = {}
         for key_node, value_node in node.value:
             key = _scalar(key_node, loader, document, path)
