@@ -30,3 +30,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """What can be had from here, before its first use too: for those who complete names."""
+    return sorted([*globals(), *_HOMES])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,15 @@ class Document:
 
 def dotted(path: Path_) -> str:
     return ".".join(str(part) for part in path)
+
+
+def flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every field by its dotted name, as `--set` takes it."""
+    for name, value in data.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def nearest(name: object, known: Iterable[str], cutoff: float = 0.6) -> str | None:

@@ -1,6 +1,7 @@
 """The same function over many items: in order, on all cores, with what went wrong."""
 
 import os
+import signal
 import sys
 
 import pytest
@@ -22,6 +23,20 @@ def test_several_cores_are_used(monkeypatch):
     assert os.getpid() not in processes.each(lambda _: os.getpid(), range(4), "asking")
     monkeypatch.setattr(executors, "usable_cores", lambda: 1)
     assert set(processes.each(lambda _: os.getpid(), range(4), "asking")) == {os.getpid()}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no masks of signals")
+def test_an_interruption_amid_a_fork_is_not_lost():
+    went_on = []
+
+    def forks():
+        with executors.uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+            went_on.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        forks()
+    assert went_on
 
 
 def test_a_bug_is_not_lost():

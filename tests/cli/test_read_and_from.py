@@ -89,6 +89,32 @@ def test_from_writes_a_scenario_that_runs(capsys, tmp_path: Path) -> None:
     assert "framework:\n  name: deepspeed" in printed
 
 
+def test_a_scenario_and_a_machine_are_said_in_plain_words(capsys) -> None:
+    _, text, _ = run(capsys, "read", str(ROOT / "scenarios/qwen7b_8xh100.yaml"), TOPOLOGY)
+    assert "  zero.stage: 3\n" in text
+    assert "  devices: H100-SXM\n" in text
+    assert "{" not in text
+
+
+def test_a_machine_that_names_no_gpu_is_said_to_be_taken_for_one(capsys, tmp_path: Path) -> None:
+    """Where no flag can say it: in the scenario that is written, and in what is simulated from it."""
+    from zsim.scenario import load
+
+    path, matrix = tmp_path / "scenario.yaml", str(DATA / "topo/smi_blanks.txt")
+    arguments = ("from", str(DATA / "ds_config/textbook.json"), MODEL, "--topology", matrix, "--seq-len", "8")
+    code, _, err = run(capsys, *arguments, "--out", str(path))
+    assert (code, err) == (0, "")
+    guess = "the GPUs are RTX 4090: the file does not name them (--gpu)"
+    how = "zsim topo smi_blanks.txt takes these flags; with --yaml it writes a topology to name instead"
+    assert f"# Assumed: {guess}\n" in path.read_text()
+    assert how in path.read_text()
+    assumptions = load(path).resolve().assumptions
+    assert guess in assumptions
+    assert any(text.startswith(how) for text in assumptions)
+    code, _, _ = run(capsys, *arguments[:4], str(TOPOLOGY), *arguments[5:], "--out", str(path))
+    assert "Assumed" not in path.read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,3 +113,11 @@ def test_validate_collectives(capsys: Capture, tmp_path: Path) -> None:
 def test_validate_bandwidth(capsys: Capture) -> None:
     matrix = str(ROOT / "tests" / "data" / "bandwidth" / "p2p.txt")
     assert "Unidirectional" in run(capsys, "validate", "bandwidth", matrix, "--topology", TOPOLOGY)
+
+
+def test_a_log_without_unicode_gets_a_plain_tree() -> None:
+    words = [sys.executable, "-m", "zsim", "topo", str(ROOT / "topologies/rtx4090_8_pcie4.yaml")]
+    done = subprocess.run(words, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0
+    assert b"|- gpu0" in done.stdout
+    assert b"`- gpu3" in done.stdout

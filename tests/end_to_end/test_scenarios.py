@@ -39,6 +39,16 @@ def test_what_simulate_takes_is_said() -> None:
             zsim.simulate({"model": "config.json"}, overrides)
 
 
+@pytest.mark.parametrize("overrides", ["micro_batch=2", {"micro_batch": 2}, [("micro_batch", 2)]])
+def test_overrides_of_another_shape_are_said(overrides: object) -> None:
+    with pytest.raises(TypeError, match=r"a list of texts, such as \['micro_batch=2'\]"):
+        zsim.simulate(SCENARIOS[0], overrides)  # type: ignore[arg-type]
+
+
+def test_names_can_be_completed() -> None:
+    assert {"simulate", "load_scenario", "Result"} <= set(dir(zsim))
+
+
 @pytest.mark.parametrize("name", [path.stem for path in SCENARIOS])
 def test_every_scenario_has_the_whole_contract(results: dict[str, dict], name: str) -> None:
     result = results[name]

@@ -7,7 +7,7 @@ import pytest
 
 from tests.result import made
 from zsim.api import load_scenario, simulate
-from zsim.result.compare import label
+from zsim.result.compare import compare, label
 from zsim.result.render import explanation, side_by_side, terminal
 from zsim.result.render.page import Page
 from zsim.result.reported import BARELY
@@ -38,6 +38,17 @@ def test_verdict_comes_first_and_lines_end_at_80_columns(result):
 def test_a_log_file_without_unicode_gets_plain_bars(result):
     text = printed(terminal.render, result, encoding="ascii")
     assert "####" in text
+
+
+@pytest.mark.parametrize("width", [1, 10, 40])
+def test_a_narrow_terminal_gets_a_narrow_report(result, width):
+    assert "step" in printed(terminal.render, result, width=width)
+    text = printed(explanation.render, result, [], width=width)
+    assert "when each begins" in text
+    comparison = compare([result] * 3)
+    lines = printed(side_by_side.render, comparison, width=width).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert sum(line.startswith("Outcome") for line in lines) == 3
 
 
 def test_the_figures_are_those_of_the_result(result):
@@ -154,8 +165,6 @@ def test_causes_in_words():
 
 
 def test_side_by_side_names_what_differs(result):
-    from zsim.result.compare import compare
-
     headline = dataclasses.replace(result.headline, stage=2, plan=result.headline.plan | {"stage": 2})
     other = dataclasses.replace(result, headline=headline)
     comparison = compare([result, other])
@@ -163,6 +172,8 @@ def test_side_by_side_names_what_differs(result):
     assert comparison.names == ("1: miniature", "2: miniature")
     text = printed(side_by_side.render, comparison)
     assert max(map(len, text.splitlines())) <= 80
+    text = printed(side_by_side.render, compare([result] * 5))
+    assert [line.split()[1:] for line in text.splitlines() if line.startswith("Outcome")] == [["A", "B"], [*"CDE"]]
 
 
 def test_a_full_gpu_is_not_said_to_have_room(result):

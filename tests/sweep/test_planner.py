@@ -266,6 +266,17 @@ def test_written_configurations_say_the_same_plan(machine: Machine, tmp_path: Pa
             assert load_scenario(config.parent / "back.yaml").resolve().plan == wanted.plan
 
 
+def test_a_written_scenario_names_its_files_from_its_own_folder(tmp_path: Path) -> None:
+    document = base(tmp_path, SMALL)
+    document.data["profile"] = "mine.yaml"
+    (tmp_path / "mine.yaml").write_text("device: H100-SXM\nvalues: {launch_gap: 1e-6}\n")
+    strategy = next(strategies(H100))
+    candidate = Candidate(H100, strategy, 1, 2, "full", strategy.usual)
+    scenario, _ = launch.write(Choice(candidate, {}), document, tmp_path / "a" / "b")
+    assert load_scenario(scenario).fields.profile == "../../mine.yaml"
+    assert simulate(scenario).profile.launch_gap == 1e-6
+
+
 def test_a_written_configuration_says_what_is_quantized_and_gathered_whole(tmp_path: Path) -> None:
     zero = {
         "stage": 3, "zero_hpz_partition_size": 8, "zero_quantized_weights": True, "zero_quantized_gradients": True,

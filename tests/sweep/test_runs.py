@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 
 import zsim
 from zsim.errors import InputError
@@ -134,6 +135,12 @@ def test_a_changed_scenario_or_machine_is_computed_anew(scenario: Path, tmp_path
     assert computed(["seq_len=64"]) == 2
     topology.write_text(text + "\n# the same machine, but who knows\n")
     assert computed([]) == 2
+    profile = tmp_path / "profile.yaml"
+    device = yaml.safe_load(text)["gpu"]
+    for gap in (1e-6, 2e-6):
+        profile.write_text(f"device: {device}\nvalues: {{launch_gap: {gap}}}\n")
+        assert computed([f"profile={profile}"]) == 2
+        assert computed([f"profile={profile}"]) == 0
 
 
 def test_killed_at_random_and_resumed(expected: tuple[Path, Table], elsewhere: Path, tmp_path: Path) -> None:
@@ -290,6 +297,14 @@ def test_a_wrong_target_is_said_before_anything_is_computed(target: str, scenari
     done = subprocess.run(command(scenario, store, "--out", str(tmp_path / target)), capture_output=True, text=True)
     assert done.returncode == 2
     assert not store.exists()
+
+
+def test_a_store_is_not_merged_into_itself(scenario: Path, tmp_path: Path) -> None:
+    Store(tmp_path / "s.db").close()
+    words = [sys.executable, "-m", "zsim", "merge", "s.db", "--into", "./s.db"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 2
+    assert "s.db: is the store that gets all rows" in done.stderr
 
 
 def test_a_file_that_is_no_store(tmp_path: Path) -> None:

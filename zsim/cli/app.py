@@ -100,7 +100,8 @@ def _named(error: OSError, arguments: Sequence[str]) -> str | None:
     import errno
 
     if error.filename is None:
-        return "standard output" if error.errno == errno.ENOSPC else None
+        full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+        return "standard output, or a file that was to be written" if error.errno in full else None
     given = [text.partition("=")[2] if text.startswith("--") else text for text in arguments]
     path = os.path.abspath(str(error.filename))
     inside = (os.path.commonpath([path, os.path.abspath(text)]) == os.path.abspath(text) for text in given if text)

@@ -38,11 +38,12 @@ def convert(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it here.", show_default=False)] = None,
 ) -> None:
     """Write a scenario from configuration files. What none of them says has to be given; nothing is guessed."""
-    from zsim.cluster.files import read_machine
+    from zsim.cluster.files import assumed, read_machine
 
     if out is not None and not out.absolute().parent.is_dir():
         raise InputError("no such folder", out.parent, field="--out")
-    ranks = read_machine(topology, nodes=nodes)[0].world_size
+    cluster, machine = read_machine(topology, nodes=nodes)
+    ranks = cluster.world_size
     reading, model = _read_all(files, ranks)
     if reading.ranks not in (None, ranks):
         message = f"is written for {reading.ranks} GPUs, and the topology has {ranks}"
@@ -54,8 +55,10 @@ def convert(
         given_parts = _with_tower(reading, model)
     else:
         given_parts = []
-    cluster = os.path.relpath(topology, folder)
-    fields["cluster"] = cluster if nodes is None else {"topology": cluster, "nodes": nodes}
+    named = os.path.relpath(topology, folder)
+    fields["cluster"] = named if nodes is None else {"topology": named, "nodes": nodes}
+    if machine.document:  # else it is a topology file, which says all itself
+        reading.notes += [f"Assumed: {text}" for text in assumed(topology, machine)]
     given = {"micro_batch": micro_batch, "seq_len": seq_len}
     given_fields = [f"{name}={value}" for name, value in given.items() if value is not None]
     overrides = [*given_parts, *given_fields, *set_]

@@ -26,6 +26,8 @@ def merge(
     for path in stores:
         if not path.exists():
             raise InputError("no such store", path)
+        if into.exists() and path.samefile(into):
+            raise InputError("is the store that gets all rows", path, accepted="another one for --into")
     with Store(into) as target:
         for path in stores:
             print(f"{path}: {target.merge(path):,} new scenarios")

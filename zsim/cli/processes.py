@@ -18,7 +18,7 @@ def each(function: Callable[[T], R], items: Sequence[T], what: str) -> list[R]:
     The items go by index to forked processes, which have them already: a Result with all its records would take
     longer to send than to use. Only Linux forks safely; elsewhere, as on a single core, the items take turns here.
     """
-    from zsim.sweep.executors import usable_cores
+    from zsim.sweep.executors import uninterrupted, usable_cores
 
     workers = min(usable_cores(), len(items))
     if workers < 2 or sys.platform != "linux":
@@ -32,7 +32,8 @@ def each(function: Callable[[T], R], items: Sequence[T], what: str) -> list[R]:
     sys.stderr.flush()
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(function, items)) as pool:
-        results = pool.map(_call, range(len(items)))  # forks here, before the progress bar starts a thread
+        with uninterrupted():
+            results = pool.map(_call, range(len(items)))  # forks here, before the progress bar starts a thread
         return list(track(results, what, len(items)))
 
 

@@ -9,7 +9,7 @@ import typer
 
 from zsim import units
 from zsim.cli.options import Json, new_app
-from zsim.document import dotted, read_text
+from zsim.document import dotted, flat, read_text
 from zsim.errors import InputError
 from zsim.plan import detect
 from zsim.plan.reading import Reading, text_of
@@ -91,7 +91,7 @@ def _scenario(path: Path) -> dict[str, Any]:
     from zsim.scenario import load
 
     scenario = load(path)
-    understood = scenario.fields.model_dump(exclude_none=True)
+    understood = dict(flat(scenario.fields.model_dump(exclude_none=True)))
     return {"file": str(path), "kind": "scenario", "understood": understood, "notes": list(scenario.notes)}
 
 
@@ -156,6 +156,8 @@ def _value(name: str, value: Any) -> str:
         return f"auto: {AUTO_FROM_HIDDEN_SIZE[name.removeprefix('zero.')]}, as the Hugging Face Trainer sets it"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return ", ".join(value) or "none"
     if isinstance(value, int) and value >= 100_000:
         return f"{value:,} ({units.format_count(value)})"
     return str(value)

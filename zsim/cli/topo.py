@@ -12,6 +12,8 @@ from zsim.errors import InputError
 
 app = new_app()
 
+_ASCII = str.maketrans("├└│─", "|`|-")
+
 
 @app.command()
 def topo(
@@ -39,6 +41,7 @@ def topo(
     from zsim.cluster.describe import describe, draw
     from zsim.cluster.files import read_machine, read_query, write_yaml
     from zsim.cluster.matrix import Hints
+    from zsim.result.render.page import Page
 
     names, slots = read_query(query) if query else ((), ())
     hints = Hints(gpu, pcie_gen, p2p, nic_gbps, names, slots)
@@ -56,7 +59,7 @@ def topo(
         print(dumps(_to_dict(cluster, reading, seen)))
         return
     print(f"{cluster.name}: {cluster.nodes} x {len(cluster.templates[0].devices)} GPUs, read as {reading.source}")
-    print(*seen.tree, sep="\n")
+    print(*(line if Page().blocks else line.translate(_ASCII) for line in seen.tree), sep="\n")
     print("\nlinks of a node           each way   on the sheet")
     for row in seen.links:
         rates = f"{_gb(row['bandwidth']):>12} {_gb(row['raw']):>14}"

@@ -38,6 +38,14 @@ def read_machine(path: str | Path, hints: Hints = NO_HINTS, nodes: int | None = 
         raise
 
 
+def assumed(path: Path, reading: Reading) -> tuple[str, ...]:
+    """What reading `path` took for granted, and, for a command without the flags that these name, who has them."""
+    if not any("(--" in text for text in reading.assumptions):
+        return tuple(reading.assumptions)
+    how = f"zsim topo {path.name} takes these flags; with --yaml it writes a topology to name instead of {path.name}"
+    return (*reading.assumptions, how)
+
+
 def write_yaml(reading: Reading, path: str | Path) -> None:
     """The topology as a file for `topologies/`. Raises InputError where it already is one."""
     if not reading.document:

@@ -167,40 +167,41 @@ def load_profile(device: str, stack: str | None = None) -> Profile:
 
 def _load_file(device: str, path: Path) -> Profile:
     """A calibrated profile: `values` over the device's own and fitted ones, `host` over the stack `base`."""
-    import yaml
-
     from zsim.cost.measured import read_copies, read_measured
+    from zsim.document import read_yaml
     from zsim.errors import InputError
 
     accepted = "a file that `zsim calibrate` wrote"
-    try:
-        own = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"cannot be read as a profile: {error}", path) from None
-    if not isinstance(own, dict) or "values" not in own or "device" not in own:
+    own = read_yaml(path, "profile").data
+    if "values" not in own or "device" not in own:
         raise InputError("is no profile", path, accepted=accepted)
     if own["device"] != device:
         raise InputError(f"was calibrated on {own['device']}, the cluster has {device}", path, field="device")
     base, name = own.get("base", "default"), slug(device)
     try:
-        _check_numbers({key: own.get(key, {}) for key in ("values", "host", "collectives", "copies")})
+        own |= _numbers({key: own.get(key, {}) for key in ("values", "host", "collectives", "copies")})
         changes: dict[str, Document] = {
-            name: own["values"], "fitted": {"values": {name: own["values"]}}, "stacks": {base: own.get("host", {})},
+            name: own["values"], "fitted": {"values": {name: own["values"]}}, "stacks": {base: own["host"]},
         }  # fmt: skip
         made = build(device, base, lambda wanted: _merge(read(wanted) or {}, changes.get(wanted, {})) or None)
-        measured, copies = read_measured(own.get("collectives", {})), read_copies(own.get("copies", {}))
+        measured, copies = read_measured(own["collectives"]), read_copies(own["copies"])
         return replace(made, stack=str(path), collectives=measured, copies=copies)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"is no profile: {error!r}", path, accepted=accepted) from None
 
 
-def _check_numbers(value: Any) -> None:
-    """Raises ValueError where something under `value` is neither a mapping, a list, nor a number >= 0."""
-    for inner in value.values() if isinstance(value, dict) else value:
-        if isinstance(inner, (dict, list)):
-            _check_numbers(inner)
-        elif isinstance(inner, bool) or not float(inner) >= 0:  # infinite: sizes too small to tell a bandwidth
-            raise ValueError(f"{inner!r} where a number should be")
+def _numbers(value: Any) -> Any:
+    """`value` with all numbers as such: YAML reads 1e-6 as text.
+
+    Raises ValueError for what is neither a mapping, a list, nor a number >= 0.
+    """
+    if isinstance(value, dict):
+        return {key: _numbers(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_numbers(inner) for inner in value]
+    if isinstance(value, bool) or not float(value) >= 0:  # infinite: sizes too small to tell a bandwidth
+        raise ValueError(f"{value!r} where a number should be")
+    return float(value) if isinstance(value, str) else value
 
 
 @cache

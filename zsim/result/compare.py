@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from zsim.document import flat
 from zsim.errors import InputError, NotModeled
 from zsim.model.spec import Workload
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.ops import Collective, Copy, Launch
 from zsim.result.names import setting
-from zsim.result.render.style import cause_label
+from zsim.result.render.style import CATEGORY_LABELS, cause_label
 from zsim.result.spec import Result
 
 GIB = 2**30
@@ -123,7 +124,7 @@ def _usual(result: Result) -> dict[str, Any]:
 def _named(result: Result, headline: Mapping[str, Any]) -> dict[str, Any]:
     """Under the names that `--set` takes, and each once; what a machine or a framework is, under its own."""
     found = {}
-    for key, value in _flatten(headline):
+    for key, value in flat(headline):
         owner, _, field = key.partition(".")
         if owner == "plan" and field not in _SAID_BEFORE:
             found[setting(type(result.setup.plan), field)] = value
@@ -132,14 +133,6 @@ def _named(result: Result, headline: Mapping[str, Any]) -> dict[str, Any]:
         elif owner not in ("plan", "stage"):
             found[key] = value
     return found
-
-
-def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in mapping.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _outcome(results: Sequence[Result]) -> Iterator[Line]:
@@ -237,7 +230,8 @@ def _issued(result: Result) -> Iterator[tuple[object, ...]]:
 def _largest(lines: Sequence[Line], index: int, show: Any) -> str:
     """The three largest differences from the first setup, in words."""
     changes = sorted(((line.values[index] - line.values[0], line.name) for line in lines), key=lambda c: -abs(c[0]))
-    return ", ".join(f"{label(name)} {show(change)}" for change, name in changes[:3] if change)
+    named = ((CATEGORY_LABELS.get(name) or label(name), change) for change, name in changes[:3])
+    return ", ".join(f"{name} {show(change)}" for name, change in named if change)
 
 
 def label(name: str, between: str = " of ") -> str:

@@ -64,6 +64,8 @@ class Scenario:
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
     """Read a scenario and apply `overrides` ("zero.stage=2"; a value is YAML, text is itself). Raises InputError."""
+    if isinstance(overrides, (str, dict)) or not all(isinstance(override, str) for override in overrides):
+        raise TypeError(f"overrides are a list of texts, such as ['micro_batch=2'], not {overrides!r}")
     path = Path(path)
     document = read_yaml(path, "scenario")
     _refuse_configurations(document)

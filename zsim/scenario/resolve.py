@@ -257,10 +257,10 @@ def cluster_of(topology: Path, nodes: int | None) -> Cluster:
         from zsim.cluster.load import load_topology
 
         return load_topology(topology, nodes)
-    from zsim.cluster.files import read_machine
+    from zsim.cluster.files import assumed, read_machine
 
     cluster, reading = read_machine(topology, nodes=nodes)
-    return dataclasses.replace(cluster, assumptions=(*reading.assumptions, *cluster.assumptions))
+    return dataclasses.replace(cluster, assumptions=assumed(topology, reading))
 
 
 def _model(scenario: Scenario) -> tuple[ModelSpec, list[Path], list[str], list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -49,8 +50,21 @@ def forked(workers: int) -> Iterator[Crew]:
     if sys.platform == "linux":
         _prepare()
     with _processes(workers, "fork" if sys.platform == "linux" else "spawn") as executor:
-        executor.submit(int).result()  # forks now, before the caller starts a thread
+        with uninterrupted():
+            executor.submit(int).result()  # forks now, before the caller starts a thread
         yield Crew(executor, 2 * workers + 1)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until the end: what Python runs around a fork would print its exception and go on."""
+    masks = sys.platform != "win32"
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]) if masks else []
+    try:
+        yield
+    finally:
+        if masks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from zsim.document import flat
 from zsim.errors import InputError
 from zsim.sweep.evaluate import COLUMNS
 from zsim.sweep.store import Store
@@ -33,14 +34,6 @@ def records(store: Store, order: str = "position") -> Iterator[dict[str, Any]]:
     names = ("inputs", *COLUMNS, *_EXTRA)
     for inputs, *values in store.rows(names, order):
         yield dict(flat(json.loads(inputs))) | dict(zip(names[1:], values, strict=True))
-
-
-def flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in data.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def _inputs(store: Store) -> list[str]:

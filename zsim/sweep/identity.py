@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -14,7 +14,7 @@ from zsim.sweep.expression import field
 
 # Rooms that decide no number of a row.
 _NO_NUMBERS = ("cli", "validation", "sweep", "result/render")
-_FILES = (("model", "config"), ("cluster", "topology"), ("deepspeed_config",))
+_FILES = (("model", "config"), ("cluster", "topology"), ("deepspeed_config",), ("profile",))
 
 
 @cache
@@ -29,6 +29,14 @@ def engine_digest() -> str:
     return digest.hexdigest()[:16]
 
 
+def files_of(data: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The fields of a scenario that name a file, each with its path as it stands there."""
+    for path in _FILES:
+        name = field(data, path)
+        if isinstance(name, str) and (path != ("profile",) or name.endswith((".yaml", ".yml"))):  # else a stack's name
+            yield path, name
+
+
 class Identity:
     """Keys of scenarios. Files are read once: a sweep means what they say when it starts."""
 
@@ -41,11 +49,11 @@ class Identity:
 
     def sources(self, data: Mapping[str, Any], file: Path | str) -> str:
         """Digests of the files that a scenario in `file` names, in one text."""
-        named = [field(data, path) for path in _FILES]
-        key = (file, *named)
+        named = dict(files_of(data))
+        key = (file, *named.items())
         if key not in self._sources:
             folder = Path(file).parent
-            self._sources[key] = ",".join(_digest(folder / name) if isinstance(name, str) else "" for name in named)
+            self._sources[key] = ",".join(_digest(folder / named[path]) if path in named else "" for path in _FILES)
         return self._sources[key]
 
     def key(self, inputs: str, sources: str, memory_only: bool) -> bytes:

@@ -12,8 +12,7 @@ from zsim.plan.spec import DeepSpeedPlan, Fsdp2Plan
 from zsim.scenario import Setup
 from zsim.sweep.choices import Choice
 from zsim.sweep.evaluate import setup_of
-
-_FILES = (("model", "config"), ("cluster", "topology"))
+from zsim.sweep.identity import files_of
 
 
 def write(choice: Choice, base: Document, folder: Path) -> list[Path]:
@@ -44,12 +43,9 @@ def write(choice: Choice, base: Document, folder: Path) -> list[Path]:
 def _moved(data: dict[str, Any], old: Path, new: Path) -> dict[str, Any]:
     """Data with the paths of its files as seen from the folder `new`."""
     moved = dict(data)
-    for section, name in _FILES:
-        value = data.get(section)
-        path = value.get(name) if isinstance(value, dict) else value
-        if isinstance(path, str):
-            path = os.path.relpath(old / path, new)
-            moved[section] = value | {name: path} if isinstance(value, dict) else path
+    for (section, *inner), name in files_of(data):
+        path, value = os.path.relpath(old / name, new), data[section]
+        moved[section] = value | {inner[0]: path} if isinstance(value, dict) else path
     return moved
 
 

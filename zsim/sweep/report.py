@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from zsim.sweep.export import flat
+from zsim.document import flat
 from zsim.sweep.grid import Sweep
 from zsim.sweep.runner import Tally
 from zsim.sweep.store import Store

@@ -28,7 +28,7 @@ def render(result: Result, changes: Sequence[Change], page: Page) -> None:
     page.say(verdict(result), verdict_style(result))
     page.section("Every second of the step", map(_share, said["attribution"]))
     page.section("Critical path of the step, by what it runs through", map(_share, said["critical_path"]))
-    page.section("Its longest stretches", map(_stretch, said["longest_stretches"]))
+    page.section("Its longest stretches: when each begins, how long it takes", map(_stretch, said["longest_stretches"]))
     page.section("Who holds the memory at the peak", map(_holder, said["memory"][:LARGEST]))
     names = max((len(change.name) for change in changes), default=0)
     for kind, title in (("setting", "What would help: settings"), ("hardware", "What would help: hardware")):

@@ -9,19 +9,19 @@ import textwrap
 from collections.abc import Iterable
 from typing import TextIO
 
-WIDEST = 100
+NARROWEST, WIDEST = 40, 100
 STYLES = {"bold": "1", "bold green": "1;32", "bold yellow": "1;33", "bold red": "1;31"}  # ANSI
 
 
 class Page:
-    """Lines of at most `width` columns, or of the terminal's up to `WIDEST`, in `file`, or on standard output.
+    """Lines of at most `width` columns, or of the terminal's, in `file`, or on standard output.
 
     NO_COLOR and FORCE_COLOR say whether they are styled, otherwise whether the file is a terminal that can show it.
     """
 
     def __init__(self, file: TextIO | None = None, width: int | None = None) -> None:
         self.file = sys.stdout if file is None else file
-        self.width = min(width or shutil.get_terminal_size().columns, WIDEST)
+        self.width = max(NARROWEST, min(width or shutil.get_terminal_size().columns, WIDEST))
         self.blocks = "utf" in (self.file.encoding or "utf-8").lower()
         # Windows' older consoles print the codes themselves
         plain = os.name == "nt" or os.environ.get("TERM") in ("dumb", "unknown") or not self.file.isatty()

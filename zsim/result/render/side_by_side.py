@@ -1,4 +1,4 @@
-"""A Comparison in a terminal: four setups to a block, 80 columns."""
+"""A Comparison in a terminal: blocks of up to four setups."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from zsim.result.compare import Comparison, Line
 from zsim.result.compare import label as label_of
-from zsim.result.render.page import Page
+from zsim.result.render.page import Page, wrap
 from zsim.result.render.style import CATEGORY_LABELS
 
 GIB = 2**30
 PER_BLOCK = 4
-CELL = 11
+CELL, NAME = 11, 24  # columns of a value, and at least of what it is a value of
 
 
 def render(comparison: Comparison, page: Page) -> None:
@@ -21,8 +21,7 @@ def render(comparison: Comparison, page: Page) -> None:
         page.say(f"{each.name}: {each.why}")
     if comparison.impossible:
         page.line()
-    columns = range(len(comparison.names))
-    for block in (columns[at : at + PER_BLOCK] for at in range(0, len(columns), PER_BLOCK)):
+    for block in _blocks(len(comparison.names), min(PER_BLOCK, max(1, (page.width - NAME) // CELL))):
         label = page.width - CELL * len(block)
         for index in block:
             page.line(f"({comparison.letters[index]}) {comparison.names[index]}", "bold")
@@ -37,7 +36,7 @@ def render(comparison: Comparison, page: Page) -> None:
             if lines:
                 letters = "".join(f"{comparison.letters[index]:>{CELL}}" for index in block)
                 page.line(f"{title:<{label}}{letters}", "bold")
-                for row in _rows(lines, block, comparison.letters, label):
+                for row in _rows(lines, block, comparison.letters, page.width):
                     page.line(row)
                 page.line()
     if comparison.reasons:
@@ -46,21 +45,29 @@ def render(comparison: Comparison, page: Page) -> None:
         page.say(reason, indent=2)
 
 
+def _blocks(setups: int, most: int) -> Iterator[range]:
+    """Blocks of nearly the same number of setups: of five not one that stands alone."""
+    blocks = -(-setups // most)
+    for block in range(blocks):
+        yield range(setups * block // blocks, setups * (block + 1) // blocks)
+
+
 def _visible(lines: Sequence[Line], smallest: float) -> list[Line]:
     return [line for line in lines if max(map(abs, line.values)) >= smallest]
 
 
-def _rows(lines: Iterable[Line], block: Sequence[int], letters: Sequence[str], label: int) -> Iterator[str]:
+def _rows(lines: Iterable[Line], block: Sequence[int], letters: Sequence[str], width: int) -> Iterator[str]:
+    label = width - CELL * len(block)
     for line in lines:
         cells = [show(line.values[index], line.unit) for index in block]
         name = label_of(CATEGORY_LABELS.get(line.name, line.name), ", ") if line.unit not in ("", "1/s") else line.name
         if all(len(cell) < CELL for cell in cells):
-            if len(name) > label - 3:  # a line of its own
-                yield f"  {name}"
+            if len(name) > label - 3:  # lines of its own
+                yield from (f"  {line}" for line in wrap(name, width - 2))
                 name = ""
             yield f"  {name:<{label - 2}}" + "".join(f"{cell:>{CELL}}" for cell in cells)
         elif len(set(cells)) == 1:
-            yield f"  {name}: {cells[0]}"
+            yield from wrap(f"  {name}: {cells[0]}", width)
         else:
             yield f"  {name}"
             for index, cell in zip(block, cells, strict=True):
