@@ -162,6 +162,19 @@ def test_an_attribute_that_is_no_number_is_refused(attribute: str, field: str) -
         read_text(text)
 
 
+@pytest.mark.parametrize(
+    ("name", "hints", "field"),
+    [
+        ("smi_nvswitch_nics.txt", Hints(pcie_gen=0), "pcie.gen"),
+        ("smi_nvswitch_nics.txt", Hints(nic_gbps=0.0), "nics.gbps"),
+        ("nccl_gcn_908.xml", Hints(pcie_gen=0), "pcie.gen"),
+    ],
+)
+def test_zero_is_no_way_to_say_nothing(name: str, hints: Hints, field: str) -> None:
+    with pytest.raises(InputError, match=f"{field}.*: got 0"):
+        read_machine(DATA / name, hints)
+
+
 def test_what_the_file_does_not_say_is_assumed_and_said_or_given() -> None:
     file = DATA / "smi_nvswitch_nics.txt"
     assumed = "\n".join(read_machine(file)[1].assumptions)

@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.api import load_scenario, simulate
+from zsim.cli.app import dispatch
 from zsim.cluster.classes import rank_classes
 from zsim.document import Document, read_yaml
 from zsim.engine.simulator import Simulation
+from zsim.errors import InputError
 from zsim.plan.spec import DeepSpeedPlan, Fsdp2Plan
 from zsim.program.lower import lower
 from zsim.sweep import launch, plan_plots, planner
@@ -344,3 +346,12 @@ def test_cost_decides_between_machines(tmp_path: Path) -> None:
     front = plan.pareto
     assert front[0] == fastest
     assert all(a.step_s <= b.step_s and a.cost > b.cost for a, b in pairwise(front))
+
+
+@pytest.mark.parametrize("prices", [("=nan",), ("=-1",), ("=0",), ("=cheap",), ("=2.5", "")])
+def test_a_price_is_a_number_above_zero_for_all_machines_or_none(prices: tuple[str, ...], tmp_path: Path) -> None:
+    scenario = str(base(tmp_path, SMALL).file)
+    topology = REPOSITORY / "topologies" / "rtx6000ada_4.yaml"
+    options = [word for price in prices for word in ("--cluster", f"{topology}{price}")]
+    with pytest.raises(InputError, match=r"--cluster: .* is no price|--cluster: one has a price"):
+        dispatch(["plan", scenario, "--global-batch", "4", *options])

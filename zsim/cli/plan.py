@@ -117,10 +117,9 @@ def _machines(base: Document, clusters: list[str], nodes: str | None) -> list[Ma
     stated: list[tuple[Path, float | None]] = []
     for text in clusters:
         name, _, asked = text.partition("=")
-        try:
-            stated.append((Path(name).resolve(), float(asked) if asked else None))
-        except ValueError:
-            raise InputError(f"{asked!r} is no price", field="--cluster", accepted="topology.yaml=2.50") from None
+        stated.append((Path(name).resolve(), _price(asked) if asked else None))
+    if len({price is None for _, price in stated}) > 1:
+        raise InputError("one has a price and another has none", field="--cluster", accepted="a price for all")
     counts: list[int | None] = [None]
     if nodes is not None:
         counts = values_of(nodes, ("cluster", "nodes"))
@@ -140,6 +139,16 @@ def _machines(base: Document, clusters: list[str], nodes: str | None) -> list[Ma
             per_node = min(read.gpus_per_node, read.world_size)
             machines.append(Machine(path, count, read.world_size, per_node, price, read.cores_per_gpu, sharing))
     return machines
+
+
+def _price(text: str) -> float:
+    try:
+        price = float(text)
+    except ValueError:
+        price = 0.0
+    if not 0 < price < float("inf"):
+        raise InputError(f"{text!r} is no price", field="--cluster", accepted="topology.yaml=2.50")
+    return price
 
 
 def _global_batch(base: Document, machines: list[Machine]) -> int:

@@ -91,11 +91,11 @@ def to_document(matrix: Matrix, hints: Hints, source: str) -> Reading:
                 f"{device.name} has no links of its own, but the matrix shows {matrix.fabric}", field="gpu"
             )
         document["nvlink"] = wiring
-    gen = hints.pcie_gen or device.pcie_gen or 4
+    gen = (device.pcie_gen or 4) if hints.pcie_gen is None else hints.pcie_gen
     document["pcie"] = {"gen": gen, "tree": tree(matrix)}
     if len(hints.slots) == len(matrix.gpus):
         document["pcie"]["slots"] = dict(zip(matrix.gpus, map(list, hints.slots), strict=True))
-    elif not hints.pcie_gen:
+    elif hints.pcie_gen is None:
         notes.append(f"PCIe generation {gen} x16, as {device.name} has (--pcie-gen)")
     if hints.p2p:
         document["p2p"] = hints.p2p
@@ -103,8 +103,8 @@ def to_document(matrix: Matrix, hints: Hints, source: str) -> Reading:
         can = "below a common PCIe switch" if device.p2p_pcie else "nowhere"
         notes.append(f"peer-to-peer over PCIe {can}, as stock drivers and NCCL have it (--p2p)")
     if matrix.nics:
-        document["nics"] = {"gbps": hints.nic_gbps or 100}
-        if not hints.nic_gbps:
+        document["nics"] = {"gbps": 100 if hints.nic_gbps is None else hints.nic_gbps}
+        if hints.nic_gbps is None:
             notes.append("NICs of 100 Gb/s, NCCL's own default (--nic-gbps)")
     document["cpu"] = {"sockets": len(document["pcie"]["tree"])}
     document["notes"] = notes

@@ -139,15 +139,15 @@ def _document(machine: _Machine, tree: list[Any], cpu: ElementTree.Element, hint
     if wiring:
         document["nvlink"] = wiring
     document["pcie"] = {"tree": tree}
-    if hints.pcie_gen:
+    if hints.pcie_gen is not None:
         document["pcie"]["gen"] = hints.pcie_gen
     elif machine.slots:
         document["pcie"]["slots"] = machine.slots
     if hints.p2p:
         document["p2p"] = hints.p2p
     if machine.nics:
-        default = hints.nic_gbps or 100
-        if not hints.nic_gbps and not all(gbps for _, gbps in machine.nics):
+        default = 100 if hints.nic_gbps is None else hints.nic_gbps
+        if hints.nic_gbps is None and not all(gbps for _, gbps in machine.nics):
             notes.append("NICs of 100 Gb/s where no speed is given, NCCL's own default (--nic-gbps)")
         rates = {f"nic{index}": gbps or default for index, (_, gbps) in enumerate(machine.nics)}
         document["nics"] = {"gbps": default if len(set(rates.values())) == 1 and default in rates.values() else rates}
