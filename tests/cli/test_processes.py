@@ -31,7 +31,7 @@ def test_an_interruption_amid_a_fork_is_not_lost():
 
     def forks():
         with executors.uninterrupted():
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
             went_on.append(True)
 
     with pytest.raises(KeyboardInterrupt):

@@ -309,6 +309,7 @@ def test_the_command_writes_a_profile_that_a_scenario_names(tmp_path: Path, caps
     (tmp_path / "mine.yaml").write_text("device: H100-SXM\nvalues: {}\n")
     with pytest.raises(InputError, match="calibrated on H100-SXM"):
         dispatch([str(path), "--set", "profile=mine.yaml"])
-    (tmp_path / "mine.yaml").write_text("hello")
-    with pytest.raises(InputError, match="no profile"):
-        dispatch([str(path), "--set", "profile=mine.yaml"])
+    for text, why in (("hello", "holds no fields"), ("device: H100-SXM\n", "no profile")):
+        (tmp_path / "mine.yaml").write_text(text)
+        with pytest.raises(InputError, match=why):
+            dispatch([str(path), "--set", "profile=mine.yaml"])

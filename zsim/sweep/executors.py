@@ -57,7 +57,10 @@ def forked(workers: int) -> Iterator[Crew]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until the end: what Python runs around a fork would print its exception and go on."""
+    """Ctrl-C waits until the end, where there is but one thread.
+
+    What Python runs around a fork would print its exception and go on.
+    """
     masks = sys.platform != "win32"
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]) if masks else []
     try:
