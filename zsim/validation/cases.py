@@ -181,7 +181,9 @@ def order(case: dict[str, Any], runs: dict[str, Run]) -> Iterator[Order]:
     for fast, slow, *of in case.get("faster", ()):
         each = "tokens_per_s_per_gpu" if of else "tokens_per_s"
         why = known["text"] if [fast, slow] in known["pairs"] else ""
-        yield Order(case["id"], fast, slow, getattr(runs[fast], each) / getattr(runs[slow], each), why)
+        rate = getattr(runs[slow], each)
+        factor = getattr(runs[fast], each) / rate if rate else 0.0  # a run that is refused has no rate
+        yield Order(case["id"], fast, slow, factor, why)
 
 
 def outcomes(document: dict[str, Any], case: dict[str, Any]) -> Iterator[Run]:
