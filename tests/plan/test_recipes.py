@@ -98,6 +98,7 @@ FILES = {
             "loss": "fused",
             "optimizer.name": "adamw",
             "optimizer.impl": "fused",
+            "allocator.conf": "expandable_segments:True",
         },
     ),
     "recipes/torchtitan.toml": (

@@ -45,6 +45,8 @@ def convert(
     cluster, machine = read_machine(topology, nodes=nodes)
     ranks = cluster.world_size
     reading, model = _read_all(files, ranks)
+    if cluster.devices[0].without_cuda:
+        reading.without_launcher()
     if reading.ranks not in (None, ranks):
         message = f"is written for {reading.ranks} GPUs, and the topology has {ranks}"
         raise InputError(message, reading.document.file, notes=("--nodes says how many nodes there are",))
@@ -107,6 +109,9 @@ def _read_together(documents: list[tuple[str, Document]], ranks: int) -> Reading
                 one.given = given
             readings[index] = detect.read(document, kind, ranks)
     ordered = [readings[index] for index in sorted(readings)]
+    if any(kind == "accelerate" for kind, _ in documents):
+        for reading in ordered:
+            reading.without_launcher()
     for other in ordered[1:]:
         ordered[0].include(other)
     return ordered[0] if ordered else None

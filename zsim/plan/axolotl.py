@@ -69,6 +69,7 @@ def read_axolotl(document: Document, ranks: int | None = None) -> Reading:
     if recipe.flag("fp8"):
         switch_on(reading, ("fp8",), gathers)
     recipe.threads("accelerate launch")
+    recipe.allocator("expandable_segments:True", "axolotl")  # utils/__init__.py; with torch 2.9 and later, no more
     name_model(recipe, "base_model")
     reading.lacks("cluster")
     _bits(recipe)

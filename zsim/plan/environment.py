@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zsim.errors import InputError
 from zsim.plan import alloc_conf
-from zsim.plan.reading import Reading
+from zsim.plan.reading import ALLOCATOR, Reading
 
 THREADS = "OMP_NUM_THREADS"
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -34,5 +34,6 @@ def read_environment(reading: Reading) -> None:
                 alloc_conf.divisions(str(divided))
         except InputError as error:
             raise type(error)(error.message, file, line, name, error.accepted) from None
-        reading.fields[("allocator", "conf")] = text
-        reading.places[("allocator",)] = reading.places[("allocator", "conf")] = file, line
+        reading.without_launcher()
+        reading.fields[ALLOCATOR] = text
+        reading.places[("allocator",)] = reading.places[ALLOCATOR] = file, line

@@ -108,6 +108,8 @@ def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
         recipe.set("lora.modules_dtype", "float32", "pure_bf16")  # model/adapter.py, cast_trainable_params_to_fp32
     _load(recipe, method)
     recipe.threads("torchrun")
+    if "zero" in {to[0] for to in reading.fields} or (ranks or 1) > 1:  # launcher.py, where it starts torchrun
+        recipe.allocator("expandable_segments:True", "llamafactory-cli")
     name_model(recipe, "model_name_or_path")
     recipe.rest((*HARMLESS, *_OWN_HARMLESS))
     return reading

@@ -10,6 +10,7 @@ from zsim.document import Document, Path_, Place, dotted
 NOT_SHARDED = "neither deepspeed nor fsdp: DistributedDataParallel"
 LOADED_IN = "the model is loaded in {} and trained without master weights"
 NOT_ENABLED = "neither bf16 nor fp16 is enabled: fp32"
+ALLOCATOR: Path_ = ("allocator", "conf")
 FP32_ASSUMED = "no mixed precision: the model trains in the type it is loaded in; fp32 assumed"
 
 
@@ -40,6 +41,13 @@ class Reading:
         """Scenario field `to` has `value`, as the key `path` of the file says."""
         self.fields[to] = value
         self.places[to] = self.document.place(path)
+
+    def without_launcher(self) -> None:
+        """The run starts otherwise than by the tool's own launcher, or where its variables have no effect."""
+        if ALLOCATOR in self.defaults:
+            del self.fields[ALLOCATOR]
+            self.defaults.discard(ALLOCATOR)
+            self.notes = [note for note in self.notes if not note.startswith("allocator: ")]
 
     def lacks(self, field: str, why: str = "") -> None:
         """A scenario needs `field`, and this file leaves it open; `why` in parentheses."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from zsim.document import Path_, nearest
 from zsim.errors import InputError, NotModeled
-from zsim.plan.reading import Reading
+from zsim.plan.reading import ALLOCATOR, Reading
 
 # transformers 5.24 training_args.py, OptimizerNames -> name and implementation of the scenario's optimizer.
 OPTIMIZERS: dict[str, tuple[str, str | None]] = {
@@ -81,6 +81,12 @@ class Recipe:
         if offload not in (None, "none") or fields.get(("fsdp", "cpu_offload")):
             fields[("omp_num_threads",)] = 1
             self.reading.notes.append(f"omp_num_threads: 1, as {launcher} sets OMP_NUM_THREADS unless it is exported")
+
+    def allocator(self, conf: str, launcher: str) -> None:
+        """What `launcher` exports to torch's allocator where the user does not."""
+        self.reading.fields[ALLOCATOR] = conf
+        self.reading.defaults.add(ALLOCATOR)
+        self.reading.notes.append(f"allocator: {conf}, as {launcher} exports PYTORCH_ALLOC_CONF")
 
     def refuse(self, name: str, harmless: Iterable[Any], why: str, accepted: str | None = None) -> None:
         """NotModeled unless the key is absent or has a harmless value."""
