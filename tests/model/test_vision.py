@@ -18,7 +18,7 @@ from zsim.errors import InputError, NotModeled
 from zsim.model import pixels
 from zsim.model.families import VISION
 from zsim.model.huggingface import from_config, read_config
-from zsim.model.spec import Images, ModelSpec, Workload
+from zsim.model.spec import Compute, Images, ModelSpec, Module, Workload
 from zsim.model.trace import trace
 
 FILE = Path(__file__).parents[2] / "validation" / "oracles" / "families" / "vision.json.gz"
@@ -113,6 +113,36 @@ def test_selective_checkpointing_of_a_frozen_block_holds_its_results_until_it_is
     aside = 4 * 3 * 120 + 3 * 8
     more = [0, 0, aside, *[2 * 120 * 48 + aside] * 6, 0]  # what it returns is alive anyway, until it is projected
     assert [with_it - without for with_it, without in zip(held, bare, strict=True)] == more
+
+
+def saved(module: Module) -> int:
+    return sum(item.saved_bytes if isinstance(item, Compute) else saved(item) for item in module.body)
+
+
+@pytest.mark.parametrize("name", sorted(recorded().keys() - {"llama4"}))
+def test_a_fused_loss_saves_less_as_in_a_text_model(name: str):
+    """Liger's lce_forward of each and cut-cross-entropy: the head is not called, nor are logits made, as in Qwen2."""
+    model, losses = recorded()[name], ("hf", "fused")
+    run, spec = model["runs"][0], from_config(model["config"], name)
+    pictures = {"attention": run["attention"], "images": Images(run["images"], *run["size"])}
+    text = {
+        "model_type": "qwen2", "hidden_size": spec.arch.hidden, "vocab_size": spec.arch.vocab, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 64,
+        "tie_word_embeddings": spec.arch.tied,
+    }  # fmt: skip
+    plain, fused = (saved(trace(spec, Workload(run["batch"], run["seq"], loss=loss, **pictures))) for loss in losses)
+    sizes = run["batch"], run["seq"]
+    expected = [saved(trace(from_config(text, "text"), Workload(*sizes, loss=loss))) for loss in losses]
+    capped = 2 * run["batch"] * run["seq"] * spec.arch.vocab if spec.arch.final_softcap else 0  # the tanh's result
+    assert plain - fused == expected[0] - expected[1] + capped
+
+
+def test_no_fused_loss_of_a_text_model_that_returns_logits():
+    with pytest.raises(NotModeled, match="fused loss of llama4"):
+        trace(
+            from_config(recorded()["llama4"]["config"], "llama4"),
+            Workload(1, 96, loss="fused", images=Images(1, 56, 56)),
+        )
 
 
 @pytest.mark.parametrize("name", COUNTS)

@@ -319,6 +319,7 @@ class RMSNorm(Module):
     """In float32 and back, then the weight (LlamaRMSNorm)."""
 
     kind = "norm"
+    fused = True  # by Liger and Unsloth, where they are asked for
 
     def __init__(self, net: Net, width: int, class_name: str) -> None:
         super().__init__(net)
@@ -330,8 +331,9 @@ class RMSNorm(Module):
             from zsim.model import flash_attn
 
             return flash_attn.rms_norm(x, self.weight)
-        if self.net.kernels in ("liger", "unsloth"):
-            return liger.rms_norm(x, self.weight)
+        if self.fused and self.net.kernels in ("liger", "unsloth"):
+            in_place = self.net.kernels != "liger" or self.net.arch.family not in liger.NORMS_RESULTS
+            return liger.rms_norm(x, self.weight, in_place)
         if self.net.older(4, 31):
             return self._first(x)
         dtype = x.dtype

@@ -5,10 +5,14 @@ from __future__ import annotations
 
 from zsim.model.functional import layout
 from zsim.model.graph import Tensor
+from zsim.model.views import clone
+
+NORMS_RESULTS = ("olmo2", "glm4")  # blocks that norm what attention and MLP return, whose gradient the residual needs
 
 
-def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """ops/rms_norm.py: saves its input and 1/rms per row; backward writes the gradient over the incoming one.
+def rms_norm(x: Tensor, weight: Tensor, in_place: bool = True) -> Tensor:
+    """ops/rms_norm.py: saves its input and 1/rms per row; backward writes the gradient over the incoming one if it is
+    `in_place`.
 
     Unsloth's kernels/rms_layernorm.py does the same.
     """
@@ -25,6 +29,9 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 
         def backward(g: Tensor) -> tuple[Tensor | None, ...]:
             (x,), (rstd,) = saved(), saved_rstd()  # type: ignore[misc]
+            if not in_place:
+                g = tape.empty(g.shape, g.dtype, layout(g))
+                tape.memory(0, g.nbytes)  # zeros
             tape.memory(g.nbytes + x.nbytes + rstd.nbytes + weight.nbytes, g.nbytes)
             grad = tape.gradient(weight, weight.shape, weight.dtype) if w_grad else None
             return g if x_grad else None, grad
@@ -35,19 +42,21 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:
     """ops/swiglu.py LigerSiLUMulFunction and ops/geglu.py LigerGELUMulFunction: save both inputs, over which backward
-    writes their gradients."""
-    tape = gate.tape
+    writes their gradients; of halves of one product, copies (ensure_contiguous)."""
+    tape, parents = gate.tape, (gate, up)
     needs_grad = gate.needs_grad or up.needs_grad
+    if not gate.is_contiguous():
+        gate, up = clone(gate), clone(up)
     saved = tape.save(gate, up) if needs_grad else None
     out = tape.empty(gate.shape, gate.dtype, layout(gate))
     tape.memory(gate.nbytes + up.nbytes, out.nbytes)
     if needs_grad:
-        gate_grad, up_grad = gate.needs_grad, up.needs_grad
+        gate_grad, up_grad = (parent.needs_grad for parent in parents)
 
         def backward(g: Tensor) -> tuple[Tensor | None, ...]:
             a, b = saved()  # type: ignore[misc]
             tape.memory(g.nbytes + a.nbytes + b.nbytes, a.nbytes + b.nbytes)
             return a if gate_grad else None, b if up_grad else None
 
-        tape.link((gate, up), backward, out)
+        tape.link(parents, backward, out)
     return out

@@ -81,7 +81,9 @@ SEQ2SEQ = {
     **dict.fromkeys(("bart", "mbart", "pegasus", "marian"), ("bart", "BartForConditionalGeneration")),
     "whisper": ("whisper", "WhisperForConditionalGeneration"),
 }
-FUSED = {"liger": (*LLAMA_LIKE, "gemma")}  # families with kernels that are not torch's, where not LLAMA_LIKE alone
+FUSED = {  # families with kernels that are not torch's, where not LLAMA_LIKE alone
+    "liger": (*LLAMA_LIKE, "gemma", "phi3", "glm4", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
+}
 UNGATED = (  # whose MLP is one product, an activation and another product
     "gpt2", "gpt_neo", "gpt_bigcode", "gpt_neox", "gptj", "opt", "phi", "falcon", "mpt", "bloom", "starcoder2", "bert",
     "roberta", "xlm-roberta", "camembert", "electra",

@@ -78,6 +78,7 @@ class Attention(Module):
 
 class MLP(Module):
     kind = "activation"
+    fused = True  # by Liger, where it is asked for
 
     def __init__(self, net: Net, prefix: str, width: int | None = None) -> None:
         super().__init__(net)
@@ -89,7 +90,7 @@ class MLP(Module):
         self.act_fn = Activation(net, arch.activation)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.net.kernels == "liger":  # LigerSwiGLUMLP, and LigerGEGLUMLP of Gemma
+        if self.fused and self.net.kernels == "liger":  # LigerSwiGLUMLP, and LigerGEGLUMLP of Gemma
             return self.down_proj(liger.gated(self.gate_proj(x), self.up_proj(x)))
         if self.net.kernels == "flash-attn packed":
             from zsim.model import flash_attn

@@ -4,6 +4,7 @@ fused projections and dropouts."""
 from __future__ import annotations
 
 from zsim.model import functional as F
+from zsim.model import liger
 from zsim.model.attention import Rotary, attend, causal_mask, positions, rotate, split_heads
 from zsim.model.decoder import CausalLM, head, run_block
 from zsim.model.families import llama
@@ -155,6 +156,8 @@ class Phi3MLP(Module):
         width = self.net.arch.intermediate
         up = self.gate_up_proj(x)
         gate, up = F.split(up, [width, width])
+        if self.net.kernels == "liger":  # LigerPhi3SwiGLUMLP
+            return self.down_proj(liger.gated(gate, up))
         up = F.mul(up, self.activation_fn(gate))
         return self.down_proj(up)
 

@@ -152,6 +152,7 @@ class QwenBlock(Module):
             self.norm2 = RMSNorm(net, width, f"{prefix}RMSNorm")
             self.attn = QwenAttention(net, vision, f"{prefix}VisionAttention", windowed)
             self.mlp = MLP(net, prefix)
+            self.mlp.fused = False  # Liger leaves it, and the merger's norm, to torch
             return
         self.norm1, self.norm2 = LayerNorm(net, width), LayerNorm(net, width)
         old = prefix == "Qwen2VL"
@@ -191,6 +192,7 @@ class QwenMerger(Module):
         self.class_name = "PatchMerger" if old else f"{prefix}PatchMerger"
         self.inner = net.arch.hidden * vision.merge**2
         self.ln_q = LayerNorm(net, net.arch.hidden) if old else RMSNorm(net, net.arch.hidden, f"{prefix}RMSNorm")
+        self.ln_q.fused = False
         self.mlp = Sequential(
             net,
             Linear(net, self.inner, self.inner, bias=True),

@@ -65,8 +65,8 @@ class VisionLanguageModel(CausalLM):
 
     def __init__(self, net: Net) -> None:
         super().__init__(net)
-        if net.loss == "fused" or net.kernels not in ("torch", "fla"):
-            raise NotModeled(f"a fused loss or kernels of {net.arch.family}", field="loss", accepted="hf")
+        if net.loss == "fused" and net.arch.family == "llama4":  # whose text model returns logits
+            raise NotModeled("a fused loss of llama4", field="loss", accepted="hf")
         if net.sequence_parallel_size > 1:
             raise NotModeled(f"sequence parallelism of {net.arch.family}", field="sequence_parallel_size", accepted="1")
 
@@ -285,7 +285,11 @@ class Qwen3TextModel(QwenTextModel):
         self.rotary_emb = InterleavedRotary(net, net.arch.head_dim, f"{prefix}TextRotaryEmbedding")
 
     def block(self, prefix: str, index: int) -> Module:
-        return moe.Block(self.net, prefix, index) if self.net.arch.moe else llama.Model.block(self, prefix, index)
+        if self.net.arch.moe:
+            return moe.Block(self.net, prefix, index)
+        block = llama.Model.block(self, prefix, index)
+        block.children["mlp"].fused = False  # apply_liger_kernel_to_qwen3_vl has no SwiGLU
+        return block
 
     def between(self, number: int, x: Tensor, extra: tuple[Tensor, ...]) -> Tensor:
         if not 0 <= number < len(extra) - 1:
