@@ -62,6 +62,7 @@ def test_every_collected_report_is_a_case_or_lacks_something() -> None:
         ("blind3", (36, 54), (1, 2)),
         ("blind4", (63, 88), (5, 6)),
         ("blind5", (48, 62), (1, 1)),
+        ("blind6", (64, 79), (2, 3)),
         ("saving", (9, 12), (0, 0)),
     ],
 )
@@ -108,10 +109,15 @@ def test_what_was_said_of_reports_never_seen_is_kept(
         "H25",
         "H34",
         "H42",
+        "J09",
+        "J16",
+        "J26",
+        "J38",
+        "J43",
     ],
 )
 def test_reports_never_seen_before_come_out_as_they_are_said_to(name: str) -> None:
-    sets = {"B": "blind", "D": "blind2", "E": "saving", "F": "blind3", "G": "blind4", "H": "blind5"}
+    sets = {"B": "blind", "D": "blind2", "E": "saving", "F": "blind3", "G": "blind4", "H": "blind5", "J": "blind6"}
     document = cases.read(BLIND.with_name(f"{sets[name[0]]}.yaml"))
     case = next(case for case in document["cases"] if case["id"] == name)
     runs = {run.name: run for run in cases.outcomes(document, case)}

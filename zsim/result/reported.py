@@ -28,10 +28,10 @@ class Record:
     ran_out: int
 
 
-FITS = Record("fits", 170, 11)
-TIGHT = Record(f"fits, tight, less than {FULL:.0%} allocated", 24, 8)
-BARELY = Record(f"fits, tight, {FULL:.0%} or more allocated", 27, 20)
-OUT = Record("does not fit", 107, 97)
+FITS = Record("fits", 219, 12)
+TIGHT = Record(f"fits, tight, less than {FULL:.0%} allocated", 27, 10)
+BARELY = Record(f"fits, tight, {FULL:.0%} or more allocated", 30, 22)
+OUT = Record("does not fit", 127, 117)
 RECORDS = (FITS, TIGHT, BARELY, OUT)
 
 
