@@ -39,7 +39,7 @@ def test_what_is_chosen_is_printed():
         (("images.per_sequence=6",), "images"),  # 6 x 729 tokens are more than 4,096
         (("images=0",), "images"),
         (("model.freeze=[vision_towers]",), "model.freeze.0"),
-        (("loss=fused",), "loss"),
+        (("kernels=unsloth",), "kernels"),
         (("sequence_parallel_size=2",), "sequence_parallel_size"),
         (("lora=8", "lora.targets=[q_projection]", "model.freeze=[]"), "lora.targets"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zsim.document import Document, subsection
 from zsim.errors import NotModeled
+from zsim.plan import evaluation
 from zsim.plan.adapters import in_8_bits, lora, quantized, refuse_variants
 from zsim.plan.axolotl_keys import (
     HARMLESS,
@@ -58,6 +59,7 @@ def read_axolotl(document: Document, ranks: int | None = None) -> Reading:
     _precision(recipe)
     recipe.optimizer("optimizer", "adamw_torch_fused")
     saving(recipe, ("save_strategy", "save_steps", "saves_per_epoch", "save_total_limit"))
+    evaluation.of_axolotl(recipe)
     checkpointing(recipe, default=False)
     _attention(recipe)
     if recipe.flag("torch_compile") if recipe.get("torch_compile") != "auto" else False:

@@ -6,6 +6,7 @@ from typing import Any
 
 from zsim.document import Document, read_text
 from zsim.errors import NotModeled
+from zsim.plan import evaluation
 from zsim.plan.fsdp_args import read_fsdp
 from zsim.plan.hjson import parse_hjson
 from zsim.plan.own_options import OWN, own_switches, refuse_own, refuse_tasks
@@ -141,6 +142,7 @@ def training(recipe: Recipe) -> None:
     adafactor = recipe.get("optim") is None and recipe.flag("adafactor")  # of transformers 4
     recipe.optimizer("optim", "adafactor" if adafactor else "adamw_torch_fused")
     saving(recipe)
+    evaluation.of_trainer(recipe)
     compiled = [name for name in ("torch_compile_backend", "torch_compile_mode") if recipe.get(name)]
     if recipe.flag("torch_compile", bool(compiled)) or compiled:  # training_args.py: either switches it on
         recipe.set("compile", True, compiled[0] if compiled else "torch_compile")
