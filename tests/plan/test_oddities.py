@@ -159,7 +159,7 @@ def test_what_axolotl_takes_where_nothing_is_said(recipe: dict[str, Any], expect
     assert fields | expected == fields
 
 
-@pytest.mark.parametrize("name", ["reward_model", "diffusion", "relora", "lora_target_parameters", "qat"])
+@pytest.mark.parametrize("name", ["reward_model", "diffusion", "relora", "qat"])
 def test_axolotls_other_ways_to_train_are_refused(name: str):
     with pytest.raises(NotModeled, match=name):
         read("axolotl", {"base_model": "m", name: True})

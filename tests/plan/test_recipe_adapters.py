@@ -225,7 +225,6 @@ def test_an_adapter_of_peft() -> None:
         ({"peft_type": "IA3"}, "peft_type IA3"),
         ({"bias": "all"}, "biases that train"),
         ({"use_dora": True}, "another kind of adapter"),
-        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "another kind of adapter"),
         ({"trainable_token_indices": [128000]}, "rows of an embedding that train"),
         ({"exclude_modules": ".*lm_head"}, "regular expression"),
     ],
@@ -233,3 +232,16 @@ def test_an_adapter_of_peft() -> None:
 def test_adapters_of_peft_that_are_refused(more: dict[str, Any], says: str) -> None:
     with pytest.raises(NotModeled, match=says):
         read("peft", ADAPTER | {"target_modules": ["q_proj"]} | more)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "more"),
+    [
+        ("axolotl", "lora_target_parameters", {"base_model": "m", "adapter": "lora"}),
+        ("trainer", "lora_target_parameters", {"model_name_or_path": "m", "use_peft": True}),
+        ("peft", "target_parameters", ADAPTER),
+    ],
+)
+def test_adapters_on_parameters(kind: str, key: str, more: dict[str, Any]) -> None:
+    names = ["experts.gate_up_proj", "experts.down_proj"]
+    assert said(read(kind, more | {key: names}))["lora.target_parameters"] == names

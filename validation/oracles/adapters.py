@@ -82,12 +82,15 @@ def adapted(model: Any) -> dict[str, Any]:
     return {"modules": names}
 
 
-def step(name: str, targets: Any, dropout: float, batch: int, seq: int, checkpointing: str) -> dict[str, Any]:
+def step(
+    name: str, targets: Any, dropout: float, batch: int, seq: int, checkpointing: str, parameters: Any = None
+) -> dict[str, Any]:
     (attention, *_), config = ROOMS["families"][name]
     torch.nn.functional.scaled_dot_product_attention = partial(families.attend, attention == "padded")
     masking.ALL_MASK_ATTENTION_FUNCTIONS.register("sdpa", families.window_mask)
     model = families.build(config, attention)
-    inject_adapter_in_model(LoraConfig(r=RANK, target_modules=targets, lora_dropout=dropout), model)
+    config_of_peft = LoraConfig(r=RANK, target_modules=targets, lora_dropout=dropout, target_parameters=parameters)
+    inject_adapter_in_model(config_of_peft, model)
     models.freeze_all_but(model, "lora_")
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     for module in model.bfloat16().train().modules():

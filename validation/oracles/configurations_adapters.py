@@ -21,10 +21,30 @@ TIES = "qwen2"
 # A base as loaded, and adapters that peft widens: the optimizer has tensors of both dtypes.
 LOW: Config = {"dtype": "bfloat16", "autocast": "bfloat16", "over": WIDE, "impl": "fused"}
 UNITS = {"adapter_units": True}
+# On parameters of stacked experts, which FSDP1 fails on.
+EXPERTS: Config = {"r": 4, "targets": ["q_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
 
 
 def adapter_configurations() -> list[Config]:
-    return [*_ddp(), *_fsdp2(), *_fsdp1(), *_deepspeed()]
+    return [*_ddp(), *_fsdp2(), *_fsdp1(), *_deepspeed(), *_on_experts()]
+
+
+def _on_experts() -> list[Config]:
+    moe: Config = {"model": "mixtral", "lora": EXPERTS}
+    no_leaves = SMALL_ZERO | {"leaf_module": {"classes": []}}
+    return [
+        config_of("ddp", "experts", **moe, ddp={"bucket_cap_mb": 0.02}),
+        config_of("ddp", "experts_ckpt", ga=2, **moe, ckpt=True),
+        config_of("fsdp2", "experts", **moe),
+        config_of("fsdp2", "experts_accelerate", **moe, fsdp=ACCELERATE),
+        config_of("fsdp2", "experts_accelerate_ckpt", ga=2, **moe, fsdp=ACCELERATE, ckpt=True),
+        *(zero_of("experts", stage, **moe, zero=SMALL_ZERO) for stage in (0, 1, 2, 3)),
+        zero_of("experts_ckpt", 2, ga=2, **moe, zero=SMALL_ZERO, ckpt=True),
+        zero_of("experts_ckpt", 3, ga=2, **moe, zero=REGATHER, ckpt=True),
+        zero_of("experts_zeroinit", 3, **moe, zero=SMALL_ZERO, zero_init=True),
+        zero_of("experts_no_leaves", 3, **moe, zero=no_leaves),
+        zero_of("experts_no_leaves_ckpt", 3, ga=2, **moe, zero=no_leaves, ckpt=True),
+    ]
 
 
 def _ddp() -> list[Config]:

@@ -305,6 +305,7 @@ def adapt(model: torch.nn.Module, lora: dict[str, Any]) -> None:
         lora_dropout=lora.get("dropout", 0.0),
         modules_to_save=list(lora.get("modules_to_save", [])) or None,  # peft changes it
         ensure_weight_tying=lora.get("ensure_weight_tying", False),
+        target_parameters=lora.get("target_parameters"),
     )
     inject_adapter_in_model(config, model)
     freeze_all_but(model, "lora_", ".modules_to_save.")

@@ -133,6 +133,8 @@ class Module:
     passive = False  # never called: whoever holds it reads its parameters
     is_linear = False  # peft takes it for a Linear
     several_results = False  # it returns more than one tensor
+    holds: tuple[Weight, ...] = ()  # of modules in it that are never called, and that it reads
+    lent: tuple[Weight, ...] = ()  # of its own, that another module holds
     idle: tuple[Weight, ...] = ()  # of modules in it that are never called, and that nobody reads
 
     def __init__(self, net: Net) -> None:

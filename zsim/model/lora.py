@@ -29,16 +29,6 @@ NO_OUT_PROJ, OUT_PROJ = ("falcon_h1", "mamba2", "nemotron_h"), "out_proj"
 # transformers 5.24 integrations/bitsandbytes.py replace_with_bnb_linear: of these classes, of no subclass; before 5 of
 # subclasses as well. Conv1D's weights are turned as they are loaded.
 QUANTIZED = ("Linear", "Conv1D")
-# peft 0.21 transformers_weight_conversion.py, _convert_peft_config_moe with transformers 5: names that it takes, and
-# all-linear, for parameters of the stacked experts and of the router, and for nothing else in the model.
-OF_EXPERTS = {
-    **dict.fromkeys(("mixtral", "minimax_m2"), ("gate", "w1", "w2", "w3")),
-    **dict.fromkeys(
-        ("deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe", "glm4_moe",
-         "glm4_moe_lite", "glm4v_moe", "hunyuan_v1_moe", "olmoe", "qwen3_moe", "qwen3_next", "solar_open"),
-        ("gate", "gate_proj", "up_proj", "down_proj"),
-    ),
-}  # fmt: skip
 # Stored elements are of the run's 16-bit dtype (bnb_4bit_quant_storage, which sharding needs): four weights each.
 WEIGHTS_PER_ELEMENT = 4
 # bitsandbytes functional.py quantize_4bit: a float32 maximum per 64 weights; with double quantization (quant_state
@@ -60,6 +50,7 @@ class Lora:
     pattern: str | None = None
     save: tuple[str, ...] = ()  # modules_to_save; none of them gets an adapter
     tie: bool = False  # ensure_weight_tying
+    parameters: tuple[str, ...] = ()  # target_parameters
 
     def excludes(self, module: str) -> bool:
         names = (*self.exclude, *self.save)
@@ -111,20 +102,26 @@ def attach(model: Module, net: Net, tuning: Tuning) -> tuple[list[str], list[str
     """Replace modules of a freshly built model. Returns the targets that it has not, of which peft (0.21
     tuners_utils.py, inject_adapter) passes over all as long as it finds one, and the modules to save that it has not.
     """
-    absent = _adapt(model, net, tuning)
-    lora = tuning.lora
+    lora, ranks = tuning.lora, dict[str, int]()
+    if lora and (lora.parameters or net.arch.moe):
+        from zsim.model.param_lora import adapt_parameters, of_experts
+
+        lora, ranks = of_experts(model, net.arch, lora)
+        tuning = replace(tuning, lora=lora)
+    absent = _adapt(model, net, tuning, alone=not ranks)
+    if ranks:
+        absent += adapt_parameters(model, net, ranks)  # without dropout, which peft refuses and axolotl leaves out
     return absent, save_modules(model, net, lora.save, lora.tie) if lora and lora.save else []
 
 
-def _adapt(model: Module, net: Net, tuning: Tuning) -> list[str]:
+def _adapt(model: Module, net: Net, tuning: Tuning, alone: bool) -> list[str]:
+    """`alone`: no parameters get adapters besides."""
     pattern = tuning.lora.pattern if tuning.lora else None
     targets = () if tuning.lora is None or pattern else tuning.lora.targets
     matching = _matching(model, pattern) if pattern else set()
     if numbered := [target for target in targets if any(part.isdigit() for part in target.split("."))]:
         raise NotModeled(f"adapters on some layers only: {numbered[0]}", field="lora.targets", accepted="q_proj, ...")
     model.set_paths("")
-    if tuning.lora:
-        _refuse_experts(model, net.arch, tuning.lora)
     hit: set[str] = set()
     excluded: set[str] = set()
     names: set[str] = set()
@@ -155,7 +152,7 @@ def _adapt(model: Module, net: Net, tuning: Tuning) -> list[str]:
     if tuning.quantize and not quantized:
         what = f"quantized weights of {net.arch.family}: bitsandbytes gets none of its modules from transformers 5"
         raise NotModeled(what, field="quantize", accepted="none")
-    if excluded and not hit:
+    if excluded and not hit and alone:
         what = f"leaves out all that lora.targets chooses: {', '.join(sorted(excluded))}"
         raise InputError(what, field="lora.exclude", accepted="some of these modules")
     if pattern and not hit:
@@ -163,7 +160,7 @@ def _adapt(model: Module, net: Net, tuning: Tuning) -> list[str]:
         raise InputError(f"{pattern} is the whole name of no Linear module", field="lora.targets", accepted=some)
     missing = sorted(set(targets) - hit - excluded - {ALL_LINEAR})
     stacked = net.arch.moe is not None and not net.arch.moe.modules
-    if not hit or (missing and stacked):  # experts were modules once, and are parameters now
+    if (not hit and alone) or (missing and stacked):  # experts were modules once, and are parameters now
         what = ", ".join(missing) or "Linear module"
         raise InputError(f"the model has no {what}", field="lora.targets", accepted=", ".join(sorted(names)))
     others = [module.path for module in model.all_modules() if type(module) is not LoraLinear]
@@ -181,22 +178,6 @@ def _raises(name: str, module: Module, family: str) -> str:
     if module.several_results:  # lora/layer.py Linear.forward takes the dtype of the result
         return f"puts an adapter on the {name} of {family}, which raises as it is called: it has several results"
     return ""
-
-
-def _refuse_experts(model: Module, arch: Architecture, lora: Lora) -> None:
-    """See OF_EXPERTS."""
-    names = OF_EXPERTS.get(arch.family, ()) if arch.moe and not arch.moe.modules else ()
-    weights = [name for name, *_ in model.named_weights()]
-    known = {key for name in weights for key in (name, name.rpartition(".")[0])}
-    known |= {f"{name.rpartition('.')[0]}.{old}" for name in weights if name.endswith(".gate_up_proj") for old in names}
-    wanted = {key for key in known if re.fullmatch(lora.pattern, key)} if lora.pattern else set(lora.targets)
-    meant = sorted({name for name in names if any(f".{key}".endswith(f".{name}") for key in wanted)})
-    if meant or (names and wanted == {ALL_LINEAR}):
-        raise NotModeled(
-            f"adapters on the stacked experts of {arch.family}, for which peft 0.21 takes {', '.join(meant or wanted)}",
-            field="lora.targets", accepted="modules of attention by their names: [q_proj, v_proj, ...]; of Mixtral, "
-            "Qwen's and OLMoE any with framework.transformers: '4.57', where experts are modules",
-        )  # fmt: skip
 
 
 def _matching(model: Module, pattern: str) -> set[Module]:

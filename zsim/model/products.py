@@ -133,6 +133,30 @@ def baddbmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
+def fold(weight: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """`torch.baddbmm(weight, left, right, alpha=...)` of a frozen weight [n, m, j], in its dtype: a copy of it, to
+    which the product is added."""
+    tape = left.tape
+    n, m, k = left.shape
+    j, dtype = right.shape[-1], weight.dtype
+    saved = tape.save(left, right)
+    out = tape.empty((n, m, j), dtype)
+    tape.memory(weight.nbytes, out.nbytes, "copy")
+    tape.gemm(m, j, k, dtype, n, "experts")
+
+    def backward(g: Tensor) -> tuple[Tensor, Tensor]:
+        kept = saved()  # noqa: F841
+        raw = tape.empty((n, m, k), dtype)
+        tape.gemm(m, k, j, dtype, n, "experts")
+        grad = pointwise(raw)
+        raw = tape.empty((n, k, j), dtype)
+        tape.gemm(k, j, m, dtype, n, "experts")
+        return grad, pointwise(raw)
+
+    tape.link((left, right), backward, out)
+    return out
+
+
 def softmax(x: Tensor) -> Tensor:
     x = wide(x)
     out = x.tape.empty(x.shape, x.dtype)
@@ -225,6 +249,7 @@ def grouped_linear(
     dtype = x.dtype
     x_grad, w_grad = x.needs_grad, weight.needs_grad
     saved = tape.save(*([x] if w_grad else []), *([weight] if x_grad else []), offsets) if x_grad or w_grad else None
+    leaf, size = weight if weight.param is not None else None, weight.shape  # another lives only as a saved tensor
     out = tape.empty((held, n), dtype)
     _grouped(tape, rows, experts, "m", n, k, dtype)
 
@@ -232,7 +257,7 @@ def grouped_linear(
         kept = saved()  # type: ignore[misc]  # noqa: F841
         grad_w = grad_x = None
         if w_grad:
-            grad_w = tape.gradient(weight, weight.shape, dtype)
+            grad_w = tape.empty(size, dtype) if leaf is None else tape.gradient(leaf, size, dtype)
             _grouped(tape, rows, experts, "k", n, k, dtype)
         if x_grad:
             grad_x = tape.empty((held, k), dtype)

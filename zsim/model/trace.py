@@ -15,7 +15,7 @@ from zsim.model.fusion import fused, kept, ungated_bytes
 from zsim.model.graph import Call, Segment, Storage, Tensor, row_major
 from zsim.model.kernels import SEQUENCE_PARALLEL, Exchange, Memory, Wait, Work
 from zsim.model.layer_keys import layer_keys, trains_tower, with_flat_units
-from zsim.model.layers import Blocks, Net
+from zsim.model.layers import Blocks, Net, Weight
 from zsim.model.layers import Module as Layer
 from zsim.model.spec import Compute, ModelSpec, Module, Parameter, Workload
 from zsim.model.tape import Tape
@@ -197,7 +197,7 @@ class _Tracer:
             layer.path[cut:],
             layer.class_name or type(layer).__name__,
             layer.role,
-            tuple(weight.param.index for part in own for weight in part.weights.values()),
+            tuple(weight.param.index for part in own for weight in _params(part)),
             body,
             layer.checkpointed,
             any(weight.expert for weight in layer.weights.values()),
@@ -266,6 +266,11 @@ class _Plan(NamedTuple):
             path + self.suffix, self.module_class, self.role, params, tuple(body), self.checkpointed, self.expert,
             self.differentiable, self.in_backward, self.reached, self.called_again, idle,
         )  # fmt: skip
+
+
+def _params(layer: Layer) -> Iterator[Weight]:
+    yield from (weight for weight in layer.weights.values() if not any(weight is other for other in layer.lent))
+    yield from layer.holds
 
 
 def _exchanges(tape: Tape) -> bool:

@@ -22,6 +22,8 @@ def lora(recipe: Recipe, names: Mapping[str, str], defaults: Mapping[str, Any]) 
     recipe.set("lora.dropout", dropout, names["dropout"])
     if saved := _listed(recipe.get(names["save"], [])):
         recipe.set("lora.modules_to_save", saved, names["save"])
+    if parameters := _listed(recipe.get(names["parameters"], []) if "parameters" in names else []):
+        recipe.set("lora.target_parameters", parameters, names["parameters"])
     targets = recipe.get(names["targets"], defaults.get("targets"))
     if targets is None:
         recipe.reading.lacks("lora.targets", "(the tool chooses by model; peft's default for Llama is q_proj, v_proj)")

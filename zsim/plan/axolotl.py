@@ -25,7 +25,7 @@ from zsim.plan.values import names_in
 
 _LORA = {
     "r": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules",
-    "save": "lora_modules_to_save",
+    "save": "lora_modules_to_save", "parameters": "lora_target_parameters",
 }  # fmt: skip
 # utils/schemas/enums.py, LEGACY_ATTN_FLAG_TO_IMPL: the first one counts.
 _ATTENTION_FLAGS = {

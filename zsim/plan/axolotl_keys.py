@@ -59,7 +59,6 @@ REFUSED = {
     "diffusion": "diffusion of text",
     "qat": "quantization-aware training",
     "relora": "ReLoRA",
-    "lora_target_parameters": "adapters on parameters, such as those of experts",
     "gptq": "weights quantized by GPTQ",
     "freeze_mm_modules": "a frozen vision tower; a scenario's model.freeze names it",
     "use_onebitllms": "training for weights in few bits",

@@ -10,10 +10,11 @@ from zsim.plan.recipe import Recipe
 
 _NAMES = {
     "r": "r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "target_modules", "save": "modules_to_save",
+    "parameters": "target_parameters",
 }  # fmt: skip
 _VARIANTS = (
     "use_dora", "use_qalora", "use_bdlora", "use_monteclora", "rank_pattern", "layers_to_transform", "layers_pattern",
-    "layer_replication", "target_parameters", "trainable_token_indices", "alora_invocation_tokens", "velora_config",
+    "layer_replication", "trainable_token_indices", "alora_invocation_tokens", "velora_config",
     "kasa_config", "arrow_config", "megatron_config", "lora_bias",
 )  # fmt: skip
 # How adapters start, how strong they are, and what peft writes down of itself.

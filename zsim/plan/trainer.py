@@ -99,10 +99,10 @@ def _peft(recipe: Recipe) -> None:
 
     names = {
         "r": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules",
-        "save": "lora_modules_to_save",
+        "save": "lora_modules_to_save", "parameters": "lora_target_parameters",
     }  # fmt: skip
     lora(recipe, names, {"r": 16, "alpha": 32, "dropout": 0.05})
-    refuse_variants(recipe, ("use_dora", "lora_target_parameters"))
+    refuse_variants(recipe, ("use_dora",))
     recipe.get("use_rslora")
     if recipe.flag("load_in_4bit"):
         quantized(recipe, "load_in_4bit", "use_bnb_nested_quant")

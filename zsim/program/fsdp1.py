@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from zsim.errors import InputError
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import Fsdp1Plan
 from zsim.program.builder import Builder, pinned_bytes
@@ -26,7 +27,7 @@ from zsim.program.ops import (
 )
 from zsim.program.optimizer import clip, grad_norm, update
 from zsim.program.units import consecutive, groups_of, strided
-from zsim.program.walk import gradients
+from zsim.program.walk import gradients, modules_in_order
 
 RESHARD_AFTER_FORWARD = ("FULL_SHARD", "HYBRID_SHARD")
 GATHERS_IN_FLIGHT = 2  # _limiter_utils.py _max_num_inflight_all_gathers
@@ -35,6 +36,10 @@ GATHERS_IN_FLIGHT = 2  # _limiter_utils.py _max_num_inflight_all_gathers
 class Fsdp1(Hooks[Fsdp1Plan]):
     def __init__(self, model: ModelSpec, tree: Module, plan: Fsdp1Plan) -> None:
         self.model, self.tree, self.plan = model, tree, plan
+        if any(module.module_class == "ParamWrapper" for module in modules_in_order(tree)):
+            # "shape '[4, -1, 2048]' is invalid" with units of adapters, else "a view and its base ... modified inplace"
+            why = "peft's adapters on parameters, on which FSDP1 fails (tried with peft 0.21 and torch 2.13)"
+            raise InputError(why, field="framework", accepted="fsdp2, deepspeed, ddp")
         self.builder = Builder()
         self.flat = FlatParameters(model, plan, self.builder)
         shards = self.flat.shards if self.flat.sharded else 1

@@ -36,6 +36,9 @@ def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf", *, adapter_u
     as fully_shard does.
     """
     modules = modules_in_order(tree)
+    if adapter_units and any(module.module_class == "ParamWrapper" for module in modules):
+        what = "adapters on parameters as units: peft reads what no unit has gathered"
+        raise NotModeled(what, field="fsdp.adapter_units", accepted="false")
     whole = [m for m in modules if not m.name.endswith(COPY)]
     of_role = {role: [m for m in whole if m.role == role] for role in ("embedding", "block", "unit", "norm", "head")}
     wrapped: list[Sequence[Module]] = [[leaf] for leaf in _trained_leaves(model, modules)] if adapter_units else []

@@ -34,7 +34,7 @@ from zsim.program.zero3_early import EarlyParameters
 from zsim.program.zero3_gradients import Gradients
 from zsim.program.zero3_leaves import by_keyword, called, check_leaves, leaves, unmatched
 from zsim.program.zero3_mics import check_mics, mics_groups
-from zsim.program.zero3_modules import external, hooked, inside, linear_biases, reads, saved_weights
+from zsim.program.zero3_modules import external, hooked, inside, lent, linear_biases, reads, saved_weights
 from zsim.program.zero3_parameters import Parameters
 from zsim.program.zero3_quantized import reduction_groups
 
@@ -82,6 +82,7 @@ class Zero3(Hooks[DeepSpeedPlan]):
             prefetch_bucket_size=0 if early else _prefetch_bucket(plan),
             max_live_parameters=plan.stage3_max_live_parameters,
             max_reuse_distance=0 if early else plan.stage3_max_reuse_distance,
+            lent=lent(model, tree),
             unread=self.parameters.unread,
         )
         # Only modules outside leaves have hooks, and of these only some take part in backward.

@@ -49,6 +49,7 @@ class Coordinator:
     prefetch_bucket_size: int
     max_live_parameters: int
     max_reuse_distance: int
+    lent: Mapping[str, Params] = field(default_factory=dict)  # to others while it runs, and its own between steps
     unread: Callable[[int], bool] = lambda param: False  # whether its shard lies on NVMe and nobody is reading it
 
     params: dict[str, Params] = field(init=False)  # module -> what it is fetched and released with
@@ -94,7 +95,9 @@ class Coordinator:
             compared = (len(self._modules),)
             if self.recording:
                 self._trace = [
-                    (param, step) for step, module in enumerate(self._modules) for param in self.params[module]
+                    (param, step)
+                    for step, module in enumerate(self._modules)
+                    for param in sorted({*self.params[module], *self.lent.get(module, ())})
                 ]
                 compared += (len(self._trace), len(self._trace))
                 self.complete, self.recording = True, False

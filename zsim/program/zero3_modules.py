@@ -19,6 +19,8 @@ def saved_weights(
 
     def viewed(param: int, module: Module) -> bool:
         parameter = model.parameters[param]
+        if module.module_class == "ParamWrapper":  # baddbmm saves the halves of the adapter
+            return parameter.trainable
         return (
             _transposed_experts(parameter)
             or _squeezed_kernel(parameter)
@@ -114,6 +116,17 @@ def inside(tree: Module) -> dict[str, Params]:
         return params
 
     visit(tree)
+    return found
+
+
+def lent(model: ModelSpec, tree: Module) -> dict[str, Params]:
+    """By module, the parameters that peft's wrappers take from it while they call it (torch.nn.utils.parametrize)."""
+    found: dict[str, Params] = {}
+    for module in modules_in_order(tree):
+        for param in module.params if module.module_class == "ParamWrapper" else ():
+            if not model.parameters[param].trainable:
+                owner = model.parameters[param].name.rpartition(".")[0]
+                found[owner] = (*found.get(owner, ()), param)
     return found
 
 

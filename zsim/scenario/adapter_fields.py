@@ -19,6 +19,9 @@ class LoraField(Section):
     targets: list[str] | str = Field(
         "all-linear", description="names of Linear modules (q_proj), all-linear, or a regular expression of whole names"
     )
+    target_parameters: list[str] = Field(
+        [], description="parameters of experts by the ends of their names: experts.gate_up_proj, experts.down_proj"
+    )
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     exclude: list[str] = Field(
         [], description="names of modules without adapters (peft's exclude_modules), or parts as in model.freeze"

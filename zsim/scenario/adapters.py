@@ -49,6 +49,7 @@ def _lora(scenario: Scenario) -> Lora | None:
         pattern=lora.targets if isinstance(lora.targets, str) and lora.targets != ALL_LINEAR else None,
         save=tuple(lora.modules_to_save),
         tie=lora.ensure_weight_tying,
+        parameters=tuple(lora.target_parameters),
     )
 
 

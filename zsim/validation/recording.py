@@ -357,7 +357,10 @@ def _adapted(model: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
 
     lora = config["lora"]
     saved, tied = tuple(lora.get("modules_to_save", ())), lora.get("ensure_weight_tying", False)
-    adapters = Lora(lora["r"], tuple(lora["targets"]), dropout=lora.get("dropout", 0.0), save=saved, tie=tied)
+    adapters = Lora(
+        lora["r"], tuple(lora["targets"]), dropout=lora.get("dropout", 0.0), save=saved, tie=tied,
+        parameters=tuple(lora.get("target_parameters", ())),
+    )  # fmt: skip
     model = tune(model, Tuning(adapters))
     if not _widened(config):
         return model

@@ -122,7 +122,7 @@ class Experts(moe.Experts):
     def biases(self, name: str, ordered: Tensor) -> Tensor | None:
         return P.gather(self.weights[f"{name}_bias"], ordered)
 
-    def product(self, x: Tensor, weight: Weight, offsets: Tensor, biases: Tensor | None) -> Tensor:
+    def product(self, x: Tensor, weight: Tensor, offsets: Tensor, biases: Tensor | None) -> Tensor:
         assert biases is not None
         return F.add(P.grouped_linear(x, weight, offsets, transposed=True), biases, in_place=True)
 

@@ -7,6 +7,9 @@ not depend on; only the expert's shares of the products do.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
 from zsim.model import functional as F
 from zsim.model import products as P
 from zsim.model.families import llama, relatives
@@ -40,6 +43,7 @@ class Router(Module):
 
 class Experts(Module):
     kind = "experts"
+    adapted: Mapping[str, Callable[[], Tensor]] = MappingProxyType({})  # what peft puts in a weight's place for a call
 
     def __init__(self, net: Net, prefix: str) -> None:
         super().__init__(net)
@@ -69,7 +73,7 @@ class Experts(Module):
         out = self.gated(out)
         biases = self.biases("down_proj", ordered)
         tape.part()
-        out = self.product(out, self.down_proj, offsets, biases)
+        out = self.product(out, self.taken("down_proj"), offsets, biases)
         tape.part()
         weighted = F.mul(out, F.reshape(picked_weights, rows, 1))
         inverse = tape.empty((rows,), "int64")
@@ -78,14 +82,17 @@ class Experts(Module):
         final = F.sum_middle(F.reshape(weighted, tokens, moe.top_k, width))
         return F.to(final, x.dtype)
 
-    def first(self) -> Weight:
-        return self.gate_up_proj
+    def first(self) -> Tensor:
+        return self.taken("gate_up_proj")
+
+    def taken(self, name: str) -> Tensor:
+        return self.adapted[name]() if name in self.adapted else self.weights[name]
 
     def biases(self, name: str, ordered: Tensor) -> Tensor | None:
         """Those of each row's expert."""
         return None
 
-    def product(self, x: Tensor, weight: Weight, offsets: Tensor, biases: Tensor | None) -> Tensor:
+    def product(self, x: Tensor, weight: Tensor, offsets: Tensor, biases: Tensor | None) -> Tensor:
         return P.grouped_linear(x, weight, offsets)
 
     def gated(self, out: Tensor) -> Tensor:

@@ -73,8 +73,8 @@ class Experts(moe.Experts):
         self.down_proj = Weight(net, experts.experts, width, experts.intermediate, expert=True)
         self.act_fn = Activation(net, net.arch.activation)
 
-    def first(self) -> Weight:
-        return self.up_proj
+    def first(self) -> Tensor:
+        return self.taken("up_proj")
 
     def gated(self, out: Tensor) -> Tensor:
         return self.act_fn(out)
