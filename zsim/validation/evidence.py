@@ -37,6 +37,7 @@ _EXAMPLE_VOCAB = 50257  # of DeepSpeedExamples training/bf16_master_weight: the 
 _NAMED = ("qwen3", "qwen2", "mistral", "olmo2", "phi3", "gemma2", "gemma")
 _KERNELS = {"SDPA with a mask": "efficient", "SDPA, cuDNN first": "sdpa"}
 _DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+_UNTIED = {"qwen2": 3000, "qwen3": 4096}  # models of this width and more have an output projection of their own
 _HEADS = {"qwen3": 128, "gemma2": 256, "gemma": 256}
 PARALLELISM = re.compile(r"\b(uses (TP|CP|PP)|TP \d|CP \d|PP \d|sequence parallel [2-9]|tensor parallel|pipeline)")
 
@@ -135,12 +136,12 @@ def _loss(row: Row) -> str:
     if "torchtitan" in row["framework"]:
         return titan_history.loss(row)
     known = loop(row).loss
-    if known == "hf" and re.search(r"cross-entropy of (?:the )?(?:bf16|fp16) logits", row.get("notes")):
-        return "uncast"
+    if known in ("hf", "copied") and re.search(r"cross-entropy of (?:the )?(?:bf16|fp16) logits", row.get("notes")):
+        return "uncast" if known == "hf" else "copied_uncast"
     if known == "copied" and "outputs held" in row.get("notes"):
         return "copied_held"
-    if known == "hf" and row.get("compile") == "yes" and "nanoGPT" in row["framework"]:
-        return "compiled"
+    if loop(row).compiles_loss and row.get("compile") == "yes":
+        return "compiled" if known == "hf" else "copied_compiled"
     if known == "copied_compiled" and "and the loss" not in row.get("notes"):
         return "copied"
     return "held" if row["framework"].startswith("DeepSpeed") else known
@@ -152,6 +153,8 @@ def _fused_attention(row: Row, assumed: list[str]) -> str:
     given a mask."""
     if row.get("attention_impl").startswith("eager"):
         return "eager"
+    if row.get("attention_impl") == "flash-attn 3":
+        return "flash3"
     if row.get("attention_impl") in _KERNELS:
         return _KERNELS[row["attention_impl"]]
     if prefers_cudnn(row) and re.match(r"SDPA(?! ?\(?flash)|$", row.get("attention_impl")):
@@ -263,11 +266,12 @@ def _model(row: Row) -> ModelSpec:
         }  # fmt: skip
     else:
         family = next((known for known in _NAMED if name.startswith(known)), "llama")
-        small = family == "qwen2" and width < 3000
+        tied = family.startswith(("gemma", "qwen")) and width < _UNTIED.get(family, width + 1)
         config = {
             "model_type": family, "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads,
             "num_key_value_heads": kv_heads, "intermediate_size": ffn, "vocab_size": vocab,
-            "max_position_embeddings": row.count("seq_len"), "tie_word_embeddings": small or family.startswith("gemma"),
+            "max_position_embeddings": row.count("seq_len"),
+            "tie_word_embeddings": tied or "embeddings tied" in row.get("notes"),
             **({"head_dim": _HEADS[family]} if family in _HEADS else {}),
         }  # fmt: skip
     model, tuning = _read_model(json.dumps(config, sort_keys=True), row["model"]), stated.adapters(row)

@@ -34,6 +34,8 @@ class Loop:
     grad_clip: float | None = None
     grouping: str = "hf"  # FSDP2's
     activation: str | None = None  # GPT-2's
+    compiles_loss: bool = False  # torch.compile takes the loss with the model
+    sharded_alone: bool = False  # FSDP2 on one GPU, too
 
 
 LOOPS = {
@@ -84,7 +86,7 @@ LOOPS = {
     # ch05/10_llm-training-speed: `cross_entropy(logits.flatten(0, 1), ...)` in a function of its own
     "llms-from-scratch": Loop(loss="uncast", activation="gelu_pytorch_tanh"),
     # train.py of 2023: autocast makes the cross-entropy's logits float32
-    "nanogpt": Loop(grad_clip=1.0),  # torch.compile takes the loss with the model
+    "nanogpt": Loop(grad_clip=1.0, compiles_loss=True),
     # src/trainer/build.py, models/llama3.py: bf16 as loaded, `FSDP(...)` with a policy by size, outputs deleted
     "universal-llm-trainer": Loop(
         loss="copied_uncast",
@@ -103,6 +105,28 @@ LOOPS = {
         optimizer="foreach",
         flat=True,
     ),
+    # src/prime_rl/trainer/model.py and sft/train.py at b798a90d6 (2026-01-31): `fully_shard` of blocks and root, whatever
+    # the number of GPUs, `logits.float()` before the cross-entropy
+    "prime-rl": Loop(
+        storage_dtype="float32",
+        reduce_dtype="float32",
+        optimizer="foreach",
+        root_reshard=True,
+        grad_clip=1.0,
+        sharded_alone=True,
+    ),
+    # configs/lema/llama2b.pt.yaml and configs/accelerate/sample_fsdp_llama3.yaml of July 2024: the Trainer of transformers
+    # 4.43, which reduces in the last micro-step alone
+    "oumi": Loop(loss="copied", sync_only_last=True, forward_prefetch=True, grad_clip=1.0, compiles_loss=True),
+    # internlm/core/scheduler and model/losses: flash-attn's cross-entropy of the logits as they are
+    "internevo": Loop(loss="uncast"),
+    # train.py: flash-attn's cross-entropy, `inplace_backward`
+    "easycontext": Loop(loss="uncast"),
+    # benchmarks/quantized_training/pretrain_llama2.py at 9acc9a4de (2024-09): a Llama of its own, `logits[:, :-1].float()`
+    "pretrain_llama2": Loop(loss="copied", compiles_loss=True),
+    # docs/examples/te_llama/utils.py at 8b210490b (2024-05), transformers of that month
+    "hf accelerate": Loop(loss="copied"),
+    "trl sfttrainer": Loop(loss="copied", grad_clip=0.3),
     "torchtitan": Loop("torchtitan"),
     "llm-foundry": Loop("llm-foundry"),
 }

@@ -31,7 +31,8 @@ def plan_of_row(row: Row, cluster: Cluster) -> AnyPlan:
     rules = loop(row)
     common: dict[str, Any] = {"world_size": cluster.world_size, "grad_accum": row.count("grad_accum", 1)}
     offload = row.get("offload", "none")
-    if LLAMA_FACTORY in framework:  # launcher.py, under torchrun, since April 2025 (pull request 7714)
+    # LLaMA-Factory: launcher.py, under torchrun, since April 2025 (pull request 7714)
+    if LLAMA_FACTORY in framework or "expandable segments" in row.get("notes"):
         common["allocator"] = Allocator(expandable_segments=True)
     if strategy in ("zero1", "zero2", "zero3"):
         given = _deepspeed(row, int(strategy[-1])) | stated.zero_settings(row)
@@ -43,8 +44,7 @@ def plan_of_row(row: Row, cluster: Cluster) -> AnyPlan:
             offload_param="cpu" if "param-cpu" in offload else None,
             optimizer=Optimizer(impl="cpu" if "optimizer-cpu" in offload else stated.optimizer(row, "fused")),
             **(_zero_plus_plus(cluster) if "ZeRO++" in row.get("notes") else {}),
-            # llamafactory-cli starts several processes by torchrun
-            omp_num_threads=1 if LLAMA_FACTORY in framework and cluster.world_size > 1 else None,
+            omp_num_threads=_threads(row, cluster),
             dtype=stated.half(row),
         )
     # Under FSDP the update is then torch's own on the CPU: a loop that nobody has read may fuse it or set its threads.
@@ -52,12 +52,15 @@ def plan_of_row(row: Row, cluster: Cluster) -> AnyPlan:
     if offload not in ("none", "") and not offloads:
         raise NotModeled(f"{offload} under {framework} {strategy}", row.file, row.line, "offload")
     common["grad_clip"] = rules.grad_clip
-    if cluster.world_size == 1 or (strategy == "ddp" and not rules.flat):
+    alone = cluster.world_size == 1 and not rules.sharded_alone
+    if alone or (strategy == "ddp" and not rules.flat):
         pure = stated.all_bf16(row) or rules.storage_dtype == "bfloat16" or _loaded_in_bf16(row)
         return DdpPlan(
             **common,
             dtype=stated.half(row) if pure else "float32",
-            autocast=None if pure and "--bf16" not in row["precision"] else stated.half(row),
+            autocast=None
+            if stated.half(row) == "float32" or pure and "--bf16" not in row["precision"]
+            else stated.half(row),
             optimizer=Optimizer(impl=stated.optimizer(row, "foreach" if "HF Trainer" in framework else "fused")),
         )
     if strategy not in ("fsdp-full", "fsdp-grad-op", "hsdp", "ddp"):
@@ -78,6 +81,13 @@ def plan_of_row(row: Row, cluster: Cluster) -> AnyPlan:
             cpu_offload=offloads,
         )
     return _fsdp1(row, {**common, "cpu_offload": offloads}, mesh)
+
+
+def _threads(row: Row, cluster: Cluster) -> int | None:
+    """Of each process on the CPU, as the notes have it; llamafactory-cli starts several processes by torchrun."""
+    if found := re.search(r"(\d+) threads a process", row.get("notes")):
+        return int(found[1])
+    return 1 if LLAMA_FACTORY in row["framework"] and cluster.world_size > 1 else None
 
 
 def _deepspeed(row: Row, stage: int) -> dict[str, Any]:

@@ -12,9 +12,11 @@ from zsim.plan.version import parse_version
 from zsim.validation.loops import loop
 from zsim.validation.rows import Row
 
+_DTYPES = {"fp16": "float16", "fp32": "float32"}
+
 
 def half(row: Row) -> str:
-    return "float16" if row["precision"].startswith("fp16") else "bfloat16"
+    return next((name for word, name in _DTYPES.items() if row["precision"].startswith(word)), "bfloat16")
 
 
 def all_bf16(row: Row) -> bool:
@@ -87,7 +89,9 @@ def zero_settings(row: Row) -> dict[str, Any]:
     notes = row.get("notes")
     given: dict[str, Any] = {}
     if "overlap_comm" in notes:
-        given["overlap_comm"] = True
+        given["overlap_comm"] = "overlap_comm off" not in notes
+    if "pinned" in notes:
+        given |= {"offload_optimizer_pin_memory": True, "offload_param_pin_memory": True}
     if buckets := re.search(r"reduce buckets of ([\d.e]+)", notes):
         given["reduce_bucket_size"] = round(float(buckets[1]))
     if buckets := re.search(r"prefetch buckets of ([\d.e]+)", notes):
