@@ -260,6 +260,29 @@ def test_torch_compile_takes_the_loss_with_the_model(write) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "framework", "attention"),
+    [
+        ("", "ddp", "efficient"), ("loss: hf\n", "ddp", "sdpa"), ("implementation: torchtitan\n", "fsdp2", "sdpa"),
+        ("", "{name: ddp, transformers: 4.45.0}", "efficient"), ("", "{name: ddp, transformers: 4.44.2}", "sdpa"),
+    ],
+)  # fmt: skip
+def test_torch_compile_leaves_no_mask_to_sdpa(write, text: str, framework: str, attention: str) -> None:
+    setup = resolve(write("compile: true\nattention: sdpa\n" + text, framework=framework))
+    assert setup.workload.attention == attention
+    assert any(note.startswith("attention: efficient") for note in setup.assumptions) == (attention == "efficient")
+
+
+def test_says_which_blocks_torch_compile_leaves_alone(write) -> None:
+    def says(text: str = "", **fields: str) -> bool:
+        setup = resolve(write("compile: true\ncheckpointing: {policy: full}\n" + text, **fields))
+        return any(note.startswith("compile: checkpointed blocks run") for note in setup.assumptions)
+
+    assert says()
+    assert not says("attention: sdpa\n")
+    assert not says(micro_batch="2")
+
+
+@pytest.mark.parametrize(
     ("rest", "framework", "attention"),
     [
         ("", "{name: deepspeed, version: 0.12.4}", "eager"), ("", "{name: deepspeed, version: 0.12.5}", "flash"),

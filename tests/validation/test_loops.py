@@ -264,3 +264,29 @@ def test_sixteen_bits_are_those_that_the_precision_names() -> None:
     plan = setup_of(found).plan
     assert isinstance(plan, DdpPlan)
     assert (plan.dtype, plan.autocast) == ("float16", None)
+
+
+FIFTH = SECOND.with_name("fifth_holdout")
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "loss"),
+    [
+        ("prime_rl", "pr-h100-0.6b-16k", "held"),
+        ("oumi", "ou-polaris-4-compile", "copied_compiled"),
+        ("internevo", "ie-7b-8", "uncast"),
+        ("torchao_quantized", "ao-4090-b32", "copied_compiled"),
+    ],
+)
+def test_losses_of_the_fifth_round(file: str, name: str, loss: str) -> None:
+    rows = {row.id: row for row in read_rows(FIFTH / f"{file}.csv")}
+    assert setup_of(rows[name]).workload.loss == loss
+
+
+def test_prime_rl_shards_on_one_gpu_and_compiles_no_checkpointed_block() -> None:
+    rows = {row.id: row for row in read_rows(FIFTH / "prime_rl.csv")}
+    setup = setup_of(rows["pr-h100-0.6b-16k"])
+    assert isinstance(setup.plan, Fsdp2Plan)
+    assert (setup.plan.storage_dtype, setup.plan.reduce_dtype, setup.plan.grad_clip) == ("float32", "float32", 1.0)
+    assert (setup.workload.attention, setup.workload.compile) == ("flash3", True)
+    assert abs(predict(rows["pr-h100-0.6b-8k"]).memory_error("reserved") or 99) < 1.5

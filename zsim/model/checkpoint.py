@@ -44,9 +44,11 @@ class Kept(NamedTuple):
 
 
 class Frame:
-    """One checkpointed region: a call of `run` on tensors. `policy` is "full" or "selective"."""
+    """One checkpointed region: a call of `run` on tensors. `policy` is "full" or "selective". `eager`: under
+    torch.compile, too."""
 
-    def __init__(self, run: Callable[..., Any], tensors: Sequence[Tensor], policy: str) -> None:
+    def __init__(self, run: Callable[..., Any], tensors: Sequence[Tensor], policy: str, eager: bool) -> None:
+        self.eager = eager
         self.segments: list[Segment] = []
         self.recomputed = False
         self._run, self._policy = run, policy
@@ -138,10 +140,10 @@ class Frame:
         return leaves
 
 
-def checkpoint(run: Callable[..., Any], tensors: Sequence[Tensor], policy: str) -> Any:
+def checkpoint(run: Callable[..., Any], tensors: Sequence[Tensor], policy: str, eager: bool = False) -> Any:
     """`torch.utils.checkpoint.checkpoint(run, *tensors, use_reentrant=False)`."""
     tape = tensors[0].tape
-    tape.frame = frame = Frame(run, tensors, policy)
+    tape.frame = frame = Frame(run, tensors, policy, eager)
     result = run(*tensors)
     tape.frame = None
     frame.end()

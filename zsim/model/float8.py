@@ -109,11 +109,14 @@ def convert(model: Module, float8: Float8, compiled: bool) -> None:
     found: dict[Linear, None] = dict.fromkeys(owner for _, owner in converted(model, float8))
     if not found:
         raise InputError(f"leaves no Linear of dimensions that {MULTIPLE} divides", field="float8.exclude")
+    broken = [block for block in model.all_modules() if block.checkpointed and block.net.breaks_graphs]
+    eager = {id(module) for block in broken for module in block.all_modules()}
+    eager |= {id(linear) for linear in found if linear.logits}
     for linear in found:
         if linear.class_name != Linear.class_name:
             why = f"float8 of {linear.class_name}, whose own computation torchao drops"
             raise NotModeled(why, field="float8.exclude", accepted=f"its name, {linear.path.rpartition('.')[2]}")
-        linear.float8 = Casts(float8.recipe, float8.all_gather, compiled and not linear.logits)
+        linear.float8 = Casts(float8.recipe, float8.all_gather, compiled and id(linear) not in eager)
         linear.class_name = "Float8Linear"
 
 

@@ -45,6 +45,7 @@ class Net:
     transformers: tuple[int, ...] | None = None  # see Workload
     torchtitan: tuple[int, int] | None = None
     compile: bool = False
+    breaks_graphs: bool = False  # attention does, under torch.compile
 
     @property
     def copies_logits(self) -> bool:
@@ -88,6 +89,7 @@ class Net:
             checkpointed=None if self.arch.vision.checkpointed else (),
             hooks_inputs=self.arch.vision.input_embedding,
             attention="sdpa" if self.attention == "efficient" else self.attention,  # it has no mask
+            breaks_graphs=False,  # nor positions
         )
 
     def encoder(self) -> Net:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from zsim.model.architecture import Architecture, LayerKind
+from zsim.model.families import ENCODERS
 from zsim.model.fields import Fields
 from zsim.model.reader_parts import (
     bias_of,
@@ -190,7 +191,6 @@ def later(room: str) -> Callable[[Fields, str], Architecture]:
     return read
 
 
-ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "modernbert", "modernbert-decoder")
 SIBLINGS = ("cwm", "ministral", "helium", "hyperclovax", "jais2", "apertus")
 MOE = (
     "deepseek_v2", "deepseek_v3", "gpt_oss", "llama4_text", "granitemoe", "granitemoeshared", "glm4_moe",

@@ -99,6 +99,7 @@ class _Tracer:
             transformers=workload.transformers,
             torchtitan=workload.torchtitan,
             compile=workload.compile,
+            breaks_graphs=families.breaks_graphs(spec.family, workload),
         )
         if workload.compile and any(kind.mixer != "attention" for kind in getattr(spec.arch, "kinds", ())):
             raise NotModeled(
@@ -299,7 +300,7 @@ def _compute(segment: Segment, workload: Workload, plain: bool) -> Compute:
     forward, backward, recompute = (_merged(way.kernels) for way in ways)
     saved, resaved = tuple(segment.saved), tuple(segment.resaved)
     calls = [way.eager for way in ways]
-    if workload.compile and not segment.logits:
+    if workload.compile and not segment.logits and not (segment.frame is not None and segment.frame.eager):
         ungated = ungated_bytes(segment.label, saved or resaved, workload.dtype) if plain else 0
         forward, recompute = fused(forward, ungated), fused(recompute, ungated)
         backward = fused(backward, ungated, backward=True)

@@ -44,7 +44,7 @@ class FirstSeen:
     median: float
 
 
-NEVER_SEEN = FirstSeen(219, 19.2, 14.2)  # the four rounds of validation/published/*holdout, their blind.yaml
+NEVER_SEEN = FirstSeen(279, 18.3, 13.4)  # the five rounds of validation/published/*holdout, their blind.yaml
 
 
 def record(result: Result) -> Record | None:

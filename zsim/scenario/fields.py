@@ -335,7 +335,7 @@ class ScenarioFields(Section):
         description="flash unless given, but another where the model does not take it, and eager with a transformers "
         "before 4.36; sdpa: the kernel that torch takes on the GPU (cuDNN's on Hopper and B200, else FlashAttention, "
         "before Ampere the memory-efficient one); efficient: SDPA that is given a mask (padded batches; transformers "
-        "4.38 to 4.40)",
+        "4.38 to 4.40, and when torch.compile takes the model, which is what sdpa is then)",
     )
     loss: Loss | None = Field(
         None,

@@ -91,6 +91,9 @@ def attention_of(fields: ScenarioFields, release: Release | None, model: ModelSp
     """FlashAttention where nobody asks for another and the model takes it; SDPA, by which it runs then, came with 4.36
     of December 2023."""
     family, arch = model.family, cast(Architecture, model.arch)
+    if fields.attention == "sdpa" and _masks_when_compiled(fields, release, family):
+        why = "transformers gives SDPA a mask where torch.compile takes the model (loss: hf where its blocks alone are)"
+        return "efficient", (f"attention: efficient, for {why}",)
     if fields.attention:
         return fields.attention, ()
     if family in BIASED:
@@ -108,6 +111,16 @@ def attention_of(fields: ScenarioFields, release: Release | None, model: ModelSp
     if stated or release is None or release >= (4, 36) or family in OWN_KERNEL:
         return "flash", ()
     return "eager", (f"attention: eager, all that transformers {_text(release)} had unless asked for flash",)
+
+
+def _masks_when_compiled(fields: ScenarioFields, release: Release | None, family: str) -> bool:
+    """Whether a causal mask is made that an uncompiled model leaves to SDPA, as reading the padding cannot be compiled.
+
+    transformers 5.24 masking_utils.py `_ignore_causal_mask_sdpa` (with torch before 2.14 without padding, too), since
+    4.45 (pull request 32613); issue 48925. Recorded with torch 2.13 for Llama, Qwen3 and GPT-2.
+    """
+    whole = fields.compile and fields.implementation == "hf" and fields.loss != "hf"
+    return whole and family in COMPILED_LOSS and (release is None or release >= (4, 45))
 
 
 def loss_of(fields: ScenarioFields, release: Release | None, family: str) -> tuple[str, tuple[str, ...]]:

@@ -13,6 +13,7 @@ from zsim.cluster.spec import Cluster
 from zsim.document import siblings
 from zsim.errors import NotModeled
 from zsim.model.architecture import Architecture
+from zsim.model.families import breaks_graphs
 from zsim.model.spec import Float8, Images, ModelSpec, Module, Workload, every_nth
 from zsim.plan.batch import triangle
 from zsim.plan.spec import TORCH_DTYPE, Allocator, AnyPlan, DdpPlan, DeepSpeedPlan
@@ -109,6 +110,7 @@ def resolve(scenario: Scenario) -> Setup:
             *_length(scenario, model),
             *attention_notes,
             *_attention(workload, cluster),
+            *_compiled(workload, model),
             *_sequential_layers(workload, model),
             *expert_notes,
             *image_notes,
@@ -191,6 +193,14 @@ def _attention(workload: Workload, cluster: Cluster) -> tuple[str, ...]:
     if workload.attention != "flash" or not device.without_flash:
         return ()
     return (f"FlashAttention 2 does not run on {device.name}: torch's memory-efficient kernel in its place",)
+
+
+def _compiled(workload: Workload, model: ModelSpec) -> tuple[str, ...]:
+    """What torch.compile leaves as it is."""
+    if workload.checkpointing == "none" or not breaks_graphs(model.family, workload):
+        return ()
+    why = "FlashAttention of transformers looks at the positions there, which breaks their graphs"
+    return (f"compile: checkpointed blocks run uncompiled, for {why} (attention: sdpa does not)",)
 
 
 def _with_experts_shared(model: ModelSpec, plan: AnyPlan) -> tuple[ModelSpec, AnyPlan, list[str]]:

@@ -105,9 +105,10 @@ LOOPS = {
         optimizer="foreach",
         flat=True,
     ),
-    # src/prime_rl/trainer/model.py and sft/train.py at b798a90d6 (2026-01-31): `fully_shard` of blocks and root, whatever
-    # the number of GPUs, `logits.float()` before the cross-entropy
+    # src/prime_rl/trainer/model.py and sft/train.py at b798a90d6 (2026-01-31): `fully_shard` of blocks and root,
+    # whatever the number of GPUs; `out = model(...)` holds `logits.float()` through the backward
     "prime-rl": Loop(
+        loss="held",
         storage_dtype="float32",
         reduce_dtype="float32",
         optimizer="foreach",
@@ -115,14 +116,14 @@ LOOPS = {
         grad_clip=1.0,
         sharded_alone=True,
     ),
-    # configs/lema/llama2b.pt.yaml and configs/accelerate/sample_fsdp_llama3.yaml of July 2024: the Trainer of transformers
-    # 4.43, which reduces in the last micro-step alone
+    # configs/lema/llama2b.pt.yaml and configs/accelerate/sample_fsdp_llama3.yaml of July 2024: the Trainer of
+    # transformers 4.43, which reduces in the last micro-step alone
     "oumi": Loop(loss="copied", sync_only_last=True, forward_prefetch=True, grad_clip=1.0, compiles_loss=True),
     # internlm/core/scheduler and model/losses: flash-attn's cross-entropy of the logits as they are
     "internevo": Loop(loss="uncast"),
     # train.py: flash-attn's cross-entropy, `inplace_backward`
     "easycontext": Loop(loss="uncast"),
-    # benchmarks/quantized_training/pretrain_llama2.py at 9acc9a4de (2024-09): a Llama of its own, `logits[:, :-1].float()`
+    # benchmarks/quantized_training/pretrain_llama2.py at 9acc9a4de (2024-09): `logits[:, :-1].float()` of its own Llama
     "pretrain_llama2": Loop(loss="copied", compiles_loss=True),
     # docs/examples/te_llama/utils.py at 8b210490b (2024-05), transformers of that month
     "hf accelerate": Loop(loss="copied"),

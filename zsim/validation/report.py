@@ -19,6 +19,7 @@ ROUNDS = {
     ", second round": "second_holdout",
     ", third round": "third_holdout",
     ", fourth round": "fourth_holdout",
+    ", fifth round": "fifth_holdout",
 }
 
 

@@ -59,7 +59,7 @@ def plan_of_row(row: Row, cluster: Cluster) -> AnyPlan:
             **common,
             dtype=stated.half(row) if pure else "float32",
             autocast=None
-            if stated.half(row) == "float32" or pure and "--bf16" not in row["precision"]
+            if stated.half(row) == "float32" or (pure and "--bf16" not in row["precision"])
             else stated.half(row),
             optimizer=Optimizer(impl=stated.optimizer(row, "foreach" if "HF Trainer" in framework else "fused")),
         )

@@ -6,6 +6,7 @@ from importlib import import_module
 
 from zsim.errors import NotModeled
 from zsim.model.layers import Module, Net
+from zsim.model.spec import Workload
 
 # transformers' model_type -> the prefix of its class names
 LLAMA_LIKE = {
@@ -89,7 +90,25 @@ UNGATED = (  # whose MLP is one product, an activation and another product
     "roberta", "xlm-roberta", "camembert", "electra",
 )  # fmt: skip
 COMPILED_LOSS = (*LLAMA_LIKE, "gpt2")  # of transformers', whose torch.compile takes the loss with the model
+ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "modernbert", "modernbert-decoder")
+POSITIONLESS = ("gpt_bigcode", "gpt_neo", "mpt", "bloom")  # decoders whose attention is not told the positions
+FLASH = ("flash", "flash3")
 FAMILIES = (*LLAMA_LIKE, *GEMMA, *MOE, *OTHERS, *VISION, *SEQ2SEQ)
+
+
+def breaks_graphs(family: str, workload: Workload) -> bool:
+    """Whether torch.compile's graph of a decoder's block has a break, which leaves a checkpointed one eager: what is
+    given to torch.utils.checkpoint is compiled as one graph or, as `checkpoint` is disabled for dynamo, not at all.
+
+    transformers 4.44 to 4.52 and 5.24 modeling_flash_attention_utils.py `_is_packed_sequence`: FlashAttention branches
+    on the positions, since 4.53 of one sequence alone. Recorded with torch 2.13 and transformers 5.24.
+    """
+    told = family not in (*SEQ2SEQ, *ENCODERS, *POSITIONLESS)
+    if not (workload.compile and told and workload.implementation == "hf" and workload.attention in FLASH):
+        return False
+    if workload.transformers is None:
+        return workload.micro_batch == 1
+    return workload.transformers >= (4, 44) and family in LLAMA_LIKE
 
 
 def build(net: Net) -> Module:
