@@ -41,7 +41,12 @@ def cluster_of(row: Row, assumed: list[str]) -> Cluster:
         "gpus": per_node,
         "nvlink": "switch" if "SXM" in device or device in _ALL_LINKED else "none",
         "pcie": {"switches": per_node} if per_node >= 4 else {},
-        "cpu": {"vendor": "amd" if "A100" in device else "intel", **_host(row)},
+        "cpu": {
+            "vendor": "amd" if "A100" in device else "intel",
+            "sockets": 2,
+            "cores": row.count("host_cores", 96),
+            "dram_gbps": row.measured("host_dram_gbps") or 500.0,
+        },
     }
     if gpus > per_node:
         gbps = _network(row, device, assumed)
@@ -49,16 +54,6 @@ def cluster_of(row: Row, assumed: list[str]) -> Cluster:
         document["nics"] = {"gbps": gbps / nics, "count": nics}
         document["fabric"] = {"kind": "rail", "transport": "rdma"}
     return _cluster_from(json.dumps(document, sort_keys=True), gpus // per_node)
-
-
-def _host(row: Row) -> dict[str, Any]:
-    """Sockets, cores of all of them and memory of a node, as columns or the notes have it."""
-    found = re.search(r"host of (\d+)x (\d+) cores, ([\d.]+) GB/s", row.get("notes"))
-    if not found:
-        cores, dram = row.count("host_cores", 96), row.measured("host_dram_gbps") or 500.0
-        return {"sockets": 2, "cores": cores, "dram_gbps": dram}
-    sockets = int(found[1])
-    return {"sockets": sockets, "cores": sockets * int(found[2]), "dram_gbps": float(found[3])}
 
 
 @cache
