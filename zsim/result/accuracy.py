@@ -10,9 +10,9 @@ from zsim.result.spec import Accuracy
 
 _TITLES = {"deepspeed": "DeepSpeed", "fsdp2": "FSDP2", "fsdp1": "FSDP1", "ddp": "DDP"}
 # The sources of a GPU say little of the next one: left out in turn, every fourth was more than twice as far off as the
-# others' average. Drawn towards the first errors of all sources as if these were four sources more, every seventh; two or
-# eight of them serve as well. Chosen on four rounds, it held in the fifth (validation/REPORT.md, "What the printed error is
-# worth").
+# others' average. Drawn towards the first errors of all sources as if these were four sources more, every seventh; two
+# or eight of them serve as well. Chosen on four rounds, it held in the fifth (validation/REPORT.md, "What the printed
+# error is worth").
 UNSEEN_SOURCES = 4
 LINEAR_ATTENTION = "linear attention"
 
