@@ -130,12 +130,13 @@ def test_what_would_take_for_ever_or_end_in_the_library_is_refused(tmp_path: Pat
 def test_the_time_a_file_takes_grows_with_its_length_alone(tmp_path: Path, name: str) -> None:
     def seconds(count: int) -> float:
         (tmp_path / name).write_text("{" + ", ".join(f'"k{n}": 1' for n in range(count)) + "}")
-        begun = time.perf_counter()
+        begun = time.thread_time()  # which other programs hardly change
         document = detect.parse(tmp_path / name)
         assert document.place(("k7",)) == (tmp_path / name, 1)
-        return time.perf_counter() - begun
+        return time.thread_time() - begun
 
-    assert seconds(40_000) < 40 * seconds(4_000)  # 100 times as long where every field looks at all others
+    # 100 times as long where every field looks at all others
+    assert min(seconds(40_000) for _ in range(2)) < 40 * min(seconds(4_000) for _ in range(5))
 
 
 def test_a_date_that_is_none_is_text(tmp_path: Path) -> None:
