@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from zsim.errors import InputError, NotModeled
 from zsim.model.architecture import Architecture, LayerKind
 from zsim.model.huggingface import from_architecture, from_config, read_config
-from zsim.model.kernels import Gemm
+from zsim.model.kernels import Gemm, Memory
 from zsim.model.lora import Lora, Tuning, tune
 from zsim.model.spec import Compute, ModelSpec, Module, Workload
 from zsim.model.trace import trace
@@ -160,6 +161,26 @@ def test_eight_bit_weights_are_multiplied_as_they_are() -> None:
         [(64, 64), (32, 64), (32, 64), (64, 64), (128, 64), (128, 64), (64, 128)]
     )
     assert not [k for c in found for k in c.backward if isinstance(k, Gemm) and k.dtype == "int8"]
+
+
+@pytest.mark.parametrize(("quantize", "elements"), [(None, 64 + 128), ("nf4", 0), ("int8", 0)])
+def test_under_autocast_an_input_goes_through_float32_where_the_base_is_not_quantized(
+    quantize: str | None, elements: int
+) -> None:
+    """peft 0.21 tuners/lora: layer.py casts it to the adapters' dtype under autocast, too; bnb.py leaves it alone."""
+    model, wide = tune(small(1), Tuning(Lora(4, ("all-linear",)), quantize)), Workload(4, 64, weights="float32")
+    moved = [
+        sum(
+            k.read_bytes + k.write_bytes
+            for c in computes(trace(model, load))
+            for k in c.forward
+            if isinstance(k, Memory)
+        )
+        for load in (wide, replace(wide, adapters="float32"))
+    ]
+    assert (
+        moved[1] - moved[0] == 4 * 64 * elements * (2 + 4) * 2
+    )  # and back, for the product; what norms give is in float32
 
 
 def test_only_adapters_get_gradients() -> None:

@@ -218,6 +218,7 @@ class LoraLinear(Module):
 
     `_cast_input_dtype` casts x to the dtype of A's weight. An adapter that is sharded by itself is still a shard then,
     and what it is given goes back to the dtype of the run: FSDP2 casts it in the unit's pre-forward, autocast FSDP1's.
+    On a quantized base (bnb.py) x is left to autocast, wherever there is one.
     """
 
     kind = "residual"
@@ -249,7 +250,8 @@ class LoraLinear(Module):
     def forward(self, x: Tensor) -> Tensor:
         result = self.base_layer(x)
         dtype, a, b = x.dtype, self.lora_A.default, self.lora_B.default
-        x = F.to(x, self.net.adapters or dtype)
+        if not isinstance(self.base_layer, Linear4bit | Linear8bitLt):
+            x = F.to(x, self.net.adapters or dtype)
         return F.add(result, F.scale(b(a(F.to(self.drop(x), dtype)))))
 
 
