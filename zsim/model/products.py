@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from zsim.model.functional import low, pointwise, reshape, to, wide
 from zsim.model.graph import ITEM, Tensor
 from zsim.model.tape import Tape
@@ -119,17 +121,7 @@ def baddbmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
     saved = tape.save(a, b)
     out = tape.empty((n, m, j), dtype)
     tape.gemm(m, j, k, dtype, n, "attention")
-
-    def backward(g: Tensor) -> tuple[Tensor, Tensor]:
-        kept = saved()  # noqa: F841
-        raw = tape.empty((n, m, k), dtype)
-        tape.gemm(m, k, j, dtype, n, "attention")
-        grad_a = pointwise(raw)
-        raw = tape.empty((n, k, j), dtype)
-        tape.gemm(k, j, m, dtype, n, "attention")
-        return grad_a, pointwise(raw)
-
-    tape.link((a, b), backward, out)
+    tape.link((a, b), _scaled_gradients(tape, saved, (n, m, k, j), dtype, "attention"), out)
     return out
 
 
@@ -143,18 +135,26 @@ def fold(weight: Tensor, left: Tensor, right: Tensor) -> Tensor:
     out = tape.empty((n, m, j), dtype)
     tape.memory(weight.nbytes, out.nbytes, "copy")
     tape.gemm(m, j, k, dtype, n, "experts")
+    tape.link((left, right), _scaled_gradients(tape, saved, (n, m, k, j), dtype, "experts"), out)
+    return out
+
+
+def _scaled_gradients(
+    tape: Tape, saved: Callable[[], object], shape: tuple[int, int, int, int], dtype: str, label: str
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Backward of `n` products of [m, k] and [k, j], whose gradients `alpha` scales in kernels of their own."""
+    n, m, k, j = shape
 
     def backward(g: Tensor) -> tuple[Tensor, Tensor]:
         kept = saved()  # noqa: F841
         raw = tape.empty((n, m, k), dtype)
-        tape.gemm(m, k, j, dtype, n, "experts")
+        tape.gemm(m, k, j, dtype, n, label)
         grad = pointwise(raw)
         raw = tape.empty((n, k, j), dtype)
-        tape.gemm(k, j, m, dtype, n, "experts")
+        tape.gemm(k, j, m, dtype, n, label)
         return grad, pointwise(raw)
 
-    tape.link((left, right), backward, out)
-    return out
+    return backward
 
 
 def softmax(x: Tensor) -> Tensor:
