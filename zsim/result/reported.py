@@ -30,8 +30,8 @@ class Record:
 
 FITS = Record("fits", 219, 12)
 TIGHT = Record(f"fits, tight, less than {FULL:.0%} allocated", 27, 10)
-BARELY = Record(f"fits, tight, {FULL:.0%} or more allocated", 30, 22)
-OUT = Record("does not fit", 127, 117)
+BARELY = Record(f"fits, tight, {FULL:.0%} or more allocated", 29, 21)
+OUT = Record("does not fit", 128, 118)
 RECORDS = (FITS, TIGHT, BARELY, OUT)
 
 
