@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from zsim.model.kernels import Attention, Gemm, Kernel, Memory
-from zsim.model.spec import Compute, ModelSpec, Module
+from zsim.model.spec import Compute, ModelSpec, Module, Workload
+from zsim.model.trace import trace
 
 
 def modules(module: Module) -> Iterator[Module]:
@@ -54,6 +56,15 @@ class Ledger:
     ready: list[str] = field(default_factory=list)
     forward_kernels: list[Kernel] = field(default_factory=list)
     backward_kernels: list[Kernel] = field(default_factory=list)  # with those of recomputation
+
+    @classmethod
+    def of_run(cls, spec: ModelSpec, run: Mapping[str, Any]) -> Ledger:
+        """Of the step that a `run` of validation/oracles/families is; its "padded" is FlashAttention, too."""
+        attention = "flash" if run["attention"] == "padded" else run["attention"]
+        workload = Workload(
+            run["batch"], run["seq"], attention=attention, checkpointing=run["checkpointing"], device="cpu"
+        )
+        return cls(spec, trace(spec, workload))
 
     def __post_init__(self) -> None:
         self._forward(self.tree)

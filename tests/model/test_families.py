@@ -83,11 +83,7 @@ def test_a_step_is_the_recorded_one(name: str, index: int):
     model = recorded()[name]
     run = model["runs"][index]
     spec = from_config(model["config"], name)
-    attention = "flash" if run["attention"] == "padded" else run["attention"]
-    workload = Workload(
-        run["batch"], run["seq"], attention=attention, checkpointing=run["checkpointing"], device="cpu"
-    )  # fmt: skip
-    ledger = Ledger(spec, trace(spec, workload))
+    ledger = Ledger.of_run(spec, run)
     assert ledger.calls == [tuple(call) for call in model["calls"]]
     assert ledger.ready == model["ready"]
     assert flops(ledger.forward_kernels) == run["flops"]["forward"]

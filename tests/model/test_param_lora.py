@@ -39,11 +39,7 @@ def test_a_step_is_the_recorded_one(number: int) -> None:
     spec = adapted(recorded["model"], tuple(recorded["targets"]), tuple(recorded["target_parameters"] or ()))
     assert [[p.name, list(p.shape), p.module_class] for p in spec.parameters] == recorded["parameters"]
     for run in recorded["runs"]:
-        attention = "flash" if run["attention"] == "padded" else run["attention"]
-        workload = Workload(
-            run["batch"], run["seq"], attention=attention, checkpointing=run["checkpointing"], device="cpu"
-        )
-        ledger = Ledger(spec, trace(spec, workload))
+        ledger = Ledger.of_run(spec, run)
         assert ledger.calls == [tuple(call) for call in recorded["calls"]]
         assert ledger.ready == recorded["ready"]
         assert flops(ledger.forward_kernels) == run["flops"]["forward"]
