@@ -19,9 +19,9 @@ from zsim.model import functional as F
 from zsim.model.architecture import Architecture
 from zsim.model.graph import Tensor
 from zsim.model.layers import Dropout, Linear, Module, Net, Weight
-from zsim.model.modules_to_save import COPY, ModuleDict, save_modules
+from zsim.model.modules_to_save import ModuleDict, save_modules
 from zsim.model.parts import part_of
-from zsim.model.spec import ModelSpec, Parameter
+from zsim.model.spec import COPY, ModelSpec, Parameter
 
 ALL_LINEAR = "all-linear"  # peft: every Linear and Conv1D but the output projection
 # peft 0.21 tuners_utils.py, _check_lora_target_modules_mamba: families in which it raises for this one, all-linear too.

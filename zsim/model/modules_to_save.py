@@ -14,7 +14,6 @@ from zsim.errors import InputError, NotModeled
 from zsim.model.layers import Module, Net, Weight
 
 FIELD, SOME = "lora.modules_to_save", "embed_tokens, lm_head, or other modules by the ends of their names"
-COPY = ".modules_to_save."  # in names of parameters
 EMBEDDINGS = ("embed_tokens", "lm_head")  # utils/constants.py EMBEDDING_LAYER_NAMES
 
 

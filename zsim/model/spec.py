@@ -18,6 +18,8 @@ from zsim.model.kernels import DTYPE_BYTES, NO_CALLS, Calls, Work
 if TYPE_CHECKING:
     from zsim.model.lora import Tuning
 
+COPY = ".modules_to_save."  # in names of what peft's wrapper holds, which trains in the place of what it wraps
+
 
 @dataclass(frozen=True, slots=True)
 class Parameter:

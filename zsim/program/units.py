@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from zsim.errors import InputError, NotModeled
-from zsim.model.spec import ModelSpec, Module
+from zsim.model.spec import COPY, ModelSpec, Module
 from zsim.program.walk import modules_in_order
 
-COPY = ".modules_to_save.default"  # in what peft wraps a module with (ModulesToSaveWrapper), which is called itself
+COPIED = f"{COPY}default"  # ends the name of such a module, whose wrapper is called itself
 
 
 class Group(NamedTuple):
@@ -39,7 +39,7 @@ def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf", *, adapter_u
     if adapter_units and any(module.module_class == "ParamWrapper" for module in modules):
         what = "adapters on parameters as units: peft reads what no unit has gathered"
         raise NotModeled(what, field="fsdp.adapter_units", accepted="false")
-    whole = [m for m in modules if not m.name.endswith(COPY)]
+    whole = [m for m in modules if not m.name.endswith(COPIED)]
     of_role = {role: [m for m in whole if m.role == role] for role in ("embedding", "block", "unit", "norm", "head")}
     wrapped: list[Sequence[Module]] = [[leaf] for leaf in _trained_leaves(model, modules)] if adapter_units else []
     nested = {param for part in wrapped for module in part for param in module.params}
@@ -135,7 +135,7 @@ def _found_by_accelerate(model: ModelSpec, norm: Module) -> bool:
 
 
 def _role(module: Module) -> str:
-    return "" if module.name.endswith(COPY) else module.role
+    return "" if module.name.endswith(COPIED) else module.role
 
 
 def _tied(embeddings: Sequence[Module], heads: Sequence[Module]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zsim.model.spec import ModelSpec, Module, Parameter, Workload
+from zsim.model.spec import COPY, ModelSpec, Module, Parameter, Workload
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
 from zsim.program.deepspeed import (
@@ -149,7 +149,7 @@ class Zero3(Hooks[DeepSpeedPlan]):
         built: Sequence[Parameter] = self.model.parameters
         if plan.zero_init:
             built = with_untied(as_built(conversion.source.parameters if conversion else built), self.model, self.tree)
-        adapters = {p for p in built if plan.zero_init and (".lora_" in p.name or ".modules_to_save." in p.name)}
+        adapters = {p for p in built if plan.zero_init and (".lora_" in p.name or COPY in p.name)}
         broadcast_model(builder, [p for p in built if p not in adapters], plan)
         if plan.zero_init:
             self._gather_for_copies()

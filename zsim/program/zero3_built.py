@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from zsim.model.spec import ModelSpec, Module, Parameter
+from zsim.model.spec import COPY, ModelSpec, Module, Parameter
 from zsim.program.walk import modules_in_order
 
 
@@ -36,7 +36,7 @@ def with_untied(built: list[Parameter], model: ModelSpec, tree: Module) -> list[
     for module in modules_in_order(tree):
         for param in (*module.params, *module.idle) if module.role in ("embedding", "head") else ():
             parameter = model.parameters[param]
-            if not parameter.name.startswith(f"{module.name}.") and ".modules_to_save." not in parameter.name:
+            if not parameter.name.startswith(f"{module.name}.") and COPY not in parameter.name:
                 stack = module.name.rpartition(".")[0] + "." if module.role == "embedding" else None
                 own = (place for place, other in enumerate(built) if stack and other.name.startswith(stack))
                 built.insert(next(own, len(built)), parameter)

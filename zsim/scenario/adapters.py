@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from zsim.model.expert_modules import FIRST_PACKED
 from zsim.model.lora import ALL_LINEAR, Lora, Tuning, tune
-from zsim.model.modules_to_save import COPY
-from zsim.model.spec import ModelSpec, Parameter
+from zsim.model.spec import COPY, ModelSpec, Parameter
 from zsim.plan.spec import TORCH_DTYPE
 from zsim.scenario.releases import stated_release
 
