@@ -29,6 +29,7 @@ WIDE = {
 }  # fmt: skip
 WIDE_GPT2 = {"n_embd": 64, "n_head": 4, "vocab_size": 300}
 TIED = {"tie_word_embeddings": True}
+UNTIED = {"tie_word_embeddings": False}
 ACCELERATE = {"accelerate": True, "root_reshard": "default"}  # as its fsdp2_prepare_model does since 1.14
 # The optimizer that partial offload and master weights in bf16 ask for.
 CPU_ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "zero_force_ds_cpu_optimizer": True}

@@ -14,6 +14,7 @@ from validation.oracles.configuration_parts import (
     REGATHER,
     SMALL_ZERO,
     TIED,
+    UNTIED,
     WIDE,
     WIDE_GPT2,
     Config,
@@ -159,7 +160,31 @@ def _fsdp1() -> list[Config]:
         config_of("fsdp1", "full_shard", model="gpt2"),
         config_of("fsdp1", "full_shard_tied", over=TIED),
         config_of("fsdp1", "lora", lora=LORA),
+        *_by_size(),
         *_adapter_units(),
+    ]
+
+
+def _by_size() -> list[Config]:
+    """Units of Llama by size: from 300,000 on the MLPs, and all the rest but the head together; from 250,000 the
+    embedding and the head as well; from 150,000 each projection of an MLP and each attention. GPT-2's from 264,000: an
+    MLP within the rest of its block."""
+    rest, most = {"min_num_params": 300_000}, {"min_num_params": 150_000}
+    return [
+        config_of("fsdp1", "by_size", fsdp=rest),
+        config_of("fsdp1", "by_size_ckpt", ga=2, ckpt=True, fsdp=rest),
+        config_of("fsdp1", "by_size_nosync", 4, ga=2, fsdp=rest | {"no_sync": True}),
+        config_of("fsdp1", "by_size_grad_op", fsdp=rest | {"strategy": "SHARD_GRAD_OP"}),
+        config_of("fsdp1", "by_size_post", ckpt=True, fsdp=rest | {"backward_prefetch": "BACKWARD_POST"}),
+        config_of("fsdp1", "by_size_fwdprefetch", fsdp=rest | {"forward_prefetch": True}),
+        config_of("fsdp1", "by_size_offload", fsdp=rest | {"offload": True}),
+        config_of("fsdp1", "by_size_ends", ckpt=True, fsdp={"min_num_params": 250_000}),
+        config_of("fsdp1", "by_size_most", fsdp=most),
+        config_of("fsdp1", "by_size_most_ckpt", ckpt=True, fsdp=most),
+        config_of("fsdp1", "by_size_most_flat", 4, ckpt=True, fsdp=most | {"use_orig_params": False}),
+        config_of("fsdp1", "by_size_blocks", ckpt=True, model="gpt2", over=UNTIED, fsdp={"min_num_params": 264_000}),
+        config_of("fsdp1", "by_size", model="mixtral", fsdp={"min_num_params": 50_000}),
+        config_of("fsdp1", "by_size_all_smaller", fsdp={"min_num_params": 10**8}),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -234,7 +235,7 @@ def run_fsdp1(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
         MixedPrecision,
         ShardingStrategy,
     )
-    from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
+    from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy, size_based_auto_wrap_policy
 
     settings = config.get("fsdp", {})
     with recorder:
@@ -255,6 +256,8 @@ def run_fsdp1(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
         if settings.get("adapter_units"):
             units = {id(module) for module in [*models.adapter_leaves(model), *models.blocks(model)]}
             policy = CustomPolicy(lambda module: id(module) in units)
+        if "min_num_params" in settings:
+            policy = functools.partial(size_based_auto_wrap_policy, min_num_params=settings["min_num_params"])
         wrapped = FullyShardedDataParallel(
             model,
             sharding_strategy=ShardingStrategy[settings.get("strategy", "FULL_SHARD")],

@@ -198,7 +198,7 @@ class Fsdp2Plan(Plan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fsdp1Plan(Plan):
-    """torch.distributed.fsdp.FullyShardedDataParallel, wrapped per block."""
+    """torch.distributed.fsdp.FullyShardedDataParallel, wrapped per block, all in one (`flat`), or by size."""
 
     version: str = "2.13.0"
     sharding_strategy: str = "FULL_SHARD"  # SHARD_GRAD_OP | NO_SHARD | HYBRID_SHARD | _HYBRID_SHARD_ZERO2
@@ -213,6 +213,7 @@ class Fsdp1Plan(Plan):
     no_sync: bool = False
     use_orig_params: bool = True  # accelerate's and torchtitan's choice; torch's own default is False
     flat: bool = False  # no auto-wrap policy: one unit
+    min_num_params: int | None = None  # size_based_auto_wrap_policy's
     adapter_units: bool = False  # every adapter a unit of its own, as transformers' Trainer has it for peft's models
     cpu_offload: bool = False
     state_dict_type: str = "FULL_STATE_DICT"  # SHARDED_STATE_DICT | LOCAL_STATE_DICT

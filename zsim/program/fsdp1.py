@@ -1,4 +1,4 @@
-"""FSDP1: torch.distributed.fsdp.FullyShardedDataParallel, wrapped per block.
+"""FSDP1: torch.distributed.fsdp.FullyShardedDataParallel.
 
 The state machine of torch 2.13 `fsdp/_runtime_utils.py` and `_exec_order_utils.py`, driven by the module walk.
 """
@@ -26,7 +26,7 @@ from zsim.program.ops import (
     Program,
 )
 from zsim.program.optimizer import clip, grad_norm, update
-from zsim.program.units import consecutive, groups_of, strided
+from zsim.program.units import consecutive, groups_by_size, groups_of, strided
 from zsim.program.walk import gradients, modules_in_order
 
 RESHARD_AFTER_FORWARD = ("FULL_SHARD", "HYBRID_SHARD")
@@ -43,7 +43,10 @@ class Fsdp1(Hooks[Fsdp1Plan]):
         self.builder = Builder()
         self.flat = FlatParameters(model, plan, self.builder)
         shards = self.flat.shards if self.flat.sharded else 1
-        groups = groups_of(model, tree, "flat" if plan.flat else "hf", adapter_units=plan.adapter_units)
+        if plan.min_num_params is not None:
+            groups = groups_by_size(model, tree, plan.min_num_params)
+        else:
+            groups = groups_of(model, tree, "flat" if plan.flat else "hf", adapter_units=plan.adapter_units)
         self.handles = [Handle(group, model, plan, shards) for group in groups]
         self.by_module = {handle.module: handle for handle in self.handles}
         self.owner = {param: handle for handle in self.handles for param in handle.params}
@@ -193,26 +196,24 @@ class Fsdp1(Hooks[Fsdp1Plan]):
             self.builder.alloc(f"grad:{param}", "gradients", nbytes)
 
     def grad_ready(self, param: int) -> None:
-        """The AccumulateGrad hook of the flat parameter fires when the last of its views has its gradient.
-
-        Autograd runs what was created last first. Views made in another unit's pre-forward (a prefetch) are older
-        than that unit's own work, so their backward comes after it.
-        """
-        handle = self.owner[param]
-        handle.pending.discard(param)
-        if handle.pending:
-            return
-        if handle.prefetcher is not None:
-            handle.prefetcher.delayed.append(handle)
-        else:
-            self._flush_delayed(handle)
-            self._post_backward(handle)
+        self.owner[param].pending.discard(param)
 
     def post_backward(self, module: Module) -> None:
-        """_register_post_backward_reshard_only_hook: on the inputs of a module without trainable parameters."""
+        """Autograd runs what was created last first. The views of a flat parameter are made in the pre-forward of its
+        unit, and so their backward, and its AccumulateGrad hook, come after all that the unit does; where another one's
+        pre-forward made them (a prefetch), after all that that one does.
+
+        Without trainable parameters: _register_post_backward_reshard_only_hook, on the inputs of the module.
+        """
         handle = self.by_module.get(module.name)
         if handle is None:
             return
+        if handle.differentiated and not handle.pending:
+            if handle.prefetcher is not None:
+                handle.prefetcher.delayed.append(handle)
+            else:
+                self._flush_delayed(handle)
+                self._post_backward(handle)
         self._flush_delayed(handle)
         if not handle.trainable and handle.input_has_grad:
             self._reshard_after_backward(handle)

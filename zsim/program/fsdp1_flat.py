@@ -232,15 +232,15 @@ class FlatParameters:
         handles = [handle for handle in handles if handle.differentiated]
         if not self.plan.use_orig_params:
             return [handle.shard for handle in handles if handle.trainable]
-        found = []
+        found = {}
         for handle in handles:
             start = 0
             for param, numel in zip(handle.params, handle.numels, strict=True):
                 part = min(numel, handle.shard - start)
                 if part > 0 and param in handle.trainable:
-                    found.append(part)
+                    found[param] = part
                 start += numel
-        return found
+        return [found[param] for param in sorted(found)]  # as named_parameters() has them, whatever the units
 
     def _kernel(
         self, lane: str, label: str, phase: str, handle: Handle, micro: int, passes: Sequence[tuple[int, int]]

@@ -82,6 +82,55 @@ def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf", *, adapter_u
             for param in owner.keys() & set(module.params):
                 raise _shared(model, param)
     members.append(([tree], [param for param in range(len(model.parameters)) if param not in owner]))
+    found = _in_order(modules, members)
+    return found + [
+        Group(name, (name,), tuple(params), "unit", False, False, False)  # gradients neither come nor go
+        for name, params in idle.items()
+    ]
+
+
+def groups_by_size(model: ModelSpec, tree: Module, least: int) -> list[Group]:
+    """torch 2.13 fsdp/wrap.py, size_based_auto_wrap_policy and _recursive_wrap: from the leaves up, each module with
+    `least` parameters or more that no unit within it holds; the root holds the rest. In execution order. Raises
+    InputError for tied weights in two units, NotModeled for a model with parts that no step enters.
+    """
+    members: list[tuple[Sequence[Module], list[int]]] = []
+    everything = params_under(tree)
+    if len(everything) < len(model.parameters):
+        raise NotModeled("units by size where no step enters parts of the model", field="fsdp.min_num_params")
+    _wrap_by_size(model, tree, least, members)
+    owner: dict[int, int] = {}
+    for number, (_, params) in enumerate(members):
+        for param in params:
+            if owner.setdefault(param, number) != number:
+                raise _torn(model, param)
+    modules = modules_in_order(tree)
+    inside = {module.name for (top,), _ in members for module in modules_in_order(top)}
+    for module in modules:
+        if module.name not in inside and not owner.keys().isdisjoint(module.params):
+            raise _torn(model, next(iter(owner.keys() & set(module.params))))
+    members.append(([tree], sorted(everything - owner.keys())))
+    return _in_order(modules, members)
+
+
+def _wrap_by_size(
+    model: ModelSpec, module: Module, least: int, members: list[tuple[Sequence[Module], list[int]]]
+) -> set[int]:
+    """Adds the units in `module`; what they hold."""
+    params, held = params_under(module), set[int]()
+    if sum(model.parameters[param].numel for param in params) < least:
+        return held
+    for child in module.body:
+        if isinstance(child, Module):
+            held |= _wrap_by_size(model, child, least, members)
+    rest = sorted(params - held)
+    if module.role == "root" or sum(model.parameters[param].numel for param in rest) < least:
+        return held
+    members.append(([module], rest))
+    return params
+
+
+def _in_order(modules: Sequence[Module], members: Sequence[tuple[Sequence[Module], list[int]]]) -> list[Group]:
     position = {module.name: index for index, module in enumerate(modules)}
     found = [
         Group(
@@ -91,11 +140,7 @@ def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf", *, adapter_u
         for part, params in members
         if params
     ]  # fmt: skip
-    found.sort(key=lambda group: position[group.modules[0]])
-    return found + [
-        Group(name, (name,), tuple(params), "unit", False, False, False)  # gradients neither come nor go
-        for name, params in idle.items()
-    ]
+    return sorted(found, key=lambda group: position[group.modules[0]])
 
 
 def _idle(model: ModelSpec, adapter_units: bool) -> dict[str, list[int]]:
@@ -116,6 +161,15 @@ def _shared(model: ModelSpec, param: int) -> InputError:
     return InputError(
         f"parameter {model.parameters[param].name} is shared by two groups", field="fsdp.grouping",
         accepted="tied weights in one group, as in fsdp.grouping: hf",
+    )  # fmt: skip
+
+
+def _torn(model: ModelSpec, param: int) -> InputError:
+    """torch 2.13: with use_orig_params the first forward fails on the size of the second one's weight, which is a shard
+    then; without, the two are trained apart."""
+    return InputError(
+        f"parameter {model.parameters[param].name} is tied, and would be in two units", field="fsdp.min_num_params",
+        accepted="a model that is not tied, or units of blocks (TRANSFORMER_BASED_WRAP)",
     )  # fmt: skip
 
 

@@ -212,6 +212,7 @@ _FSDP1 = {
     "strategy": "sharding_strategy", "backward_prefetch": "backward_prefetch", "forward_prefetch": "forward_prefetch",
     "reduce_dtype": "reduce_dtype", "mesh": "mesh", "no_sync": "no_sync", "use_orig_params": "use_orig_params",
     "offload": "cpu_offload", "adapter_units": "adapter_units", "param_dtype": "param_dtype",
+    "min_num_params": "min_num_params",
 }  # fmt: skip
 
 
