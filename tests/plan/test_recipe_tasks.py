@@ -30,7 +30,6 @@ def trainer(data: dict[str, Any]):
         ({"use_peft": True, "peft_lora_r": 8}, "which parameters train"),
         ({"sharded_ddp": "simple"}, "fairscale"),
         ({"half_precision_backend": "apex"}, "Apex"),
-        ({"fsdp_min_num_params": 2000}, "units of FSDP by size"),
         ({"optim_target_modules": ["attn"]}, "projected gradients"),
         ({"accelerator_config": {"split_batches": True}}, "the processes share"),
         ({"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}, "every micro-step"),

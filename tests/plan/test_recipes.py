@@ -188,12 +188,6 @@ REFUSED: list[tuple[str, dict[str, Any], type, str]] = [
     ("accelerate", ACCELERATE_FSDP | {"fsdp_config": {"fsdp_version": 3}}, InputError, "3 is not a version"),
     (
         "accelerate",
-        ACCELERATE_FSDP | {"fsdp_config": {"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"}},
-        NotModeled,
-        "wrapping SIZE_BASED_WRAP",
-    ),
-    (
-        "accelerate",
         ACCELERATE_FSDP | {"fsdp_config": {"fsdp_sharding_strategy": "FULL_SHRD"}},
         InputError,
         "'FULL_SHRD' is not known",

@@ -66,7 +66,8 @@ def read_accelerate(document: Document, ranks: int | None = None) -> Reading:
     elif kind == "FSDP":
         mesh = Sizes(recipe).mesh()
         section = subsection(document, document.data, (), "fsdp_config")
-        read_fsdp(reading, section, ("fsdp_config",), default_version=1, default_wrap="NO_WRAP", nodes=nodes)
+        defaults: dict[str, Any] = {"default_version": 1, "default_wrap": "NO_WRAP", "default_least": 10**8}
+        read_fsdp(reading, section, ("fsdp_config",), **defaults, nodes=nodes)
         if mesh:
             reading.set(("fsdp", "mesh"), mesh, ("parallelism_config",))
     elif kind in ("MULTI_GPU", "NO"):

@@ -17,7 +17,6 @@ _WITHOUT_EFFECT = {
     "sync_module_states": "loading",
     "transformer_layer_cls_to_wrap": "the blocks are the units in any case",
     "transformer_cls_names_to_wrap": "the blocks are the units in any case",
-    "min_num_params": "size-based wrapping only",
     "xla": "TPUs",
     "xla_fsdp_v2": "TPUs",
     "xla_fsdp_grad_ckpt": "TPUs",
@@ -26,7 +25,7 @@ OPTIONS = {
     "version", "sharding_strategy", "reshard_after_forward", "offload_params", "cpu_offload", "backward_prefetch",
     "forward_prefetch", "limit_all_gathers", "use_orig_params", "auto_wrap_policy", "activation_checkpointing",
     "activation_checkpointing_offload", "mixed_precision_policy", "cpu_ram_efficient_loading", "state_dict_type",
-    *_WITHOUT_EFFECT,
+    "min_num_params", *_WITHOUT_EFFECT,
 }  # fmt: skip
 
 
@@ -37,12 +36,14 @@ def read_fsdp(
     *,
     default_version: int,
     default_wrap: str = "TRANSFORMER_BASED_WRAP",
+    default_least: int = 0,
     nodes: int | None = None,
 ) -> None:
     """Set the framework and its `fsdp` fields from a section of options, with or without the prefix "fsdp_".
 
-    `path` is where the section stands; `nodes` and `reading.ranks` size the groups of hybrid sharding. Raises
-    InputError for values that the tools refuse, NotModeled for what cannot be simulated.
+    `path` is where the section stands; `default_least` is for min_num_params; `nodes` and `reading.ranks` size the
+    groups of hybrid sharding. Raises InputError for values that the tools refuse, NotModeled for what cannot be
+    simulated.
     """
     options, places = {}, {}
     for key, value in config.items():
@@ -76,15 +77,23 @@ def read_fsdp(
         reading.notes.append(f"FSDP{version}, the tool's default")
 
     wrap = choice("auto_wrap_policy", default_wrap, ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"))
-    if wrap == "SIZE_BASED_WRAP" or (wrap == "NO_WRAP" and version == "2"):
-        raise document.error(places.get("auto_wrap_policy", path), f"wrapping {wrap}", kind=NotModeled)
-    if wrap == "NO_WRAP":
-        put("flat", True, "auto_wrap_policy")
+    if wrap == "SIZE_BASED_WRAP":
+        _by_size(reading, version, places, put, options.get("min_num_params", default_least))
+    else:
+        if wrap == "NO_WRAP" and version == "2":
+            raise document.error(places.get("auto_wrap_policy", path), f"wrapping {wrap}", kind=NotModeled)
+        if wrap == "NO_WRAP":
+            put("flat", True, "auto_wrap_policy")
+        if "min_num_params" in options:
+            reading.without_effect.append(f"{places['min_num_params'][-1]} (size-based wrapping only)")
     if flag("offload_params", False) or flag("cpu_offload", False):
         put("cpu_offload", True, "offload_params" if "offload_params" in options else "cpu_offload")
     if flag("cpu_ram_efficient_loading", False):
         reading.set(("load",), "rank0", places["cpu_ram_efficient_loading"])
     if flag("activation_checkpointing", False):
+        if wrap != "TRANSFORMER_BASED_WRAP":  # accelerate 1.15 accelerator.py: what the policy wraps is checkpointed
+            why = f"checkpoints of what {wrap} chooses"
+            raise document.error(places["activation_checkpointing"], why, "false", kind=NotModeled)
         reading.set(("checkpointing",), "full", places["activation_checkpointing"])
     if flag("activation_checkpointing_offload", False):
         raise document.error(places["activation_checkpointing_offload"], "offloaded activations", kind=NotModeled)
@@ -105,6 +114,23 @@ def read_fsdp(
             close = nearest(name, OPTIONS)
             hint = f"; did you mean {close}?" if close else ""
             reading.notes.append(f"{places[name][-1]} is no option of FSDP and is ignored{hint}")
+
+
+def _by_size(reading: Reading, version: str, places: Mapping[str, Path_], put: Any, value: Any) -> None:
+    document = reading.document
+    try:
+        least = int(float(value))
+        if isinstance(value, bool) or least < 0:
+            raise ValueError(value)
+    except (TypeError, ValueError, OverflowError):
+        raise document.error(places["min_num_params"], f"{value!r} is not a number of parameters", "1e8") from None
+    if version == "2":  # accelerate 1.15 fsdp2_apply; torch 2.13 _fsdp_init.py _validate_module
+        why = "SIZE_BASED_WRAP shards every module of that size, the list of blocks too, which FSDP2 refuses"
+        raise document.error(places["auto_wrap_policy"], why, "TRANSFORMER_BASED_WRAP, or version 1")
+    if least:
+        put("min_num_params", least, "min_num_params")
+    else:  # accelerate 1.15 dataclasses.py set_auto_wrap_policy: then there is no policy
+        put("flat", True, "min_num_params" if "min_num_params" in places else "auto_wrap_policy")
 
 
 def _fsdp2_reshard(

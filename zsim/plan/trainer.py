@@ -199,7 +199,7 @@ def shard(recipe: Recipe) -> None:
     """DeepSpeed, FSDP or plain DDP."""
     reading, document = recipe.reading, recipe.document
     options = recipe.get("fsdp")
-    config = recipe.get("fsdp_config") or {}
+    config, least = recipe.get("fsdp_config") or {}, recipe.get("fsdp_min_num_params")
     for name in _DDP:
         recipe.get(name)
     if recipe.deepspeed("deepspeed"):
@@ -226,6 +226,9 @@ def shard(recipe: Recipe) -> None:
     old = next((name for name in OF_RELEASE_4 if document.data.get(name) is not None), None)
     of_4 = old is not None and reading.kind == KIND  # LLaMA-Factory has arguments of its own by these names
     merged = legacy_options(recipe, options) | config
+    if of_4 and "auto_wrap" in str(options):  # training_args.py of 4.57, _process_fsdp_args
+        least = least or merged.get("min_num_params") or merged.get("fsdp_min_num_params")
+        merged |= {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": least} if least else {}
     read_fsdp(reading, merged, ("fsdp_config",), default_version=1 if of_4 else 2)
     if of_4 and "version" not in merged and "fsdp_version" not in merged:
         reading.notes.append(f"{old} is an argument of transformers 4, whose fsdp is FSDP1")

@@ -53,7 +53,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "sharded_ddp": ((False, "", []), "fairscale's sharding, of transformers before 4.35"),
     "half_precision_backend": (("auto", "cuda_amp", "amp"), "Apex in place of torch.autocast"),
     "fp16_backend": (("auto", "cuda_amp", "amp"), "Apex in place of torch.autocast"),
-    "fsdp_min_num_params": ((0,), "units of FSDP by size"),
     "use_cpu": ((False,), "training on CPUs"),
     "no_cuda": ((False,), "training on CPUs"),
     "use_mps_device": ((False,), "training on a Mac's GPU"),

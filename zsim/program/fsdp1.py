@@ -321,4 +321,17 @@ def lower_fsdp1(model: ModelSpec, tree: Module, plan: Fsdp1Plan, workload: Workl
     groups: dict[str, tuple[tuple[int, ...], ...]] = {"world": (tuple(range(world)),)}
     if rank.flat.hybrid:
         groups |= {"shard": consecutive(world, rank.flat.shards), "replicate": strided(world, rank.flat.shards)}
-    return Program(world, groups, init, tuple(built + built[-1:] * (steps - len(built))))
+    steps_built = tuple(built + built[-1:] * (steps - len(built)))
+    return Program(world, groups, init, steps_built, assumptions=_notes(rank))
+
+
+def _notes(rank: Fsdp1) -> tuple[str, ...]:
+    least = rank.plan.min_num_params
+    if least is None:
+        return ()
+    most = max(rank.handles, key=lambda handle: handle.full)
+    where = most.module or "the root"
+    return (
+        f"fsdp.min_num_params: from {least:,} parameters on, modules are {len(rank.handles)} units; the largest, "
+        f"{where}, holds {sum(most.numels):,} and stays gathered while everything within it runs",
+    )

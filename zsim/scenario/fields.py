@@ -235,6 +235,11 @@ class FsdpField(Section):
     no_sync: bool | None = Field(None, description="fsdp1")
     use_orig_params: bool | None = Field(None, description="fsdp1")
     flat: bool | None = Field(None, description="fsdp1: no auto-wrap policy, one unit")
+    min_num_params: Annotated[int, Range(1, 10**15)] | None = Field(
+        None,
+        description="fsdp1: units by size (SIZE_BASED_WRAP, torch's size_based_auto_wrap_policy): every module with so "
+        "many parameters that no unit within it holds",
+    )
     state_dict_type: Literal["FULL_STATE_DICT", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT"] | None = Field(
         None, description="of checkpoints: accelerate's fsdp_state_dict_type; LOCAL_STATE_DICT: fsdp1"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from zsim.errors import InputError
+from zsim.errors import InputError, NotModeled
 from zsim.model.spec import ModelSpec
 from zsim.plan.batch import divisors
 from zsim.plan.spec import (
@@ -347,6 +347,8 @@ def _fsdp(scenario: Scenario, model: ModelSpec, common: dict[str, Any]) -> tuple
         given["adapter_units"] = name == "fsdp1"
         if name == "fsdp1":
             notes.append("fsdp.adapter_units: true, every adapter is sharded by itself, as the Trainer has it for peft")
+    if "min_num_params" in given:
+        notes += _by_size(scenario, given)
     if fields.quantize:
         # One dtype for packed weights and all the rest, as accelerate's FSDP-QLoRA demands.
         if name == "fsdp1" and not (given["adapter_units"] or given.get("use_orig_params", True)):
@@ -361,6 +363,19 @@ def _fsdp(scenario: Scenario, model: ModelSpec, common: dict[str, Any]) -> tuple
         # accelerate and the Trainer give FSDP1's MixedPrecision one type throughout; without it all is float32.
         given.setdefault("reduce_dtype", dtype)
     return plan_class(**common, **given), notes
+
+
+def _by_size(scenario: Scenario, given: dict[str, Any]) -> list[str]:
+    """What becomes of units by size beside other units."""
+    if given.get("flat"):
+        raise scenario.error(("fsdp", "min_num_params"), "flat has one unit, whatever its size", "one of them")
+    if not scenario.fields.lora:
+        return []
+    if not given["adapter_units"]:
+        why = "units by size of a model with adapters"
+        raise scenario.error(("fsdp", "min_num_params"), why, "adapter_units: true", kind=NotModeled)
+    del given["min_num_params"]
+    return ["fsdp.min_num_params has no effect: the Trainer has peft's units, which are blocks and adapters"]
 
 
 def _check_groups(scenario: Scenario, given: dict[str, Any], ranks: int) -> None:
