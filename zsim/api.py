@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from zsim.engine.simulator import uncollected
 from zsim.errors import InputError
-from zsim.program.lower import lower
 from zsim.result.measure import own_profile, timed
 from zsim.scenario import Scenario, Setup, load
 
@@ -29,7 +28,8 @@ def simulate(
     """Simulate training steps of `scenario` and measure the steady one.
 
     `scenario` is a YAML path, a loaded Scenario, or an already resolved Setup. `fold=False` simulates every
-    rank instead of one per class of equal ranks (same result, slower).
+    rank instead of one per class of equal ranks, and every micro-step instead of a few where the others repeat them
+    (same result, slower).
     A run that does not fit in memory is a Result with `fits == False`, never an exception.
     Raises InputError (bad input) or NotModeled, and TypeError for anything else than these three.
     """
@@ -45,8 +45,7 @@ def simulate(
 
     try:
         with uncollected():
-            program = lower(setup.model, setup.tree, setup.plan, setup.workload)
-            return timed(setup, program, own_profile(setup), fold=fold, begun=begun)
+            return timed(setup, own_profile(setup), fold=fold, begun=begun)
     except InputError as error:
         if error.file is None and setup.sources:
             error.file = setup.sources[0]

@@ -19,7 +19,12 @@ BARE = ["-c", "import simpy, numpy, networkx, pydantic, yaml"]
 FLAGSHIP = ["-m", "zsim", "scenarios/qwen32b_8xh100.yaml"]
 MANY = ["-m", "zsim", "scenarios/llama31_8b_512xh100_fsdp2.yaml"]
 FEW = [*MANY, "--set", "cluster=../topologies/hgx_h100_8.yaml"]
-LIMITS = {"flagship": ("bare imports", 3.0), "512 GPUs": ("8 GPUs", 1.5)}
+ACCUMULATED = {count: [*FLAGSHIP, "--set", f"grad_accum={count}"] for count in (4, 256)}
+LIMITS = {
+    "flagship": ("bare imports", 3.0),
+    "512 GPUs": ("8 GPUs", 1.5),
+    "256 micro-steps": ("4 micro-steps", 1.3),
+}
 
 
 def user_seconds(arguments: list[str], environment: dict[str, str]) -> float:
@@ -39,6 +44,7 @@ def user_seconds(arguments: list[str], environment: dict[str, str]) -> float:
 
 def main() -> int:
     commands = {"bare imports": BARE, "flagship": FLAGSHIP, "8 GPUs": FEW, "512 GPUs": MANY}
+    commands |= {f"{count} micro-steps": arguments for count, arguments in ACCUMULATED.items()}
     commands["flagship, what would help"] = [*FLAGSHIP, "--changes", "3"]
     seconds: dict[str, list[float]] = {name: [] for name in commands}
     with tempfile.TemporaryDirectory() as byte_code:

@@ -107,6 +107,18 @@ def test_only_what_a_command_needs_is_imported() -> None:
         assert not {"rich", "simpy", "numpy", "networkx", "zsim.scenario", "zsim.api"} & modules
 
 
+def test_files_are_written_though_the_reader_of_the_output_has_left(small: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-um", "zsim", str(small), "--json", "--out", str(tmp_path / "out")],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout
+    process.stdout.close()
+    _, complaint = process.communicate()
+    assert complaint == b""
+    assert (tmp_path / "out/result.json").is_file()
+
+
 def test_a_broken_pipe_is_quiet() -> None:
     """The reader may leave before or after all is written, so the exit code is 0 or 1."""
     command = f"{sys.executable} -m zsim schema | head -1; exit ${{PIPESTATUS[0]}}"

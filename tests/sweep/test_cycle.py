@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.worlds import DEVICE_LANES, World, kernels, works, worlds
+from zsim.engine.cycle import cycle
 from zsim.engine.simulator import Simulation
 from zsim.program.builder import Builder
 from zsim.program.ops import ALL_GATHER, COMPUTE, Work
-from zsim.sweep.glance import cycle
 from zsim.sweep.probe import steady_lengths
 
 FEW, MANY = 5, 23

@@ -16,6 +16,7 @@ from zsim.api import load_scenario, simulate
 from zsim.cli.app import dispatch
 from zsim.cluster.classes import rank_classes
 from zsim.document import Document, read_yaml
+from zsim.engine.cycle import cycle
 from zsim.engine.simulator import Simulation
 from zsim.errors import InputError
 from zsim.plan.spec import DeepSpeedPlan, Fsdp2Plan
@@ -23,7 +24,7 @@ from zsim.program.lower import lower
 from zsim.sweep import launch, plan_plots, planner
 from zsim.sweep.choices import INDISTINGUISHABLE, Choice, Plan, by_cost, by_time
 from zsim.sweep.evaluate import evaluate, setup_of
-from zsim.sweep.glance import cycle, glance, whole_seconds
+from zsim.sweep.glance import glance, whole_seconds
 from zsim.sweep.probe import least_seconds, price_of, probe_memory
 from zsim.sweep.space import CHECKPOINTING, Candidate, Machine, Strategy, candidates, strategies
 
@@ -160,7 +161,7 @@ def test_what_offloads_shares_the_cores():
 @pytest.mark.parametrize("strategy", list(strategies(H100)), ids=lambda strategy: strategy.name)
 def test_micro_steps_that_repeat_are_not_simulated(strategy: Strategy, tmp_path: Path) -> None:
     document = base(tmp_path, SMALL)
-    task = Candidate(H100, strategy, 1, 9, "full", strategy.usual).task(document)
+    task = Candidate(H100, strategy, 1, 8, "full", strategy.usual).task(document)
     outcome, seen = evaluate(task), glance(task)
     for name in ("status", "fits", "headroom_bytes", "needed_bytes", "tokens_per_step"):
         assert seen[name] == outcome[name]

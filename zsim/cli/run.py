@@ -40,27 +40,30 @@ def run(
     if changes is None:  # simulating them takes longer than the run itself: a job or a pipe does not wait for them
         wanted = not result.fits or sys.stdout.isatty()
         changes = 3 if wanted and not (quiet or json) else 0
-    if json:
-        from json import dumps
+    found: list[Change] = []
+    try:
+        if json:
+            from json import dumps
 
-        found = _helpful(result, changes)
-        print(dumps(result.to_dict() | ({"changes": [asdict(change) for change in found]} if changes else {})))
-    else:
-        from zsim.result.render import terminal
-        from zsim.result.render.page import Page
-
-        page = Page()
-        if quiet:
-            print(terminal.verdict(result))
+            found = _helpful(result, changes)
+            print(dumps(result.to_dict() | ({"changes": [asdict(change) for change in found]} if changes else {})))
         else:
-            terminal.render(result, page)
-        found = _helpful(result, changes)
-        if changes or not quiet:
-            terminal.render_changes(result, found if changes else None, page, set_)
-    if out is not None:
-        from zsim.result.render import write_all
+            from zsim.result.render import terminal
+            from zsim.result.render.page import Page
 
-        write_all(result, out, found)
+            page = Page()
+            if quiet:
+                print(terminal.verdict(result))
+            else:
+                terminal.render(result, page)
+            found = _helpful(result, changes)
+            if changes or not quiet:
+                terminal.render_changes(result, found if changes else None, page, set_)
+    finally:  # also where whoever reads the output has left
+        if out is not None:
+            from zsim.result.render import write_all
+
+            write_all(result, out, found)
     # An exception keeps this frame and with it the result, which `zsim.__main__` leaves without freeing it.
     sys.exit(0 if result.fits else 3)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import simpy
 
+from zsim.engine.cycle import cycle
 from zsim.engine.groups import Bundle, bundles_of
 from zsim.engine.host import issue_steps, targets
 from zsim.engine.lanes import INFINITY, Lane, Rank, advance, rerate
@@ -18,18 +19,27 @@ from zsim.engine.prices import Prices
 from zsim.engine.records import timeline
 from zsim.engine.steady import repeated, repeats
 from zsim.engine.stepcode import FIXED, FLOW, IDLE, KERNELS, ON_HOST, StepCode, prepare
-from zsim.engine.timeline import Timeline
+from zsim.engine.timeline import LeftOut, Timeline
 from zsim.program.ops import Collective, Compute, Copy, CpuWork, HostWork, Instruction, Program, Work
 
 MAX_STEPS = 8
 
 
-def run(program: Program, rank_classes: Sequence[tuple[int, ...]], price: Prices, *, fold: bool = True) -> Timeline:
+def run(
+    program: Program,
+    rank_classes: Sequence[tuple[int, ...]],
+    price: Prices,
+    *,
+    fold: bool = True,
+    left_out: tuple[int, int] | None = None,
+) -> Timeline:
     """Simulate `program` until a step repeats the one before it, `MAX_STEPS` at most.
 
     `rank_classes`: classes of ranks on equivalent hardware, every rank in one of them. With `fold` the first
     rank of each class stands for all of it and the network carries the traffic of the whole class; without,
-    every rank is simulated. Raises ValueError where the Program is inconsistent (a bug of a strategy).
+    every rank is simulated. `left_out`: a micro-step, and how many more follow it that the Program has not; it is None
+    in the Timeline where that micro-step is not the same as the one before it. Raises ValueError where the Program is
+    inconsistent (a bug of a strategy).
     """
     if not fold:
         rank_classes = [(rank,) for rank in range(program.world_size)]
@@ -37,6 +47,9 @@ def run(program: Program, rank_classes: Sequence[tuple[int, ...]], price: Prices
         simulation = Simulation(program, rank_classes, price)
         simulation.run()
         found = timeline(simulation)
+        if left_out is not None:
+            each = cycle(simulation, left_out[0])
+            found.left_out = None if each is None else LeftOut(*left_out, each)
         simulation.dissolve()
     return found
 

@@ -92,6 +92,19 @@ class StepSpan(NamedTuple):
     end_s: float
 
 
+class LeftOut(NamedTuple):
+    """After micro-step `micro` (from 0) of each step come `micro_steps` more that are not simulated: each is the same,
+    op by op, and takes `seconds`."""
+
+    micro: int
+    micro_steps: int
+    seconds: float
+
+    def times(self, op: Op) -> int:
+        """How often `op` of a step is issued."""
+        return 1 + self.micro_steps if op.micro == self.micro else 1
+
+
 @dataclass
 class Timeline:
     """All records of the simulated ranks: one representative per class of equal ranks."""
@@ -105,6 +118,12 @@ class Timeline:
     steady_step: int  # index into steps of the first step that repeats
     events: int  # discrete events processed
     notes: list[str] = field(default_factory=list)
+    left_out: LeftOut | None = None
+
+    def micro_step(self, op: Op) -> int:
+        """Of `op`, from 0, among all of a step."""
+        left = self.left_out
+        return op.micro + left.micro_steps if left and op.micro > left.micro else op.micro
 
     @cached_property
     def links(self) -> list[LinkUse]:

@@ -49,6 +49,7 @@ class Fsdp1(Hooks[Fsdp1Plan]):
             groups = groups_of(model, tree, "flat" if plan.flat else "hf", adapter_units=plan.adapter_units)
         self.handles = [Handle(group, model, plan, shards) for group in groups]
         self.by_module = {handle.module: handle for handle in self.handles}
+        self.root = next((handle for handle in self.handles if handle.is_root), None)
         self.owner = {param: handle for handle in self.handles for param in handle.params}
         for param in gradients(tree):
             self.owner[param].differentiated.append(param)
@@ -164,7 +165,7 @@ class Fsdp1(Hooks[Fsdp1Plan]):
         self._reshard(handle, free=not handle.is_root and self.reshards)
         handle.needs_backward = handle.output_has_grad
         handle.ran_pre_backward = False
-        handle.pending = set(handle.differentiated)
+        handle.pending, handle.posted = set(handle.differentiated), False
 
     # Backward.
 
@@ -197,16 +198,17 @@ class Fsdp1(Hooks[Fsdp1Plan]):
 
     def grad_ready(self, param: int) -> None:
         self.owner[param].pending.discard(param)
+        self._post_root()
 
     def post_backward(self, module: Module) -> None:
         """Autograd runs what was created last first. The views of a flat parameter are made in the pre-forward of its
         unit, and so their backward, and its AccumulateGrad hook, come after all that the unit does; where another one's
-        pre-forward made them (a prefetch), after all that that one does.
+        pre-forward made them (a prefetch), after all that that one does. The root's come last of all.
 
         Without trainable parameters: _register_post_backward_reshard_only_hook, on the inputs of the module.
         """
         handle = self.by_module.get(module.name)
-        if handle is None:
+        if handle is None or handle.is_root:
             return
         if handle.differentiated and not handle.pending:
             if handle.prefetcher is not None:
@@ -217,12 +219,27 @@ class Fsdp1(Hooks[Fsdp1Plan]):
         self._flush_delayed(handle)
         if not handle.trainable and handle.input_has_grad:
             self._reshard_after_backward(handle)
+        self._post_root()
+
+    def _post_root(self) -> None:
+        """Not at the root's own end: what the training loop does after backward stands there (families.foundry)."""
+        root = self.root
+        if root is None or root.posted or root.pending or not root.differentiated:
+            return
+        if all(
+            other.posted or other in root.delayed
+            for other in self.handles
+            if other.differentiated and not other.is_root
+        ):
+            self._flush_delayed(root)
+            self._post_backward(root)
 
     def _flush_delayed(self, handle: Handle) -> None:
         while handle.delayed:
             self._post_backward(handle.delayed.pop(0))
 
     def _post_backward(self, handle: Handle) -> None:
+        handle.posted = True
         self.flat.collect(handle, self.micro)
         self.builder.host_work("fsdp1 post-backward", "backward", module=handle.module, micro=self.micro)
         self._reshard_after_backward(handle)

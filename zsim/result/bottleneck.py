@@ -12,7 +12,7 @@ from zsim.cluster.spec import Cluster, Device
 from zsim.cost.profile import Profile
 from zsim.engine.timeline import FlowRecord, Timeline
 from zsim.program.ops import Compute
-from zsim.result.breakdown import cause, shares_by_family
+from zsim.result.breakdown import cause, clip, shares_by_family
 from zsim.result.critical_path import RankView, Segment
 from zsim.result.spec import Bottleneck
 
@@ -23,9 +23,14 @@ LONGEST = 8  # transfers that are looked at: the longest ones tell
 
 def find(view: RankView, cluster: Cluster, device: Device, profile: Profile) -> Bottleneck:
     """The largest group of causes on the critical path, and the largest cause inside it."""
-    path = view.critical_path()
-    length = sum(segment.seconds for segment in path) or 1.0
+    path, left = view.critical_path(), view.timeline.left_out
     groups = _groups(path, device, profile)
+    if left is not None and view.repeated is not None:
+        during = clip(path, *view.repeated.steady[2:])
+        for group, causes in _groups(list(during), device, profile).items():
+            for name, seconds in causes.items():
+                groups[group][name] += left.micro_steps * seconds
+    length = sum(seconds for causes in groups.values() for seconds in causes.values()) or 1.0
     group = max(groups, key=lambda name: sum(groups[name].values()))
     causes = groups[group]
     name = max(causes, key=lambda key: causes[key])

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
 
 from zsim.cluster.spec import Device
 from zsim.cost.price import kernel_seconds
 from zsim.cost.profile import Profile
+from zsim.engine.timeline import OpRecord
 from zsim.model.kernels import Attention, Gemm, Kernel
 from zsim.program.ops import COMPUTE, HOST, OFF_GPU, Collective, Compute, Copy, CpuWork
 from zsim.result.critical_path import RankView, Segment
@@ -34,6 +37,33 @@ def cause(segment: Segment) -> tuple[str, str]:
 
 def measure_time(view: RankView, device: Device, profile: Profile) -> Time:
     """Splits the steady step of one rank. Every idle stretch is traced back to what held it up."""
+    time, left = _split(view, device, profile), view.timeline.left_out
+    if left is None or view.repeated is None:
+        return time
+    each = _split(view.repeated, device, profile)
+    with_all = {name: _plus(value, getattr(each, name), left.micro_steps) for name, value in asdict(time).items()}
+    first_s = time.first_step_s + left.micro_steps * _each_in_first_step(view, left.micro)
+    return Time(**with_all | {"first_step_s": first_s})
+
+
+def _each_in_first_step(view: RankView, micro: int) -> float:
+    """Seconds between the starts of `micro` and of the micro-step after it."""
+    first, starts = min(view.spans), dict[int, float]()
+    for record in view.timeline.ops:
+        op = record.op
+        if record.step == first and record.rank == view.rank and op.lane == COMPUTE and op.phase == "forward":
+            starts.setdefault(op.micro, record.start_s)
+    return starts[micro + 1] - starts[micro]
+
+
+def _plus(whole: Any, each: Any, times: int) -> Any:
+    if not isinstance(whole, Mapping):
+        return whole + times * each
+    sums = {name: whole.get(name, 0.0) + times * each.get(name, 0.0) for name in whole | each}
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+
+def _split(view: RankView, device: Device, profile: Profile) -> Time:
     span = view.steady
     step_s = span.end_s - span.start_s
     by_phase: dict[str, float] = defaultdict(float)
@@ -85,10 +115,10 @@ def waiting_segments(view: RankView) -> Iterable[Segment]:
             yield Segment(record, max(record.start_s, span.start_s), min(record.end_s, span.end_s))
     for start, end, waiting in view.gaps():
         if waiting is not None:
-            yield from _clip(view.chain(waiting, start), start, end)
+            yield from clip(view.chain(waiting, start), start, end)
             continue
         # The lane is done, the step is not: whatever ends last is what it waits for.
-        yield from _clip(view.tail(start), start, end)
+        yield from clip(view.tail(start), start, end)
 
 
 def family(kernel: Kernel) -> str:
@@ -107,7 +137,7 @@ def shares_by_family(kernels: tuple[Kernel, ...], device: Device, profile: Profi
     return shares
 
 
-def _clip(segments: Iterable[Segment], start: float, end: float) -> Iterable[Segment]:
+def clip(segments: Iterable[Segment], start: float, end: float) -> Iterable[Segment]:
     for segment in segments:
         left, right = max(segment.start_s, start), min(segment.end_s, end)
         if left < right:
@@ -116,25 +146,37 @@ def _clip(segments: Iterable[Segment], start: float, end: float) -> Iterable[Seg
 
 def temporal(view: RankView) -> Temporal:
     """What runs on the GPU during the kernels of the steady step, whatever the stream."""
+    step, left = view.steady.step, view.timeline.left_out
+    found = _on_gpu((r, r.start_s, r.end_s) for r in view.records if r.step == step)
+    if left is not None and view.repeated is not None:
+        start, end = view.repeated.steady[2:]
+        records = (r for r in view.records if r.end_s > start and r.start_s < end)
+        each = _on_gpu((r, max(r.start_s, start), min(r.end_s, end)) for r in records)
+        found = [whole + left.micro_steps * seconds for whole, seconds in zip(found, each, strict=True)]
+    kernel_s, compute_s, busy_s, comm_s, overlap_s = found
+    return Temporal(
+        kernel_s=kernel_s,
+        compute_s=compute_s,
+        non_compute_s=busy_s - compute_s,
+        idle_s=kernel_s - busy_s,
+        comm_comp_overlap=overlap_s / comm_s if comm_s else 0.0,
+    )
+
+
+def _on_gpu(records: Iterable[tuple[OpRecord, float, float]]) -> list[float]:
+    """Seconds from the first to the last of them, with compute kernels, with anything, with collectives, with both."""
     kernels: list[tuple[float, float]] = []
     collectives: list[tuple[float, float]] = []
     copies: list[tuple[float, float]] = []
-    for record in view.records:
-        if record.step == view.steady.step and record.op.lane not in (HOST, *OFF_GPU):
+    for record, start_s, end_s in records:
+        if record.op.lane not in (HOST, *OFF_GPU):
             work = record.op.work
             kind = collectives if isinstance(work, Collective) else copies if isinstance(work, Copy) else kernels
-            kind.append((record.start_s, record.end_s))
+            kind.append((start_s, end_s))
     compute, communication = _merged(kernels), _merged(collectives)
     busy = _merged(kernels + collectives + copies)
     span = busy[-1][1] - busy[0][0] if busy else 0.0
-    overlap, comm_s, compute_s = _intersection(communication, compute), _length(communication), _length(compute)
-    return Temporal(
-        kernel_s=span,
-        compute_s=compute_s,
-        non_compute_s=_length(busy) - compute_s,
-        idle_s=span - _length(busy),
-        comm_comp_overlap=overlap / comm_s if comm_s else 0.0,
-    )
+    return [span, _length(compute), _length(busy), _length(communication), _intersection(communication, compute)]
 
 
 def _communication(view: RankView) -> list[tuple[float, float]]:

@@ -166,14 +166,13 @@ def _programs(results: Sequence[Result]) -> Iterator[Line]:
     calls: list[Counter[str]] = []
     sizes: list[Counter[str]] = []
     for result in results:
-        count, nbytes = Counter[str](), Counter[str]()
+        count, nbytes, left = Counter[str](), Counter[str](), result.timeline.left_out
         for instruction in result.program.steps[-1]:
-            work = instruction.op.work if isinstance(instruction, Launch) else None
-            if isinstance(work, Collective | Copy):
-                kind = work.kind if isinstance(work, Collective) else work.direction
-                name = f"{kind}/{instruction.op.phase}"  # type: ignore[union-attr]
-                count[name] += 1
-                nbytes[name] += round(work.payload_bytes if isinstance(work, Collective) else work.nbytes)
+            if isinstance(instruction, Launch) and isinstance(work := instruction.op.work, Collective | Copy):
+                op, kind = instruction.op, work.kind if isinstance(work, Collective) else work.direction
+                name, times = f"{kind}/{op.phase}", left.times(op) if left else 1
+                count[name] += times
+                nbytes[name] += times * round(work.payload_bytes if isinstance(work, Collective) else work.nbytes)
         calls.append(count)
         sizes.append(nbytes)
     for name in sorted({name for count in calls for name in count}):

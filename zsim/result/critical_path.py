@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from copy import copy
 from functools import cached_property
 from typing import NamedTuple
 
@@ -59,6 +60,21 @@ class RankView:
             if event.rank == self.rank:
                 ledgers[event.device].append(event)
         return ledgers
+
+    @cached_property
+    def repeated(self) -> RankView | None:
+        """This rank while one of the micro-steps runs that are simulated once and happen more often. Both ends lie
+        within a kernel."""
+        left, step = self.timeline.left_out, self.steady.step
+        if left is None:
+            return None
+        kernels = (r for r in self.lanes[COMPUTE] if r.step == step and r.op.micro == left.micro)
+        kernel = next(r for r in kernels if r.end_s > r.start_s)
+        middle = (kernel.start_s + kernel.end_s) / 2
+        during = copy(self)
+        during.steady = StepSpan(step, self.rank, middle - left.seconds, middle)
+        during._on = {}
+        return during
 
     def on(self, lane: str) -> list[OpRecord]:
         """Records on `lane` that overlap the steady step, in order."""

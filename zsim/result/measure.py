@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time as clock
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from zsim import __version__
 from zsim.cluster.classes import rank_classes
@@ -13,15 +13,17 @@ from zsim.cluster.spec import Device
 from zsim.cost.price import Price
 from zsim.cost.profile import Profile, load_profile
 from zsim.engine.simulator import run
-from zsim.engine.timeline import Timeline
+from zsim.engine.timeline import LeftOut, Timeline
 from zsim.model.kernels import DTYPE_BYTES
 from zsim.plan.spec import AnyPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
+from zsim.program.lower import lower
 from zsim.program.ops import Program
 from zsim.program.serial import serial
 from zsim.result import bottleneck, flops, memory, textbook
 from zsim.result.accuracy import accuracy, unmeasured
 from zsim.result.breakdown import measure_time
 from zsim.result.critical_path import RankView
+from zsim.result.shortened import SHOWN, compared, shortened
 from zsim.result.spec import CheckpointMemory, GpuMemory, Headline, HostMemory, Meta, Result, Throughput
 
 if TYPE_CHECKING:
@@ -31,23 +33,73 @@ if TYPE_CHECKING:
 OF_OTHERS = ("weights", "workspace_bytes")  # of a workload: the plan says it, the GPU
 
 
-def timed(setup: Setup, program: Program, profile: Profile, *, fold: bool = True, begun: float | None = None) -> Result:
-    """Run `program`, what `setup` lowers to, under the constants of `profile`, and measure it.
+class Lowered(NamedTuple):
+    """What a setup lowers to, but for `left_out` micro-steps in the middle (`shortened`)."""
 
-    `fold=False` simulates every rank. `begun`: the `time.perf_counter()` of the request, now if not given.
+    program: Program
+    left_out: int
+
+
+def lowered(setup: Setup) -> Lowered:
+    """With as few micro-steps as may do. Raises InputError or NotModeled, as the framework or zsim refuses it."""
+    few, more = next(_shortened(setup))
+    return Lowered(lower(few.model, few.tree, few.plan, few.workload), more)
+
+
+def timed(
+    setup: Setup, profile: Profile, known: Lowered | None = None, *, fold: bool = True, begun: float | None = None
+) -> Result:
+    """Run what `setup` lowers to under the constants of `profile`, and measure it.
+
+    `known`: what it lowers to, where that is known. `fold=False` simulates every rank and every micro-step. `begun`:
+    the `time.perf_counter()` of the request, now if not given.
     """
     begun = clock.perf_counter() if begun is None else begun
+    for few, more in _shortened(setup) if fold else [(setup, 0)]:
+        program = known.program if known and known.left_out == more else None
+        result = _timed(setup, few, more, program, profile, fold=fold, begun=begun)
+        if result is not None:
+            return result
+    raise AssertionError("all micro-steps are a step")
+
+
+def _shortened(setup: Setup) -> Iterator[tuple[Setup, int]]:
+    """A few micro-steps are shown as they are."""
+    return iter([(setup, 0)]) if setup.plan.grad_accum <= 2 * SHOWN else shortened(setup)
+
+
+def _timed(
+    setup: Setup, few: Setup, more: int, program: Program | None, profile: Profile, *, fold: bool, begun: float
+) -> Result | None:
+    """None where the `more` micro-steps that `few` has not are no repetition, or may be needed for memory to settle."""
+    program = program or lower(few.model, few.tree, few.plan, few.workload)
     cluster = setup.cluster if fold else setup.cluster.unfolded()
     if cluster.devices[0].vendor == "CPU":
         program = serial(program, setup.plan)
 
-    def simulated(paging: bool) -> Result:
+    def simulated(paging: bool) -> Result | None:
         price = Price(cluster, profile, setup.plan.omp_num_threads, paging=paging)
-        timeline = run(program, rank_classes(cluster), price, fold=fold)
+        left_out = (compared(few), more) if more else None
+        timeline = run(program, rank_classes(cluster), price, fold=fold, left_out=left_out)
+        if more and timeline.left_out is None:
+            return None
+        if timeline.left_out:
+            timeline.notes.append(_said(timeline.left_out))
         return measure(setup=setup, program=program, timeline=timeline, profile=profile, begun=begun)
 
     result = simulated(False)
-    return simulated(True) if result.gpu.evicted_bytes else result
+    if result is not None and result.gpu.evicted_bytes:
+        result = simulated(True)
+    settles = result is not None and result.gpu.fits and result.gpu.allocator_retries > 0
+    return None if more and settles else result
+
+
+def _said(left: LeftOut) -> str:
+    first, last = left.micro + 2, left.micro + 1 + left.micro_steps
+    return (
+        f"micro-steps {first} to {last} repeat the one before them op by op, {left.seconds:.3g} s each: counted "
+        "in all sums, not shown in timelines, tables of ops and memory over time"
+    )
 
 
 def own_profile(setup: Setup) -> Profile:

@@ -186,7 +186,7 @@ def describe(view: RankView, event: MemoryEvent | None) -> str:
     if op is None:
         return f"step {event.step}, after its last kernel"
     where = f"step {event.step}, {op.phase}" + (f" of {op.module}" if op.module else "") + f", {op.label}"
-    return where + (f", micro-batch {op.micro + 1}" if op.micro else "")
+    return where + (f", micro-batch {view.timeline.micro_step(op) + 1}" if op.micro else "")
 
 
 def _op_at(view: RankView, event: MemoryEvent) -> Op | None:

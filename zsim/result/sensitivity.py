@@ -14,9 +14,9 @@ from zsim.model.spec import Workload, every_nth
 from zsim.model.trace import trace
 from zsim.plan.spec import AnyPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 from zsim.program.deepspeed import overlaps
-from zsim.program.lower import lower, under
+from zsim.program.lower import under
 from zsim.program.ops import CPU, WORKER
-from zsim.result.measure import timed
+from zsim.result.measure import Lowered, lowered, timed
 from zsim.result.names import setting
 from zsim.result.need import need
 from zsim.result.spec import Result
@@ -67,13 +67,13 @@ def change(result: Result, variant: Variant, *, if_it_fits: bool = False) -> Cha
         setup = replace(setup, workload=under(setup.plan, setup.workload, setup.model))
         if setup.workload != result.setup.workload:
             setup = replace(setup, tree=trace(setup.model, setup.workload))
-        same = variant.same_program
-        program = result.program if same else lower(setup.model, setup.tree, setup.plan, setup.workload)
+        same, left = variant.same_program, result.timeline.left_out
+        known = Lowered(result.program, left.micro_steps if left else 0) if same else lowered(setup)
     except InputError:
         return None
-    if if_it_fits and not same and need(program, setup.cluster).excluded:
+    if if_it_fits and not same and need(known.program, setup.cluster).excluded:
         return None
-    other = timed(setup, program, variant.profile)
+    other = timed(setup, variant.profile, known)
     speed = other.throughput.tokens_per_s_per_gpu
     return Change(
         name=variant.name,

@@ -26,7 +26,7 @@ def op_rows(result: Result) -> Iterator[Row]:
             "phase": op.phase,
             "module": op.module,
             "layer": op.layer,
-            "micro_batch": op.micro,
+            "micro_batch": result.timeline.micro_step(op),
             "label": op.label,
             "kind": kind(record),
             "issued_s": record.issued_s,
@@ -82,13 +82,15 @@ def link_rows(result: Result) -> list[Row]:
     `utilization` is the mean over the step, `peak` the largest share of the capacity in use at any time. Where equal
     nodes are simulated once, the links are those of the first.
     """
-    span = RankView(result.program, result.timeline, result.timeline.rank_classes[0][0]).steady
-    step_s = span.end_s - span.start_s
+    view, left = RankView(result.program, result.timeline, result.timeline.rank_classes[0][0]), result.timeline.left_out
+    spans = [(1, view.steady)] + ([(left.micro_steps, view.repeated.steady)] if left and view.repeated else [])
+    step_s = sum(times * (span.end_s - span.start_s) for times, span in spans)
     carried: dict[str, float] = {}
     busy: dict[str, float] = {}
     fullest: dict[str, float] = {}
     for use in result.timeline.links:
-        seconds = min(use.end_s, span.end_s) - max(use.start_s, span.start_s)
+        during = ((times, min(use.end_s, span.end_s) - max(use.start_s, span.start_s)) for times, span in spans)
+        seconds = sum(times * each for times, each in during if each > 0)
         if seconds > 0:
             carried[use.link] = carried.get(use.link, 0.0) + use.rate * seconds
             busy[use.link] = busy.get(use.link, 0.0) + seconds

@@ -89,18 +89,18 @@ def answered(task: Task, question: Callable[[Task], Outcome]) -> Outcome:
 
 
 def _simulate(task: Task) -> Outcome:
-    from zsim.program.lower import lower
+    from zsim.result.measure import lowered, own_profile, timed
     from zsim.result.need import need
 
     setup = setup_of(task)
     plan, workload = setup.plan, setup.workload
-    program = lower(setup.model, setup.tree, plan, workload)
+    known = lowered(setup)
     outcome: Outcome = {
         "gpus": plan.world_size,
         "tokens_per_step": workload.tokens * plan.grad_accum * plan.world_size,
         "params": setup.model.numel,
     }
-    least = need(program, setup.cluster)
+    least = need(known.program, setup.cluster)
     if least.excluded or task.memory_only:
         return outcome | {
             "fits": False if least.excluded else None,
@@ -112,9 +112,7 @@ def _simulate(task: Task) -> Outcome:
             "host_peak_bytes": least.host,
         }
 
-    from zsim.result.measure import own_profile, timed
-
-    result = timed(setup, program, own_profile(setup))
+    result = timed(setup, own_profile(setup), known)
     gpu, host, step, throughput = result.gpu, result.host, result.time, result.throughput
     return outcome | {
         "fits": result.fits,

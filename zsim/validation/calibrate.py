@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from zsim.cluster.classes import rank_classes
@@ -22,10 +22,9 @@ from zsim.model.kernels import Kernel
 from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
 from zsim.program.lower import lower
 from zsim.program.ops import COMPUTE, Compute, Launch, Program
-from zsim.result.measure import timed
+from zsim.result.measure import Lowered, timed
 from zsim.scenario import Setup
 from zsim.validation.evidence import setup_of
-from zsim.validation.published import extrapolate, micro_steps
 from zsim.validation.rows import Row
 
 ROUNDS = 3
@@ -101,7 +100,27 @@ class Case:
 
     def fills_memory(self, profile: Profile) -> bool:
         """Whether the allocator gives memory back in every step, for which zsim has no time."""
-        return timed(*self.runs[-1], profile).gpu.allocator_retries_per_step > 0
+        setup, program = self.runs[-1]
+        return timed(setup, profile, Lowered(program, 0)).gpu.allocator_retries_per_step > 0
+
+
+def micro_steps(setup: Setup) -> list[Setup]:
+    """The setups whose steps tell how long `setup`'s takes: itself, or the same with 2 and with 3 micro-steps.
+
+    From the second on, micro-steps of a steady step repeat exactly (tests/cost/test_published.py), so the step with n
+    of them takes n - 3 periods more than the one with 3.
+    """
+    if setup.plan.grad_accum <= 3:
+        return [setup]
+    return [replace(setup, plan=replace(setup.plan, grad_accum=count)) for count in (2, 3)]
+
+
+def extrapolate(setup: Setup, seconds: Sequence[float]) -> float:
+    """From the times of `micro_steps(setup)` to that of `setup`."""
+    if len(seconds) == 1:
+        return seconds[0]
+    two, three = seconds
+    return three + (setup.plan.grad_accum - 3) * (three - two)
 
 
 def cases(rows: Iterable[Row]) -> list[Case]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from zsim.cost.price import peak_flops
 from zsim.cost.profile import Profile
 from zsim.errors import InputError
-from zsim.program.lower import lower
 from zsim.result.measure import own_profile, timed
 from zsim.validation.evidence import setup_of
 from zsim.validation.readings import contradiction
@@ -81,48 +80,22 @@ class Prediction:
         return self.step.allocated if kind == "allocated" else self.step.reserved
 
 
-def micro_steps(setup: Setup) -> list[Setup]:
-    """The setups whose steps tell how long `setup`'s takes: itself, or the same with 2 and with 3 micro-steps.
-
-    From the second on, micro-steps of a steady step repeat exactly (tests/cost/test_published.py), so the step with n
-    of them takes n - 3 periods more than the one with 3.
-    """
-    if setup.plan.grad_accum <= 3:
-        return [setup]
-    return [replace(setup, plan=replace(setup.plan, grad_accum=count)) for count in (2, 3)]
-
-
-def extrapolate(setup: Setup, seconds: Sequence[float]) -> float:
-    """From the times of `micro_steps(setup)` to that of `setup`."""
-    if len(seconds) == 1:
-        return seconds[0]
-    two, three = seconds
-    return three + (setup.plan.grad_accum - 3) * (three - two)
-
-
 def simulate_step(setup: Setup, profile: Profile) -> Step:
     """The path of `zsim.api.simulate`, under any profile."""
-    results = []
-    for part in micro_steps(setup):
-        program = lower(part.model, part.tree, part.plan, part.workload)
-        results.append(timed(part, program, profile))
-    last = results[-1]
-    names = {
-        "step_s": "step_s",
-        "compute_s": "compute_s",
-        "exposed_s": "exposed_comm_s",
-        "host_s": "host_s",
-        "idle_s": "idle_s",
-    }
-    times = {own: extrapolate(setup, [getattr(result.time, name) for result in results]) for own, name in names.items()}
+    result = timed(setup, profile)
+    time, gpu = result.time, result.gpu
     return Step(
-        **times,
-        allocated=last.gpu.peak_allocated_bytes,
-        reserved=last.gpu.peak_reserved_bytes,
-        nvidia_smi=last.gpu.nvidia_smi_bytes,
-        states=sum(last.gpu.by_category.get(category, 0) for category in STATES),
-        fits=last.gpu.fits,
-        full=last.gpu.allocator_retries_per_step > 0,
+        step_s=time.step_s,
+        compute_s=time.compute_s,
+        exposed_s=time.exposed_comm_s,
+        host_s=time.host_s,
+        idle_s=time.idle_s,
+        allocated=gpu.peak_allocated_bytes,
+        reserved=gpu.peak_reserved_bytes,
+        nvidia_smi=gpu.nvidia_smi_bytes,
+        states=sum(gpu.by_category.get(category, 0) for category in STATES),
+        fits=gpu.fits,
+        full=gpu.allocator_retries_per_step > 0,
     )
 
 

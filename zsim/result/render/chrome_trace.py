@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.engine.allocator import replay
-from zsim.engine.timeline import OpRecord
+from zsim.engine.timeline import OpRecord, Timeline
 from zsim.program.ops import COMPUTE, DELAYED_FREES, H2D, HOST, LANES, OFF_GPU, Collective, Compute, Copy
 from zsim.result.critical_path import RankView
 from zsim.result.curve import Delayed, Watched
@@ -60,14 +60,14 @@ def write(result: Result, path: Path) -> list[Path]:
 
 def trace(result: Result, view: RankView) -> dict[str, Any]:
     """One rank's trace as Kineto's JSON object; times in microseconds."""
-    device = result.setup.cluster.devices[view.rank]
+    device, left = result.setup.cluster.devices[view.rank], result.timeline.left_out
     return {
         "schemaVersion": 1,
         "deviceProperties": [{"id": view.rank, "name": device.name, "totalGlobalMem": device.usable_bytes}],
         "distributedInfo": {"backend": "nccl", "rank": view.rank, "world_size": result.headline.world_size},
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": 0,
-        "traceName": result.name,
+        "traceName": result.name + (f", without {left.micro_steps} of its micro-steps" if left else ""),
         "traceEvents": list(_events(result, view)),
     }
 
@@ -80,7 +80,7 @@ def _events(result: Result, view: RankView) -> Iterator[Event]:
     previous = 0.0
     for correlation, record in enumerate(records, start=1):
         if record.op.lane in THREADS:
-            yield _on_cpu(record, view.rank)
+            yield _on_cpu(record, view)
         else:
             yield from _launched(record, view.rank, correlation, previous)
             yield _on_gpu(record, view.rank, correlation, result)
@@ -115,9 +115,9 @@ def _steps(records: list[OpRecord], view: RankView) -> Iterator[Event]:
         yield _slice("user_annotation", f"ProfilerStep#{step}", CPU_PID + view.rank, THREADS[HOST], start, stop, {})
 
 
-def _on_cpu(record: OpRecord, rank: int) -> Event:
-    tid = THREADS[record.op.lane]
-    return _slice("cpu_op", _title(record), CPU_PID + rank, tid, record.start_s, record.end_s, _about(record))
+def _on_cpu(record: OpRecord, view: RankView) -> Event:
+    tid, about = THREADS[record.op.lane], _about(record, view.timeline)
+    return _slice("cpu_op", _title(record), CPU_PID + view.rank, tid, record.start_s, record.end_s, about)
 
 
 def _launched(record: OpRecord, rank: int, correlation: int, previous: float) -> Iterator[Event]:
@@ -163,7 +163,7 @@ def _on_gpu(record: OpRecord, rank: int, correlation: int, result: Result) -> Ev
         args["bytes"] = work.nbytes
     elif isinstance(work, Compute):
         args["flops"] = sum(kernel.flops for kernel in work.kernels)
-    return _slice(category, name, rank, stream, record.start_s, record.end_s, args | _about(record))
+    return _slice(category, name, rank, stream, record.start_s, record.end_s, args | _about(record, result.timeline))
 
 
 def _memory(view: RankView, allocator: Watched) -> Iterator[Event]:
@@ -191,9 +191,9 @@ def _title(record: OpRecord) -> str:
     return f"{op.module}.{op.label}" if op.module else op.label
 
 
-def _about(record: OpRecord) -> Event:
+def _about(record: OpRecord, timeline: Timeline) -> Event:
     op = record.op
-    about: Event = {"phase": op.phase, "micro-batch": op.micro, "module": op.module, "label": op.label}
+    about: Event = {"phase": op.phase, "micro-batch": timeline.micro_step(op), "module": op.module, "label": op.label}
     if op.layer is not None:
         about["layer"] = op.layer
     if record.stretch_s > 0:

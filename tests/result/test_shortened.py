@@ -1,0 +1,105 @@
+"""Of many micro-steps a few are simulated: what a report says is what simulating all of them says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zsim.api import simulate
+from zsim.result.compare import compare
+from zsim.result.spec import Result
+
+TOPOLOGIES = Path("topologies").absolute()
+MANY = 11
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 1024, "intermediate_size": 4096,
+    "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 8192,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+OFFLOADED = "{stage: 3, offload_optimizer: {device: cpu}, offload_param: {device: cpu}}"
+SETUPS = {
+    "ddp": "framework: ddp",
+    "zero1": "framework: deepspeed\nzero: {stage: 1}",
+    "zero2": "framework: deepspeed\nzero: {stage: 2}",
+    "zero2 offload": "framework: deepspeed\nzero: {stage: 2, offload_optimizer: {device: cpu}}",
+    "zero3": "framework: deepspeed\nzero: {stage: 3}",
+    "zero3 offload": f"framework: deepspeed\nzero: {OFFLOADED}",
+    "fsdp1": "framework: fsdp1",
+    "fsdp1 no_sync": "framework: fsdp1\nfsdp: {no_sync: true}",
+    "fsdp2": "framework: fsdp2",
+    "fsdp2 offload": "framework: fsdp2\nfsdp: {cpu_offload: true}",
+}
+
+
+def scenario(folder: Path, setup: str, grad_accum: int = MANY, more: str = "checkpointing: full") -> Path:
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    file = folder / "scenario.yaml"
+    file.write_text(f"""
+model: config.json
+cluster: {TOPOLOGIES / "a100_4.yaml"}
+{setup}
+micro_batch: 2
+grad_accum: {grad_accum}
+seq_len: 2048
+precision: bf16
+{more}
+""")
+    return file
+
+
+def leaves(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in data.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{path}{name}.")
+        else:
+            yield path + name, value
+
+
+def numbers(result: Result) -> dict[str, Any]:
+    """All that is said, but for how it was found."""
+    told = {name: value for name, value in result.to_dict().items() if name not in ("meta", "assumptions")}
+    links = {
+        f"{row['link']} {name}": row[name] for row in result.links.to_dict("records") for name in ("bytes", "busy_s")
+    }
+    calls = {line.name: line.values[0] for line in compare([result, result]).programs}
+    return dict(leaves(told)) | links | calls
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_a_report_is_that_of_all_micro_steps(name: str, tmp_path: Path) -> None:
+    path = scenario(tmp_path, SETUPS[name])
+    few, whole = simulate(path), simulate(path, fold=False)
+    assert few.timeline.left_out is not None
+    assert whole.timeline.left_out is None
+    said, expected = numbers(few), numbers(whole)
+    assert said.keys() == expected.keys()
+    for key, value in expected.items():
+        assert said[key] == (pytest.approx(value, rel=1e-6, abs=1e-9) if isinstance(value, float) else value), key
+
+
+def test_what_is_left_out_is_said_and_numbers_are_those_of_all(tmp_path: Path) -> None:
+    result = simulate(scenario(tmp_path, SETUPS["zero3"], 64))
+    (said,) = (text for text in result.assumptions if text.startswith("micro-steps"))
+    assert said.startswith("micro-steps 4 to 63 repeat the one before them op by op")
+    assert set(result.ops.query("phase == 'forward'")["micro_batch"]) == {0, 1, 2, 63}
+    assert result.headline.plan["grad_accum"] == 64
+    assert result.throughput.tokens_per_s == pytest.approx(64 * 2 * 2048 * 4 / result.time.step_s)
+
+
+def test_few_micro_steps_are_all_shown(tmp_path: Path) -> None:
+    result = simulate(scenario(tmp_path, SETUPS["zero3"], 8))
+    assert result.timeline.left_out is None
+    assert set(result.ops.query("phase == 'forward'")["micro_batch"]) == set(range(8))
+
+
+def test_where_memory_has_to_settle_all_are_simulated(tmp_path: Path) -> None:
+    """The allocator gives cached memory back: how often, each micro-step has to say."""
+    tight = "checkpointing: none\nallocator: {per_process_memory_fraction: 0.0305}"
+    result = simulate(scenario(tmp_path, SETUPS["zero2"], more=tight))
+    assert result.fits
+    assert result.gpu.allocator_retries > 0
+    assert result.timeline.left_out is None
