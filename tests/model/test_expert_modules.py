@@ -48,8 +48,10 @@ def test_a_step_is_the_recorded_one(name: str, index: int):
     ledger = Ledger(spec, trace(spec, workload))
     assert ledger.calls == [tuple(call) for call in model["calls"]]
     assert ledger.ready == model["ready"]
+    arch = spec.arch
+    rotated = arch.mla.rope if arch.latent else arch.rotary_dim or arch.head_dim
     # 4.57 multiplies positions with rotary frequencies as matrices
-    assert flops(ledger.forward_kernels) + 64 * spec.arch.head_dim == run["flops"]["forward"]
+    assert flops(ledger.forward_kernels) + 64 * rotated == run["flops"]["forward"]
     assert flops(ledger.backward_kernels) == run["flops"]["backward"]
     if run["checkpointing"] == "full" and name in ("qwen2_moe", "olmoe"):
         assert ledger.after_forward - run["after_forward"] == MASK - 128

@@ -9,6 +9,7 @@ from __future__ import annotations
 from validation.oracles.configuration_parts import LORA, REGATHER, SMALL_ZERO, Config, config_of, zero_of
 
 MODELS = ("mixtral", "qwen2_moe", "qwen3_moe")
+GROUPED = ("deepseek_v3", "glm4_moe")  # whose blocks are no leaves
 NO_LEAVES = {"leaf_module": {"classes": []}}  # as before DeepSpeed 0.18, which has these blocks as leaves
 
 
@@ -38,4 +39,15 @@ def expert_module_configurations() -> list[Config]:
         zero_of("modules_zeroinit", 3, model="mixtral", zero=SMALL_ZERO | NO_LEAVES, zero_init=True),
         config_of("fsdp2", "modules_lora", model="mixtral", lora=on_experts),
     ]
+    for model in GROUPED:
+        found += [
+            zero_of("modules", 2, model=model, zero=SMALL_ZERO),
+            zero_of("modules", 3, model=model, zero=SMALL_ZERO),
+            zero_of("modules_regather", 3, ga=2, model=model, zero=REGATHER),
+            zero_of("modules_ckpt", 3, ga=2, model=model, zero=REGATHER, ckpt=True),
+            zero_of("modules_persist0", 3, 4, model=model, zero=persist_0),
+            config_of("ddp", "modules", model=model, ddp={"bucket_cap_mb": 1}),
+            config_of("fsdp1", "modules_ckpt", model=model, ckpt=True),
+            config_of("fsdp2", "modules_accelerate", model=model, fsdp={"accelerate": True}),
+        ]
     return [config | {"experts": "modules"} for config in found]

@@ -19,7 +19,12 @@ from validation.oracles.families import RUNS, begin, observe, once, write
 from validation.oracles.family_configs import CONFIGS
 
 EXPERTS = 5  # whose shares of the rows are not all the same
-NAMES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+GROUPED = {"n_routed_experts": EXPERTS, "n_group": 1, "topk_group": 1}
+SETTINGS = {
+    "mixtral": {"num_local_experts": EXPERTS},
+    **{name: {"num_experts": EXPERTS} for name in ("qwen2_moe", "qwen3_moe", "olmoe")},
+    **dict.fromkeys(("deepseek_v3", "glm4_moe", "dots1"), GROUPED),
+}
 _topk = torch.topk
 
 
@@ -43,11 +48,11 @@ def record(config: dict[str, Any], batch: int, seq: int, checkpointing: str) -> 
 
 
 def main(arguments: list[str]) -> None:
-    options = begin(arguments, __doc__, NAMES)
+    options = begin(arguments, __doc__, tuple(SETTINGS))
     torch.topk = dealt
     models = {}
-    for name in options.names or NAMES:
-        config = CONFIGS[name][1] | {"num_local_experts" if name == "mixtral" else "num_experts": EXPERTS}
+    for name in options.names or SETTINGS:
+        config = CONFIGS[name][1] | SETTINGS[name]
         runs = [record(config, *run) for run in RUNS]
         models[name] = {"config": config, **once(name, runs, "parameters", "calls", "ready"), "runs": runs}
     write(options.out, models)

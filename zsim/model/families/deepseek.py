@@ -110,6 +110,28 @@ class V3Attention(Attention):
         return q, _turned(k1, k2, cos, sin)
 
 
+class EarlierV3Attention(V3Attention):
+    """Before transformers 5 (4.57): keys and values of all heads first, then the rotation, and keys by `torch.cat`."""
+
+    def forward(self, x: Tensor, *context: Tensor) -> tuple[Tensor, Tensor | None]:
+        arch, mla = self.net.arch, self.net.arch.mla
+        b, s, _ = x.shape
+        q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x))) if mla.query_rank else self.q_proj(x)
+        q = F.transpose(F.reshape(q, b, s, arch.heads, arch.head_dim), 1, 2)
+        q_pass, q_rot = F.split(q, [mla.nope, mla.rope])
+        compressed = self.kv_a_proj_with_mqa(x)
+        latent, k_rot = F.split(compressed, [mla.key_value_rank, mla.rope])
+        both = self.kv_b_proj(self.kv_a_layernorm(latent))
+        both = F.transpose(F.reshape(both, b, s, arch.heads, mla.nope + mla.value), 1, 2)
+        k_pass, value = F.split(both, [mla.nope, mla.value])
+        tables, mask = self.tables(context)
+        q_rot, k_rot = self.rotated(q_rot, F.reshape(k_rot, b, 1, s, mla.rope), tables)
+        k_rot = F.expand(k_rot, (b, arch.heads, s, mla.rope))
+        query, key = F.cat((q_pass, q_rot)), F.cat((k_pass, k_rot))
+        out, weights = attend(self.net, query, key, value, mask, None, arch.attention_dropout)
+        return self.o_proj(out), weights
+
+
 def _neighbours(x: Tensor) -> tuple[Tensor, Tensor]:
     """`x[..., 0::2], x[..., 1::2]`"""
     half = x.shape[-1] // 2
@@ -288,13 +310,32 @@ ATTENTION = {"DeepseekV2": V2Attention, "DeepseekV3": V3Attention, "DeepseekV32"
 
 
 class Block(llama.Block):
+    def __init__(self, net: Net, prefix: str, index: int) -> None:
+        super().__init__(net, prefix, index)
+        self.called_again = called_again(net)
+
     def attention(self, prefix: str, index: int) -> Module:  # type: ignore[override]
-        return ATTENTION[prefix](self.net, prefix, index)
+        earlier = self.net.arch.experts.modules
+        return (EarlierV3Attention if earlier else ATTENTION[prefix])(self.net, prefix, index)
 
     def feed_forward(self, prefix: str, index: int) -> Module:
         if self.net.arch.kinds[index].sparse:
-            return MoE(self.net, prefix)
+            return experts(self.net, prefix)
         return llama.MLP(self.net, prefix)
+
+
+def called_again(net: Net) -> bool:
+    """modeling_layers.py GradientCheckpointingLayer, until it wrapped `forward` in transformers 5."""
+    return bool(net.arch.moe and net.arch.moe.modules)
+
+
+def experts(net: Net, prefix: str) -> Module:
+    """As modules where transformers is older than 5."""
+    if net.arch.experts.modules:
+        from zsim.model.families import moe_modules
+
+        return moe_modules.GroupedMoE(net, prefix)
+    return MoE(net, prefix)
 
 
 class Model(llama.Model):

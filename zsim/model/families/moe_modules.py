@@ -1,15 +1,17 @@
-"""Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE before transformers 5: a module for each expert, called one after the other.
+"""Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, DeepSeek-V3, GLM-4.5 and dots.llm1 before transformers 5: a module for each
+expert, called one after the other.
 
 Each expert picks its tokens by a mask, for which the host waits until the GPU has found them. Routing is taken as
 even, so every expert is called on every rank and has its share of the rows, the first ones one more. Code of
-transformers 4.45 to 4.57 (modeling_mixtral.py `MixtralSparseMoeBlock` and its copies).
+transformers 4.45 to 4.57 (modeling_mixtral.py `MixtralSparseMoeBlock`, modeling_deepseek_v3.py `DeepseekV3MoE`, and
+their copies).
 """
 
 from __future__ import annotations
 
 from zsim.model import functional as F
 from zsim.model import products as P
-from zsim.model.families import llama
+from zsim.model.families import deepseek, llama
 from zsim.model.families.moe import Block as PackedBlock
 from zsim.model.graph import Tensor
 from zsim.model.kernels import WAIT
@@ -33,18 +35,11 @@ class BlockSparseTop2MLP(Module):
         return self.w2(x)
 
 
-class SparseMoeBlock(Module):
+class ExpertModules(Module):
     kind = "experts"
 
-    def __init__(self, net: Net, prefix: str) -> None:
-        super().__init__(net)
-        moe = net.arch.experts
-        self.class_name = f"{prefix}SparseMoeBlock"
-        self.gate = Linear(net, net.arch.hidden, moe.experts)
-        self.experts = ModuleList(net, [self._expert(prefix) for _ in range(moe.experts)])
-        if moe.shared:
-            self.shared_expert = llama.MLP(net, prefix, moe.shared)
-            self.shared_expert_gate = Linear(net, net.arch.hidden, 1)
+    def _experts(self, prefix: str) -> ModuleList:
+        return ModuleList(self.net, [self._expert(prefix) for _ in range(self.net.arch.experts.experts)])
 
     def _expert(self, prefix: str) -> Module:
         net, width = self.net, self.net.arch.experts.intermediate
@@ -54,26 +49,61 @@ class SparseMoeBlock(Module):
                 weight.expert = True
         return expert
 
+    def mask(self, chosen: Tensor) -> Tensor:
+        """one_hot, [tokens, choices, experts] int64"""
+        tape = self.net.tape
+        mask = tape.empty((*chosen.shape, self.net.arch.experts.experts), "int64")
+        tape.memory(chosen.nbytes, mask.nbytes + chosen.nbytes)
+        return mask
+
+    def rows(self, chosen: Tensor, number: int) -> int:
+        experts = self.net.arch.experts.experts
+        return (chosen.numel + experts - 1 - number) // experts
+
+    def found(self, own: Tensor, rows: int) -> list[Tensor]:
+        """torch.where: of each row that an expert gets its two places in the mask `own`."""
+        tape = self.net.tape
+        found = tape.empty((2, rows), "int64")  # as many as there are, side by side
+        tape.memory(own.nbytes, found.nbytes)
+        self.wait()
+        return F.unbind(found, 0)
+
+    def zeros(self, tokens: int, width: int, dtype: str) -> Tensor:
+        final = self.net.tape.empty((tokens, width), dtype)
+        self.net.tape.memory(0, final.nbytes)
+        return final
+
+    def wait(self) -> None:
+        if self.net.tape.cuda:
+            self.net.tape.kernel(WAIT)
+
+
+class SparseMoeBlock(ExpertModules):
+    def __init__(self, net: Net, prefix: str) -> None:
+        super().__init__(net)
+        moe = net.arch.experts
+        self.class_name = f"{prefix}SparseMoeBlock"
+        self.gate = Linear(net, net.arch.hidden, moe.experts)
+        self.experts = self._experts(prefix)
+        if moe.shared:
+            self.shared_expert = llama.MLP(net, prefix, moe.shared)
+            self.shared_expert_gate = Linear(net, net.arch.hidden, 1)
+
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        moe, tape = self.net.arch.experts, self.net.tape
+        moe = self.net.arch.experts
         b, s, width = x.shape
         x = F.reshape(x, -1, width)
-        tokens = x.shape[0]
         logits = self.gate(x)
         weights = P.softmax(F.to(logits, "float32"))
         weights, chosen = P.topk(weights, moe.top_k)
         if moe.norm_top_k:
             weights = F.divide(weights, F.sum_last(weights), in_place=True)
         weights = F.to(weights, x.dtype)
-        final = tape.empty((tokens, width), x.dtype)
-        tape.memory(0, final.nbytes)
-        mask = tape.empty((tokens, moe.top_k, moe.experts), "int64")  # one_hot
-        tape.memory(chosen.nbytes, mask.nbytes + chosen.nbytes)
-        mask = F.permute(mask, 2, 1, 0)
+        final = self.zeros(x.shape[0], width, x.dtype)
+        mask = F.permute(self.mask(chosen), 2, 1, 0)
         hit = self._hit(mask) if moe.modules == "hit" else None
         for number, expert in enumerate(self.experts.children.values()):
-            rows = (tokens * moe.top_k + moe.experts - 1 - number) // moe.experts
-            found = self._found(mask, rows, hit)
+            found = self.found(self._own(mask, hit), self.rows(chosen, number))
             current_state = F.reshape(P.gather(x, found[1]), -1, width)
             current_hidden_states = F.mul(expert(current_state), self._weights_of(weights, found))
             final = index_add(final, found[1], current_hidden_states)
@@ -88,29 +118,49 @@ class SparseMoeBlock(Module):
         per_expert = F.pointwise(mask, shape=(mask.shape[0],))
         more = F.pointwise(per_expert, dtype="bool")
         hit = F.pointwise(more, shape=(mask.shape[0], 1), dtype="int64")
-        self._wait()
+        self.wait()
         return hit
 
-    def _found(self, mask: Tensor, rows: int, hit: Tensor | None) -> list[Tensor]:
-        """torch.where: of each row that an expert gets, which of the token's choices it is, and the token."""
-        tape = self.net.tape
+    def _own(self, mask: Tensor, hit: Tensor | None) -> Tensor:
+        """An expert's part of the mask: which choice, which token."""
         if hit is None:
-            own = F.select(mask, 0)
-        else:
-            self._wait()  # for its number
-            own = F.pointwise(hit, F.select(mask, 0))
-        found = tape.empty((2, rows), "int64")  # as many as there are, side by side
-        tape.memory(own.nbytes, found.nbytes)
-        self._wait()
-        return F.unbind(found, 0)
+            return F.select(mask, 0)
+        self.wait()  # for its number
+        return F.pointwise(hit, F.select(mask, 0))
 
     def _weights_of(self, weights: Tensor, found: list[Tensor]) -> Tensor:
         """`weights[top_x, idx, None]`"""
         return F.reshape(P.gather(F.reshape(weights, -1), found[0]), -1, 1)
 
-    def _wait(self) -> None:
-        if self.net.tape.cuda:
-            self.net.tape.kernel(WAIT)
+
+class GroupedMoE(ExpertModules):
+    """DeepSeek-V3's, beside experts that see all tokens: weights and sums are float32."""
+
+    def __init__(self, net: Net, prefix: str) -> None:
+        super().__init__(net)
+        self.class_name = f"{prefix}MoE"
+        self.experts = self._experts(prefix)
+        self.gate = deepseek.Router(net, prefix)
+        self.shared_experts = llama.MLP(net, prefix, net.arch.experts.shared)
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen, weights = self._routed(x)
+        out = F.reshape(self._sum(F.reshape(x, -1, x.shape[-1]), chosen, weights), *x.shape)
+        return F.add(out, self.shared_experts(x))
+
+    def _routed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        _logits, weights, chosen = self.gate(x)
+        return chosen, weights
+
+    def _sum(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        final = self.zeros(x.shape[0], x.shape[1], weights.dtype)
+        mask = F.permute(self.mask(chosen), 2, 0, 1)
+        for number, expert in enumerate(self.experts.children.values()):
+            token, choice = self.found(F.select(mask, 0), self.rows(chosen, number))
+            expert_weights = P.gather(F.reshape(weights, -1), choice)
+            expert_output = expert(P.gather(x, token))
+            final = index_add(final, token, F.mul(expert_output, F.reshape(expert_weights, -1, 1)))
+        return F.to(final, x.dtype)
 
 
 def index_add(out: Tensor, rows: Tensor, source: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ Module and parameter names, and the order of calls, are those of transformers 5.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from zsim.model import functional as F
@@ -249,7 +250,7 @@ class Family(NamedTuple):
 
     prefix: str  # of its class names
     attention: type[Module]
-    experts: type[Module] = deepseek.MoE
+    experts: Callable[[Net, str], Module] = deepseek.experts
     types: bool = False  # layers with and without a window have masks of their own
 
 
@@ -267,12 +268,16 @@ FAMILIES = {
 
 
 class Block(llama.Block):
+    def __init__(self, net: Net, prefix: str, index: int) -> None:
+        super().__init__(net, prefix, index)
+        self.called_again = deepseek.called_again(net)
+
     def attention(self, prefix: str, index: int) -> llama.Attention:
         return FAMILIES[self.net.arch.family].attention(self.net, prefix, index)  # type: ignore[call-arg, return-value]
 
     def feed_forward(self, prefix: str, index: int) -> Module:
         if self.net.arch.kinds[index].sparse:
-            return FAMILIES[self.net.arch.family].experts(self.net, prefix)  # type: ignore[call-arg]
+            return FAMILIES[self.net.arch.family].experts(self.net, prefix)
         return llama.MLP(self.net, prefix)
 
 
