@@ -55,8 +55,8 @@ def of_experts(model: Module, arch: Architecture, lora: Lora) -> tuple[Lora, dic
             f"adapters on the stacked experts of {arch.family} by a regular expression, or on its router, for which "
             f"peft 0.21 takes all-linear and {router}",
             field="lora.targets",
-            accepted=f"names of modules and of experts: [q_proj, v_proj, {', '.join(names[1:])}]; of Mixtral, Qwen's "
-            "and OLMoE any with framework.transformers: '4.57', where experts are modules",
+            accepted=f"names of modules and of experts: [q_proj, v_proj, {', '.join(names[1:])}]; any with "
+            "framework.transformers: '4.57' where it has experts as modules (docs/expert-parallel.md)",
         )  # fmt: skip
     missing = set(halves) - set(meant.values())
     if 0 < len(missing) < len(halves):
