@@ -62,7 +62,7 @@ def test_targets_may_be_told_apart_by_their_parents() -> None:
     some = tune(base, Tuning(Lora(8, ("q_proj", "mlp.down_proj", "query_key_value", "w1"))))
     assert some.parameters == short.parameters
     assert some.notes[-1] == "lora.targets: the model has no query_key_value, w1, which peft passes over"
-    for other in ("lm_head", "embed_tokens", "norm"):
+    for other in ("embed_tokens", "norm"):
         with pytest.raises(NotModeled, match=f"adapters on {other}"):
             tune(base, Tuning(Lora(8, ("q_proj", other))))
     with pytest.raises(NotModeled, match="some layers only"):
@@ -201,11 +201,28 @@ def test_targets_as_a_regular_expression_of_whole_names() -> None:
     for pattern, error, says in (
         (r"(q|v)_proj", InputError, "the whole name of no Linear module"),
         (r".*layers\.0\..*q_proj", NotModeled, "some layers only"),
-        (r".*(lm_head|q_proj)", NotModeled, "output projection"),
         ("(", InputError, "no regular expression"),
     ):
         with pytest.raises(error, match=says):
             tune(small(), Tuning(Lora(8, pattern=pattern)))
+
+
+def test_an_adapter_on_the_head_is_one_that_is_named() -> None:
+    """peft leaves it out of all-linear, transformers out of what it quantizes."""
+    listed = tune(small(), Tuning(Lora(8, ("q_proj", "lm_head")), "nf4"))
+    matched = tune(small(), Tuning(Lora(8, pattern=r"(lm_head|.*q_proj)"), "nf4"))
+    everywhere = tune(small(), Tuning(Lora(8)))
+    assert matched.parameters == listed.parameters
+    shapes = {p.name: p.shape for p in listed.parameters if p.name.startswith("lm_head.")}
+    base = next(p for p in small().parameters if p.name == "lm_head.weight")
+    assert shapes == {
+        "lm_head.base_layer.weight": base.shape,
+        "lm_head.lora_A.default.weight": (8, base.shape[1]),
+        "lm_head.lora_B.default.weight": (base.shape[0], 8),
+    }
+    assert not any(p.name.startswith("lm_head.lora_") for p in everywhere.parameters)
+    with pytest.raises(NotModeled, match="under a fused loss"):
+        trace(listed, Workload(2, 8, loss="fused"))
 
 
 def test_unknown_target_is_named_with_those_there_are() -> None:

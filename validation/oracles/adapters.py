@@ -35,6 +35,8 @@ ROOMS = {
     "vision": vision_models.CONFIGS,
 }
 NAMED = {"gpt2": ["c_attn", "mlp.c_proj"], "falcon-7b": ["query_key_value"], "llama": ["q_proj", "v_proj", "down_proj"]}
+# Two of them tie it to the embedding.
+HEADS = {"llama": ["q_proj", "lm_head"], "gpt2": ["c_attn", "lm_head"], "gemma2": ["q_proj", "lm_head"]}
 WHOLE = (  # of those with rotary tables, masks, embeddings or layers of several kinds one each
     "gpt2", "falcon-7b", "falcon-40b", "falcon-sequential", "llama", "opt", "gpt_bigcode", "gpt_neo", "xlm-roberta",
     "modernbert", "modernbert-decoder", "phi", "cohere", "glm", "gemma2", "gemma3-windows", "gemma4-layers",
@@ -44,6 +46,7 @@ STEPS = [
     *((name, "all-linear", 0.0) for name in WHOLE),
     *((name, "all-linear", 0.1) for name in ("gpt2", "llama")),
     *((name, targets, dropout) for name, targets in NAMED.items() for dropout in (0.0, 0.1)),
+    *((name, targets, dropout) for name, targets in HEADS.items() for dropout in (0.0, 0.1)),
 ]
 
 

@@ -15,6 +15,7 @@ from validation.oracles.configuration_parts import (
 
 SAVED: Config = LORA | {"modules_to_save": ["embed_tokens", "lm_head"]}
 EMBEDDING: Config = LORA | {"modules_to_save": ["embed_tokens"]}
+HEAD: Config = {"r": 8, "targets": ["q_proj", "down_proj", "lm_head"]}
 NORMS: Config = LORA | {"modules_to_save": ["norm", "lm_head"]}
 ONE: Config = SAVED | {"ensure_weight_tying": True}  # of a model that ties them
 TIES = "qwen2"
@@ -26,7 +27,25 @@ EXPERTS: Config = {"r": 4, "targets": ["q_proj"], "target_parameters": ["experts
 
 
 def adapter_configurations() -> list[Config]:
-    return [*_ddp(), *_fsdp2(), *_fsdp1(), *_deepspeed(), *_on_experts()]
+    return [*_ddp(), *_fsdp2(), *_fsdp1(), *_deepspeed(), *_on_experts(), *_on_heads()]
+
+
+def _on_heads() -> list[Config]:
+    low: Config = {"dtype": "bfloat16", "lora": HEAD}
+    return [
+        config_of("ddp", "head", lora=HEAD, ddp={"bucket_cap_mb": 0.05}),
+        config_of("ddp", "head_ckpt", ga=2, model=TIES, lora=HEAD, ckpt=True),
+        config_of("fsdp2", "head", lora=HEAD),
+        config_of("fsdp2", "head", model=TIES, lora=HEAD),
+        config_of("fsdp2", "head_accelerate", lora=HEAD, fsdp=ACCELERATE),
+        config_of("fsdp2", "head_accelerate_ckpt", ga=2, model=TIES, lora=HEAD, fsdp=ACCELERATE, ckpt=True),
+        config_of("fsdp2", "head_units_accelerate", lora=HEAD, fsdp=UNITS | ACCELERATE),
+        config_of("fsdp1", "head_units", **low, fsdp=UNITS),
+        config_of("fsdp1", "head_units_ckpt", ga=2, model=TIES, **low, fsdp=UNITS, ckpt=True),
+        *(zero_of("head", stage, zero=SMALL_ZERO, lora=HEAD) for stage in (0, 1, 2, 3)),
+        zero_of("head_ckpt", 3, ga=2, model=TIES, zero=REGATHER, lora=HEAD, ckpt=True),
+        zero_of("head_zeroinit", 3, zero=SMALL_ZERO, zero_init=True, lora=HEAD),
+    ]
 
 
 def _on_experts() -> list[Config]:

@@ -128,13 +128,21 @@ def _adapt(model: Module, net: Net, tuning: Tuning, alone: bool) -> list[str]:
     quantized = False
     for parent in list(model.all_modules()):
         for name, module in list(parent.children.items()):
-            if not module.is_linear or module.role == "head":
+            if not module.is_linear:
                 continue
             child = cast(Linear, module)  # or Conv1D, which has what is asked of it
-            names.add(name)
             meant = {target for target in targets if f".{parent.path}.{name}".endswith(f".{target}")}  # as peft matches
-            chosen = bool(meant) or targets == (ALL_LINEAR,) or child in matching
-            if tuning.quantize and (child.class_name in QUANTIZED or tuning.before_5):
+            chosen = bool(meant) or child in matching
+            if output := module.role == "head":  # peft adapts it if it is named, and transformers leaves it in 16 bits
+                if not chosen:
+                    continue
+                if net.loss == "fused":
+                    what = f"adapters on {name} under a fused loss, which takes its weight alone"
+                    raise NotModeled(what, field="lora.targets", accepted="loss: hf")
+            else:
+                names.add(name)
+                chosen = chosen or targets == (ALL_LINEAR,)
+            if tuning.quantize and not output and (child.class_name in QUANTIZED or tuning.before_5):
                 eight = tuning.quantize == "int8"
                 child = (
                     Linear8bitLt(net, child, tuning.before_5) if eight else Linear4bit(net, child, tuning.double_quant)
@@ -166,7 +174,7 @@ def _adapt(model: Module, net: Net, tuning: Tuning, alone: bool) -> list[str]:
     others = [module.path for module in model.all_modules() if type(module) is not LoraLinear]
     for target in missing:
         if any(f".{path}".endswith(f".{target}") for path in others):
-            what = f"adapters on {target}, which is the output projection or no Linear module"
+            what = f"adapters on {target}, which is no Linear module"
             raise NotModeled(what, field="lora.targets", accepted=", ".join(sorted(names)))
     return missing
 
@@ -188,8 +196,6 @@ def _matching(model: Module, pattern: str) -> set[Module]:
             matched.setdefault(owner, set()).add(bool(re.fullmatch(pattern, name.rpartition(".")[0])))
     except re.error as error:
         raise InputError(f"{pattern} is no regular expression: {error}", field="lora.targets") from None
-    if any(True in answers and getattr(owner, "role", None) == "head" for owner, answers in matched.items()):
-        raise NotModeled(f"adapters on the output projection: {pattern}", field="lora.targets", accepted="q_proj, ...")
     if any(len(answers) > 1 for answers in matched.values()):
         raise NotModeled(f"adapters on some layers only: {pattern}", field="lora.targets", accepted="q_proj, ...")
     return {owner for owner, answers in matched.items() if True in answers}
@@ -228,6 +234,7 @@ class LoraLinear(Module):
         super().__init__(net)
         outputs, inputs = base.size
         self.base_layer = base
+        self.logits, self.role = base.logits, base.role
         self.lora_dropout = ModuleDict(net)
         self.drop = self.lora_dropout.add(Dropout(net, lora.dropout))
         if not lora.dropout:

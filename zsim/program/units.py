@@ -10,6 +10,7 @@ from zsim.model.spec import COPY, ModelSpec, Module
 from zsim.program.walk import modules_in_order
 
 COPIED = f"{COPY}default"  # ends the name of such a module, whose wrapper is called itself
+ADAPTED = ".base_layer"  # as a head's, whose adapters are in its unit
 
 
 class Group(NamedTuple):
@@ -39,10 +40,11 @@ def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf", *, adapter_u
     if adapter_units and any(module.module_class == "ParamWrapper" for module in modules):
         what = "adapters on parameters as units: peft reads what no unit has gathered"
         raise NotModeled(what, field="fsdp.adapter_units", accepted="false")
-    whole = [m for m in modules if not m.name.endswith(COPIED)]
+    whole = [m for m in modules if not m.name.endswith((COPIED, ADAPTED))]
     of_role = {role: [m for m in whole if m.role == role] for role in ("embedding", "block", "unit", "norm", "head")}
-    wrapped: list[Sequence[Module]] = [[leaf] for leaf in _trained_leaves(model, modules)] if adapter_units else []
-    nested = {param for part in wrapped for module in part for param in module.params}
+    leaves = _trained_leaves(model, modules) if adapter_units else []
+    wrapped: list[Sequence[Module]] = [[leaf] for leaf in leaves]
+    nested = {param for leaf in leaves for param in leaf.params}
     if grouping != "flat":
         wrapped += [[block] for block in (*of_role["block"], *of_role["unit"])]
     norms = [norm for norm in of_role["norm"] if grouping != "accelerate" or _found_by_accelerate(model, norm)]
@@ -68,7 +70,7 @@ def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf", *, adapter_u
     members: list[tuple[Sequence[Module], list[int]]] = []
     for number, part in enumerate(wrapped):
         params = sorted({param for module in part for param in params_under(module)})
-        if part[0].role in ("block", "unit") or any(module.idle for module in part):
+        if number >= len(leaves) and any(m.role in ("block", "unit", "head") or m.idle for m in part):
             params = [param for param in params if param not in nested]
         for param in params:
             if owner.setdefault(param, number) != number:
