@@ -185,3 +185,24 @@ def test_a_mac_has_neither_cudas_allocator_nor_its_managed_memory(override: str,
         zsim.load_scenario(mac, [override]).resolve()
     assert (caught.value.field, caught.value.accepted) == (field, accepted)
     zsim.load_scenario(mac, ["allocator=null", "optimizer={name: adamw, paged: false}"]).resolve()
+
+
+def test_what_is_not_quantized_is_widened_where_the_base_is_prepared() -> None:
+    """peft's prepare_model_for_kbit_training: Llama 3.1's embedding, head and 65 norms take 4 bytes instead of 2."""
+    plain, prepared = (
+        zsim.simulate(QLORA, [f"quantize={{type: nf4, prepared: {flag}}}", "seq_len=256"]).gpu.by_category
+        for flag in ("false", "true")
+    )
+    wider = 2 * (2 * 128_256 * 4_096 + 65 * 4_096)
+    assert prepared["parameters"] - plain["parameters"] == wider
+    with pytest.raises(InputError, match="DDP's alone"):
+        zsim.simulate(QLORA, ["framework=fsdp2", "ddp=null", "quantize={type: nf4, prepared: true}"])
+
+
+def test_four_bit_weights_are_as_small_where_products_are_in_float32() -> None:
+    """BitsAndBytesConfig's bnb_4bit_compute_dtype, float32 unless given: what is unpacked takes 4 bytes, and no more."""
+    wide = zsim.simulate(QLORA, ["precision=fp32", "ddp=null", "seq_len=256"]).gpu.by_category
+    prepared = zsim.simulate(QLORA, ["quantize={type: nf4, prepared: true}", "seq_len=256"]).gpu.by_category
+    assert wide["parameters"] == prepared["parameters"]
+    with pytest.raises(InputError, match="16-bit elements"):
+        zsim.simulate(QLORA, ["framework=fsdp2", "ddp=null", "precision=fp32"])

@@ -45,3 +45,8 @@ class QuantizeField(Section):
     shorthand = "type"
     type: Literal["nf4", "fp4", "int8"]
     double_quant: bool = Field(True, description="of 4-bit weights")
+    prepared: bool = Field(
+        False,
+        description="ddp: by peft's prepare_model_for_kbit_training, as TRL's SFTTrainer and axolotl call it: what is "
+        "not quantized is float32",
+    )

@@ -11,14 +11,18 @@ from zsim.model.spec import COPY, ModelSpec, Parameter
 from zsim.plan.spec import TORCH_DTYPE
 from zsim.scenario.releases import stated_release
 
+PACKED = "bfloat16"  # elements of two bytes that hold 4-bit weights, whatever the products' dtype
+
 if TYPE_CHECKING:
     from zsim.scenario.load import Scenario
 
 
 def tuned(scenario: Scenario, model: ModelSpec) -> ModelSpec:
     fields, quantize = scenario.fields, scenario.fields.quantize
-    if quantize and quantize.type != "int8" and fields.precision == "fp32":
+    if quantize and quantize.type != "int8" and fields.precision == "fp32" and fields.framework.name != "ddp":
         raise scenario.error(("quantize",), "4-bit weights are stored in 16-bit elements", "precision: bf16 or fp16")
+    if quantize and quantize.prepared and fields.framework.name != "ddp":
+        raise scenario.error(("quantize", "prepared"), "float32 beside 4- and 8-bit weights is DDP's alone", "false")
     release = stated_release(scenario)
     model = tune(
         model,
@@ -53,8 +57,12 @@ def _lora(scenario: Scenario) -> Lora | None:
 
 
 def _loaded_for_ddp(scenario: Scenario, model: ModelSpec) -> ModelSpec:
-    """In the compute dtype; peft keeps the adapters in float32, and what it copies as it is."""
-    low, lora = TORCH_DTYPE[scenario.fields.precision], scenario.fields.lora
+    """In the compute dtype; peft keeps the adapters in float32, and what it copies as it is.
+
+    Its prepare_model_for_kbit_training (peft 0.21 utils/other.py) widens all that is not quantized before.
+    """
+    low, lora, quantize = TORCH_DTYPE[scenario.fields.precision], scenario.fields.lora, scenario.fields.quantize
+    rest = "float32" if quantize and quantize.prepared else low
     copies = (lora.modules_dtype if lora else None) or low
     if lora and lora.modules_to_save and copies == "float16":
         why = "copies in float16, whose gradients torch's GradScaler refuses (Attempting to unscale FP16 gradients)"
@@ -63,6 +71,6 @@ def _loaded_for_ddp(scenario: Scenario, model: ModelSpec) -> ModelSpec:
     def kept_in(parameter: Parameter) -> str | None:
         if parameter.trainable:
             return copies if COPY in parameter.name else None
-        return parameter.dtype or low
+        return parameter.dtype or (PACKED if parameter.packed > 1 else rest)
 
     return replace(model, parameters=tuple(replace(p, dtype=kept_in(p)) for p in model.parameters), _cache={})
