@@ -200,7 +200,7 @@ def test_what_is_not_quantized_is_widened_where_the_base_is_prepared() -> None:
 
 
 def test_four_bit_weights_are_as_small_where_products_are_in_float32() -> None:
-    """BitsAndBytesConfig's bnb_4bit_compute_dtype, float32 unless given: what is unpacked takes 4 bytes, and no more."""
+    """bnb_4bit_compute_dtype, float32 unless BitsAndBytesConfig is told: what is unpacked takes 4 bytes, no more."""
     wide = zsim.simulate(QLORA, ["precision=fp32", "ddp=null", "seq_len=256"]).gpu.by_category
     prepared = zsim.simulate(QLORA, ["quantize={type: nf4, prepared: true}", "seq_len=256"]).gpu.by_category
     assert wide["parameters"] == prepared["parameters"]
