@@ -161,6 +161,7 @@ def _fsdp1() -> list[Config]:
         config_of("fsdp1", "full_shard_tied", over=TIED),
         config_of("fsdp1", "lora", lora=LORA),
         *_by_size(),
+        *_by_class(),
         *_adapter_units(),
     ]
 
@@ -185,6 +186,19 @@ def _by_size() -> list[Config]:
         config_of("fsdp1", "by_size_blocks", ckpt=True, model="gpt2", over=UNTIED, fsdp={"min_num_params": 264_000}),
         config_of("fsdp1", "by_size", model="mixtral", fsdp={"min_num_params": 50_000}),
         config_of("fsdp1", "by_size_all_smaller", fsdp={"min_num_params": 10**8}),
+    ]
+
+
+def _by_class() -> list[Config]:
+    both, parts = ["LlamaDecoderLayer", "LlamaMLP"], ["LlamaAttention", "LlamaMLP"]
+    experts: Config = {"model": "mixtral", "ckpt": True}
+    return [
+        config_of("fsdp1", "class_parts", ckpt=True, fsdp={"wrap": parts}),
+        config_of("fsdp1", "class_both", ga=2, fsdp={"wrap": both, "forward_prefetch": True}),
+        config_of("fsdp1", "class_experts", **experts, fsdp={"wrap": ["MixtralSparseMoeBlock"]}),
+        config_of("fsdp2", "class_parts", ckpt=True, fsdp={"wrap": parts}),
+        config_of("fsdp2", "class_both", ga=2, fsdp=ACCELERATE | {"wrap": both}),
+        config_of("fsdp2", "class_experts", **experts, fsdp=ACCELERATE | {"wrap": ["MixtralSparseMoeBlock"]}),
     ]
 
 

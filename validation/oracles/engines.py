@@ -179,8 +179,8 @@ def run_fsdp2(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
             fully_shard(module, reshard_after_forward=reshard, **arguments)
         if settings.get("titan"):
             fully_shard(embedding, reshard_after_forward=reshard, **arguments)
-        for block in models.units(model):
-            fully_shard(block, reshard_after_forward=reshard, **arguments)
+        for unit in models.of_classes(model, settings["wrap"]) if "wrap" in settings else models.units(model):
+            fully_shard(unit, reshard_after_forward=reshard, **arguments)
         if settings.get("accelerate") and not tied:
             fully_shard(embedding, reshard_after_forward=reshard, **arguments)
         if settings.get("titan") or settings.get("accelerate"):
@@ -256,6 +256,8 @@ def run_fsdp1(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
         if settings.get("adapter_units"):
             units = {id(module) for module in [*models.adapter_leaves(model), *models.blocks(model)]}
             policy = CustomPolicy(lambda module: id(module) in units)
+        if "wrap" in settings:
+            policy = CustomPolicy(lambda module: type(module).__name__ in settings["wrap"])
         if "min_num_params" in settings:
             policy = functools.partial(size_based_auto_wrap_policy, min_num_params=settings["min_num_params"])
         wrapped = FullyShardedDataParallel(

@@ -218,6 +218,11 @@ def units(model: torch.nn.Module) -> list[torch.nn.Module]:
     return blocks(model)
 
 
+def of_classes(model: torch.nn.Module, names: list[str]) -> list[torch.nn.Module]:
+    """From the leaves up, as accelerate shards them."""
+    return [module for module in reversed(list(model.modules())) if type(module).__name__ in names]
+
+
 def text_model(model: torch.nn.Module) -> torch.nn.Module:
     owner = getattr(model, "model", getattr(model, "backbone", model))
     text = getattr(owner, "language_model", getattr(owner, "text_model", owner))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zsim.document import Path_, nearest
+from zsim.document import Document, Path_, nearest
 from zsim.errors import NotModeled
 from zsim.plan.reading import Reading
 from zsim.plan.recipe import as_flag
@@ -15,17 +15,16 @@ _STATE_DICTS = ("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT")  # 
 _WITHOUT_EFFECT = {
     "final_state_dict_type": "the last save, of weights alone",
     "sync_module_states": "loading",
-    "transformer_layer_cls_to_wrap": "the blocks are the units in any case",
-    "transformer_cls_names_to_wrap": "the blocks are the units in any case",
     "xla": "TPUs",
     "xla_fsdp_v2": "TPUs",
     "xla_fsdp_grad_ckpt": "TPUs",
 }
+_CLASSES = ("transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap")  # the plugin's environment, its argument
 OPTIONS = {
     "version", "sharding_strategy", "reshard_after_forward", "offload_params", "cpu_offload", "backward_prefetch",
     "forward_prefetch", "limit_all_gathers", "use_orig_params", "auto_wrap_policy", "activation_checkpointing",
     "activation_checkpointing_offload", "mixed_precision_policy", "cpu_ram_efficient_loading", "state_dict_type",
-    "min_num_params", *_WITHOUT_EFFECT,
+    "min_num_params", *_CLASSES, *_WITHOUT_EFFECT,
 }  # fmt: skip
 
 
@@ -86,6 +85,11 @@ def read_fsdp(
             put("flat", True, "auto_wrap_policy")
         if "min_num_params" in options:
             reading.without_effect.append(f"{places['min_num_params'][-1]} (size-based wrapping only)")
+    for name in [name for name in _CLASSES if name in options]:
+        if wrap == "TRANSFORMER_BASED_WRAP":
+            put("wrap", _classes(document, places[name], options[name]), name)
+        else:
+            reading.without_effect.append(f"{places[name][-1]} (TRANSFORMER_BASED_WRAP only)")
     if flag("offload_params", False) or flag("cpu_offload", False):
         put("cpu_offload", True, "offload_params" if "offload_params" in options else "cpu_offload")
     if flag("cpu_ram_efficient_loading", False):
@@ -114,6 +118,13 @@ def read_fsdp(
             close = nearest(name, OPTIONS)
             hint = f"; did you mean {close}?" if close else ""
             reading.notes.append(f"{places[name][-1]} is no option of FSDP and is ignored{hint}")
+
+
+def _classes(document: Document, place: Path_, value: Any) -> list[str]:
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(name, str) and name.strip().isidentifier() for name in names):
+        raise document.error(place, f"{value!r} names no classes", "LlamaDecoderLayer, or several with commas")
+    return [name.strip() for name in names]
 
 
 def _by_size(reading: Reading, version: str, places: Mapping[str, Path_], put: Any, value: Any) -> None:

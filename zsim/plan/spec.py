@@ -188,6 +188,7 @@ class Fsdp2Plan(Plan):
     # last block keeps its parameters (torchtitan before July 2025, pull request 1094) | accelerate: of release 1.14 and
     # later, as titan, and a tied embedding with norm and head
     grouping: str = "hf"
+    wrap: tuple[str, ...] = ()  # as Fsdp1Plan's
     adapter_units: bool = False  # every adapter a unit of its own, as axolotl has it
     frozen_dtype: str | None = None  # of shards that are not trained; None: as the others
     cpu_offload: bool = False
@@ -214,6 +215,7 @@ class Fsdp1Plan(Plan):
     use_orig_params: bool = True  # accelerate's and torchtitan's choice; torch's own default is False
     flat: bool = False  # no auto-wrap policy: one unit
     min_num_params: int | None = None  # size_based_auto_wrap_policy's
+    wrap: tuple[str, ...] = ()  # classes of modules that are units, as transformer_auto_wrap_policy has it; (): blocks
     adapter_units: bool = False  # every adapter a unit of its own, as transformers' Trainer has it for peft's models
     cpu_offload: bool = False
     state_dict_type: str = "FULL_STATE_DICT"  # SHARDED_STATE_DICT | LOCAL_STATE_DICT

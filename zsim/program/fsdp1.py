@@ -46,7 +46,8 @@ class Fsdp1(Hooks[Fsdp1Plan]):
         if plan.min_num_params is not None:
             groups = groups_by_size(model, tree, plan.min_num_params)
         else:
-            groups = groups_of(model, tree, "flat" if plan.flat else "hf", adapter_units=plan.adapter_units)
+            grouping = "flat" if plan.flat else "hf"
+            groups = groups_of(model, tree, grouping, adapter_units=plan.adapter_units, wrap=plan.wrap)
         self.handles = [Handle(group, model, plan, shards) for group in groups]
         self.by_module = {handle.module: handle for handle in self.handles}
         self.root = next((handle for handle in self.handles if handle.is_root), None)

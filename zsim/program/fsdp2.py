@@ -46,7 +46,7 @@ class Fsdp2(Hooks[Fsdp2Plan]):
     def _units(self) -> list[Unit]:
         plan = self.plan
         units = []
-        for group in groups_of(self.model, self.tree, plan.grouping, adapter_units=plan.adapter_units):
+        for group in groups_of(self.model, self.tree, plan.grouping, adapter_units=plan.adapter_units, wrap=plan.wrap):
             reshard = plan.reshard_after_forward
             if group.role == "root":
                 # _lazy_init: left unset, the root keeps its parameters, which backward needs at once

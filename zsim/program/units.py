@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from zsim.errors import InputError, NotModeled
@@ -29,12 +29,17 @@ class Group(NamedTuple):
     in_backward: bool
 
 
-def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf", *, adapter_units: bool = False) -> list[Group]:
-    """In execution order. `hf`, `titan2024`: blocks (transformers' _no_split_modules) and the root; `titan`: embedding,
-    blocks, norm with head (torchtitan's parallelize_llama); `accelerate` (1.14 and later, fsdp2_prepare_model): as
-    titan, a tied embedding with norm and head; `flat`: the root alone. `adapter_units`: besides, every module of its
-    own with a trained weight, as peft's fsdp_auto_wrap_policy has it. Raises InputError for tied weights in two groups,
-    as fully_shard does.
+Members = list[tuple[Sequence[Module], list[int]]]  # modules of a unit, and the parameters that it holds
+
+
+def groups_of(
+    model: ModelSpec, tree: Module, grouping: str = "hf", *, adapter_units: bool = False, wrap: Sequence[str] = ()
+) -> list[Group]:
+    """In execution order. `hf`, `titan2024`: blocks (transformers' _no_split_modules), or modules of the classes in
+    `wrap`, and the root; `titan`: embedding, blocks, norm with head (torchtitan's parallelize_llama); `accelerate`
+    (1.14 and later, fsdp2_prepare_model): as titan, a tied embedding with norm and head; `flat`: the root alone.
+    `adapter_units`: besides, every module of its own with a trained weight, as peft's fsdp_auto_wrap_policy has it.
+    Raises InputError for tied weights in two groups, as fully_shard does, and for a class that the model has not.
     """
     modules = modules_in_order(tree)
     if adapter_units and any(module.module_class == "ParamWrapper" for module in modules):
@@ -42,47 +47,19 @@ def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf", *, adapter_u
         raise NotModeled(what, field="fsdp.adapter_units", accepted="false")
     whole = [m for m in modules if not m.name.endswith((COPIED, ADAPTED))]
     of_role = {role: [m for m in whole if m.role == role] for role in ("embedding", "block", "unit", "norm", "head")}
-    leaves = _trained_leaves(model, modules) if adapter_units else []
-    wrapped: list[Sequence[Module]] = [[leaf] for leaf in leaves]
-    nested = {param for leaf in leaves for param in leaf.params}
+    chosen = _trained_leaves(model, modules) if adapter_units else []
     if grouping != "flat":
-        wrapped += [[block] for block in (*of_role["block"], *of_role["unit"])]
-    norms = [norm for norm in of_role["norm"] if grouping != "accelerate" or _found_by_accelerate(model, norm)]
-    embeddings = [module.params for module in of_role["embedding"]]
-    if grouping in ("titan", "accelerate") and len(set(embeddings)) < len(embeddings):
-        raise InputError(
-            "encoder and decoder share an embedding, and two groups would", field="fsdp.grouping", accepted="hf"
-        )
-    words = of_role["embedding"]
-    if grouping == "accelerate":  # get_input_embeddings: not those of positions
-        vocab = getattr(model.arch, "vocab", 0)
-        words = [
-            module
-            for module in words
-            if any(model.parameters[param].shape[0] == vocab for param in params_under(module))
-        ]
-    if grouping == "accelerate" and _tied(words, of_role["head"]):
-        wrapped.append([*words, *norms, *of_role["head"]])
-    elif grouping in ("titan", "accelerate"):
-        wrapped += [[module] for module in words]
-        wrapped.append([*norms, *of_role["head"]])
-    owner: dict[int, int] = {}
-    members: list[tuple[Sequence[Module], list[int]]] = []
-    for number, part in enumerate(wrapped):
-        params = sorted({param for module in part for param in params_under(module)})
-        if number >= len(leaves) and any(m.role in ("block", "unit", "head") or m.idle for m in part):
-            params = [param for param in params if param not in nested]
-        for param in params:
-            if owner.setdefault(param, number) != number:
-                raise _shared(model, param)
-        members.append((part, params))
-    idle = {} if grouping == "flat" else _idle(model, adapter_units)
+        chosen += _of_classes(whole, wrap) if wrap else [*of_role["block"], *of_role["unit"]]
+    names = {module.name for module in chosen}
+    members: Members = []
+    _find_units(tree, lambda module, rest: module.name in names, members)
+    for part in _ends(model, grouping, of_role):
+        inside = {module.name for top in part for module in modules_in_order(top)}
+        held = {param for (top, *_), params in members if top.name in inside for param in params}
+        members.append((part, sorted({param for module in part for param in params_under(module)} - held)))
+    owner = _owners(model, modules, members, _shared)
+    idle = {} if grouping == "flat" or wrap else _idle(model, adapter_units)
     owner |= {param: len(members) + number for number, params in enumerate(idle.values()) for param in params}
-    inside = {module.name for part in wrapped for top in part for module in modules_in_order(top)}
-    for module in modules:
-        if module.name not in inside:
-            for param in owner.keys() & set(module.params):
-                raise _shared(model, param)
     members.append(([tree], [param for param in range(len(model.parameters)) if param not in owner]))
     found = _in_order(modules, members)
     return found + [
@@ -91,48 +68,90 @@ def groups_of(model: ModelSpec, tree: Module, grouping: str = "hf", *, adapter_u
     ]
 
 
+def _ends(model: ModelSpec, grouping: str, of_role: Mapping[str, Sequence[Module]]) -> list[Sequence[Module]]:
+    """Units beside the blocks: of embeddings, and of norm and head together."""
+    if grouping not in ("titan", "accelerate"):
+        return []
+    words, heads = of_role["embedding"], of_role["head"]
+    embeddings = [module.params for module in words]
+    if len(set(embeddings)) < len(embeddings):
+        raise InputError(
+            "encoder and decoder share an embedding, and two groups would", field="fsdp.grouping", accepted="hf"
+        )
+    norms = [norm for norm in of_role["norm"] if grouping != "accelerate" or _found_by_accelerate(model, norm)]
+    if grouping == "accelerate":  # get_input_embeddings: not those of positions
+        vocab = getattr(model.arch, "vocab", 0)
+        words = [
+            module
+            for module in words
+            if any(model.parameters[param].shape[0] == vocab for param in params_under(module))
+        ]
+    if grouping == "accelerate" and _tied(words, heads):
+        return [[*words, *norms, *heads]]
+    return [*([module] for module in words), [*norms, *heads]]
+
+
 def groups_by_size(model: ModelSpec, tree: Module, least: int) -> list[Group]:
-    """torch 2.13 fsdp/wrap.py, size_based_auto_wrap_policy and _recursive_wrap: from the leaves up, each module with
-    `least` parameters or more that no unit within it holds; the root holds the rest. In execution order. Raises
-    InputError for tied weights in two units, NotModeled for a model with parts that no step enters.
+    """torch 2.13 fsdp/wrap.py, size_based_auto_wrap_policy: from the leaves up, each module with `least` parameters or
+    more that no unit within it holds; the root holds the rest. In execution order. Raises InputError for tied weights
+    in two units, NotModeled for a model with parts that no step enters.
     """
-    members: list[tuple[Sequence[Module], list[int]]] = []
-    everything = params_under(tree)
+    members: Members = []
+    everything, modules = params_under(tree), modules_in_order(tree)
     if len(everything) < len(model.parameters):
         raise NotModeled("units by size where no step enters parts of the model", field="fsdp.min_num_params")
-    _wrap_by_size(model, tree, least, members)
-    owner: dict[int, int] = {}
-    for number, (_, params) in enumerate(members):
-        for param in params:
-            if owner.setdefault(param, number) != number:
-                raise _torn(model, param)
-    modules = modules_in_order(tree)
-    inside = {module.name for (top,), _ in members for module in modules_in_order(top)}
-    for module in modules:
-        if module.name not in inside and not owner.keys().isdisjoint(module.params):
-            raise _torn(model, next(iter(owner.keys() & set(module.params))))
+    numels = [parameter.numel for parameter in model.parameters]
+    _find_units(tree, lambda module, rest: sum(numels[param] for param in rest) >= least, members)
+    owner = _owners(model, modules, members, _torn)
     members.append(([tree], sorted(everything - owner.keys())))
     return _in_order(modules, members)
 
 
-def _wrap_by_size(
-    model: ModelSpec, module: Module, least: int, members: list[tuple[Sequence[Module], list[int]]]
-) -> set[int]:
-    """Adds the units in `module`; what they hold."""
-    params, held = params_under(module), set[int]()
-    if sum(model.parameters[param].numel for param in params) < least:
-        return held
+def _find_units(module: Module, wraps: Callable[[Module, set[int]], bool], members: Members) -> set[int]:
+    """torch 2.13 fsdp/wrap.py, _recursive_wrap: what is in a module first, then the module if the policy wraps it with
+    the rest of its parameters. Adds the units in `module`, but for the root; what they hold."""
+    held = set[int]()
     for child in module.body:
         if isinstance(child, Module):
-            held |= _wrap_by_size(model, child, least, members)
-    rest = sorted(params - held)
-    if module.role == "root" or sum(model.parameters[param].numel for param in rest) < least:
+            held |= _find_units(child, wraps, members)
+    params = params_under(module)
+    rest = params - held
+    if module.role == "root" or not wraps(module, rest):
         return held
-    members.append(([module], rest))
+    members.append(([module], sorted(rest)))
     return params
 
 
-def _in_order(modules: Sequence[Module], members: Sequence[tuple[Sequence[Module], list[int]]]) -> list[Group]:
+def _owners(
+    model: ModelSpec,
+    modules: Sequence[Module],
+    members: Members,
+    refused: Callable[[ModelSpec, int], InputError],
+) -> dict[int, int]:
+    """The unit of each parameter that one holds. Raises what `refused` makes of a tied one that two would."""
+    owner: dict[int, int] = {}
+    for number, (_, params) in enumerate(members):
+        for param in params:
+            if owner.setdefault(param, number) != number:
+                raise refused(model, param)
+    inside = {module.name for part, _ in members for top in part for module in modules_in_order(top)}
+    for module in modules:
+        if module.name not in inside:
+            for param in owner.keys() & set(module.params):
+                raise refused(model, param)
+    return owner
+
+
+def _of_classes(modules: Sequence[Module], classes: Sequence[str]) -> list[Module]:
+    known = {module.module_class for module in modules}
+    for name in classes:
+        if name not in known:
+            blocks = {module.module_class for module in modules if module.role in ("block", "unit")}
+            raise InputError(f"the model has no module of class {name}", field="fsdp.wrap", accepted=", ".join(blocks))
+    return [module for module in modules if module.module_class in classes]
+
+
+def _in_order(modules: Sequence[Module], members: Members) -> list[Group]:
     position = {module.name: index for index, module in enumerate(modules)}
     found = [
         Group(

@@ -235,6 +235,9 @@ class FsdpField(Section):
     no_sync: bool | None = Field(None, description="fsdp1")
     use_orig_params: bool | None = Field(None, description="fsdp1")
     flat: bool | None = Field(None, description="fsdp1: no auto-wrap policy, one unit")
+    wrap: list[str] | None = Field(
+        None, description="classes of modules that are units; the model's blocks unless given (TRANSFORMER_BASED_WRAP)"
+    )
     min_num_params: Annotated[int, Range(1, 10**15)] | None = Field(
         None,
         description="fsdp1: units by size (SIZE_BASED_WRAP, torch's size_based_auto_wrap_policy): every module with so "

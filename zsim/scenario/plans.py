@@ -349,6 +349,8 @@ def _fsdp(scenario: Scenario, model: ModelSpec, common: dict[str, Any]) -> tuple
             notes.append("fsdp.adapter_units: true, every adapter is sharded by itself, as the Trainer has it for peft")
     if "min_num_params" in given:
         notes += _by_size(scenario, given)
+    if "wrap" in given:
+        given["wrap"] = tuple(given["wrap"])
     if fields.quantize:
         # One dtype for packed weights and all the rest, as accelerate's FSDP-QLoRA demands.
         if name == "fsdp1" and not (given["adapter_units"] or given.get("use_orig_params", True)):
@@ -367,8 +369,8 @@ def _fsdp(scenario: Scenario, model: ModelSpec, common: dict[str, Any]) -> tuple
 
 def _by_size(scenario: Scenario, given: dict[str, Any]) -> list[str]:
     """What becomes of units by size beside other units."""
-    if given.get("flat"):
-        raise scenario.error(("fsdp", "min_num_params"), "flat has one unit, whatever its size", "one of them")
+    if other := next((name for name in ("flat", "wrap") if given.get(name)), None):
+        raise scenario.error(("fsdp", "min_num_params"), f"{other} says what the units are, too", "one of them")
     if not scenario.fields.lora:
         return []
     if not given["adapter_units"]:

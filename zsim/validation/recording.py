@@ -182,15 +182,14 @@ _FSDP2 = {
     "offload": "cpu_offload",
     "param_dtype": "param_dtype", "reduce_dtype": "reduce_dtype", "mp": "", "titan": "", "root_reshard": "",
     "upcast": "", "accelerate": "", "adapter_units": "adapter_units",
-    "upcast_trained": "",
+    "upcast_trained": "", "wrap": "wrap",
 }  # fmt: skip
 
 
 def _fsdp2(config: Mapping[str, Any], world: int) -> Fsdp2Plan:
     settings = dict(config.get("fsdp", {}))
     fields = _take(settings, _FSDP2, "fsdp")
-    if "mesh" in fields:
-        fields["mesh"] = tuple(fields["mesh"])
+    fields |= {name: tuple(fields[name]) for name in ("mesh", "wrap") if name in fields}
     if not settings.get("mp", True):
         fields |= {"param_dtype": "float32", "reduce_dtype": "float32"}
     if settings.get("root_reshard") != "default":
@@ -212,14 +211,13 @@ _FSDP1 = {
     "strategy": "sharding_strategy", "backward_prefetch": "backward_prefetch", "forward_prefetch": "forward_prefetch",
     "reduce_dtype": "reduce_dtype", "mesh": "mesh", "no_sync": "no_sync", "use_orig_params": "use_orig_params",
     "offload": "cpu_offload", "adapter_units": "adapter_units", "param_dtype": "param_dtype",
-    "min_num_params": "min_num_params",
+    "min_num_params": "min_num_params", "wrap": "wrap",
 }  # fmt: skip
 
 
 def _fsdp1(config: Mapping[str, Any], world: int) -> Fsdp1Plan:
     fields = _take(config.get("fsdp", {}), _FSDP1, "fsdp")
-    if "mesh" in fields:
-        fields["mesh"] = tuple(fields["mesh"])
+    fields |= {name: tuple(fields[name]) for name in ("mesh", "wrap") if name in fields}
     return Fsdp1Plan(**_shared(config, world), storage_dtype=config.get("dtype", "float32"), **fields)
 
 

@@ -1,4 +1,4 @@
-"""FSDP1's units by size; their collectives are held against recordings (tests/validation/test_sequences.py)."""
+"""FSDP's units by class and by size. Their collectives are held against recordings in tests/validation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zsim.api import load_scenario
 from zsim.errors import InputError, NotModeled
 from zsim.plan.spec import Fsdp1Plan
 from zsim.program.lower import lower
-from zsim.program.units import groups_by_size
+from zsim.program.units import groups_by_size, groups_of
 from zsim.scenario import Setup
 
 MODELS = Path("scenarios/models").absolute()
@@ -78,7 +78,7 @@ def test_tied_weights_in_two_units_are_refused(tmp_path: Path):
 
 
 def test_beside_other_units(tmp_path: Path):
-    with pytest.raises(InputError, match="flat has one unit"):
+    with pytest.raises(InputError, match="flat says what the units are, too"):
         setup_of(tmp_path, "llama-3.1-8b", "{min_num_params: 1000, flat: true}")
     setup = setup_of(tmp_path, "llama-3.1-8b", "{min_num_params: 1000}", "lora: {r: 8}")
     assert isinstance(setup.plan, Fsdp1Plan)
@@ -86,6 +86,45 @@ def test_beside_other_units(tmp_path: Path):
     assert any("min_num_params has no effect" in text for text in setup.assumptions)
     with pytest.raises(NotModeled, match="units by size of a model with adapters"):
         setup_of(tmp_path, "llama-3.1-8b", "{min_num_params: 1000, adapter_units: false}", "lora: {r: 8}")
+
+
+def test_units_of_one_class_leave_the_rest_to_the_root(tmp_path: Path):
+    setup = setup_of(tmp_path, "llama-3.1-8b", "{wrap: [LlamaMLP]}")
+    assert isinstance(setup.plan, Fsdp1Plan)
+    groups = groups_of(setup.model, setup.tree, wrap=setup.plan.wrap)
+    sizes = {group.name: sum(setup.model.parameters[param].numel for param in group.params) for group in groups}
+    mlps = 32 * 3 * 4096 * 14_336
+    assert sizes.pop("") == setup.model.numel - mlps
+    assert sizes == {f"model.layers.{layer}.mlp": 3 * 4096 * 14_336 for layer in range(32)}
+
+
+def test_a_class_that_the_model_has_not(tmp_path: Path):
+    setup = setup_of(tmp_path, "llama-3.1-8b", "{wrap: [LlamaLayer]}")
+    with pytest.raises(InputError, match="the model has no module of class LlamaLayer") as caught:
+        lower(setup.model, setup.tree, setup.plan, setup.workload)
+    assert caught.value.accepted == "LlamaDecoderLayer"
+
+
+@pytest.mark.parametrize(
+    ("section", "wrap"),
+    [
+        ({"fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer"}, ["LlamaDecoderLayer"]),
+        ({"fsdp_transformer_layer_cls_to_wrap": "Qwen3_5DecoderLayer, Qwen3_5VisionBlock"},
+         ["Qwen3_5DecoderLayer", "Qwen3_5VisionBlock"]),
+        ({"transformer_layer_cls_to_wrap": ["MixtralSparseMoeBlock"]}, ["MixtralSparseMoeBlock"]),
+        ({}, None),
+    ],
+)  # fmt: skip
+def test_classes_that_accelerate_is_told(section: dict[str, Any], wrap: list[str] | None):
+    assert accelerate({"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"} | section).get("fsdp.wrap") == wrap
+    assert "fsdp.wrap" not in accelerate({"fsdp_auto_wrap_policy": "NO_WRAP"} | section)
+
+
+def test_what_names_no_class():
+    with pytest.raises(InputError, match=r"'\$\{LAYER\}' names no classes"):
+        accelerate(
+            {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_transformer_layer_cls_to_wrap": "${LAYER}"}
+        )
 
 
 def accelerate(section: dict[str, Any]) -> dict[str, Any]:
