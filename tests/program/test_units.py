@@ -80,6 +80,8 @@ def test_tied_weights_in_two_units_are_refused(tmp_path: Path):
 def test_beside_other_units(tmp_path: Path):
     with pytest.raises(InputError, match="flat says what the units are, too"):
         setup_of(tmp_path, "llama-3.1-8b", "{min_num_params: 1000, flat: true}")
+    with pytest.raises(InputError, match=r"fsdp\.wrap: flat says what the units are, too"):
+        setup_of(tmp_path, "llama-3.1-8b", "{wrap: [LlamaMLP], flat: true}")
     setup = setup_of(tmp_path, "llama-3.1-8b", "{min_num_params: 1000}", "lora: {r: 8}")
     assert isinstance(setup.plan, Fsdp1Plan)
     assert setup.plan.min_num_params is None

@@ -347,6 +347,9 @@ def _fsdp(scenario: Scenario, model: ModelSpec, common: dict[str, Any]) -> tuple
         given["adapter_units"] = name == "fsdp1"
         if name == "fsdp1":
             notes.append("fsdp.adapter_units: true, every adapter is sharded by itself, as the Trainer has it for peft")
+    units = [option for option in ("flat", "min_num_params", "wrap") if given.get(option)]
+    if len(units) > 1:
+        raise scenario.error(("fsdp", units[1]), f"{units[0]} says what the units are, too", "one of them")
     if "min_num_params" in given:
         notes += _by_size(scenario, given)
     if "wrap" in given:
@@ -368,9 +371,7 @@ def _fsdp(scenario: Scenario, model: ModelSpec, common: dict[str, Any]) -> tuple
 
 
 def _by_size(scenario: Scenario, given: dict[str, Any]) -> list[str]:
-    """What becomes of units by size beside other units."""
-    if other := next((name for name in ("flat", "wrap") if given.get(name)), None):
-        raise scenario.error(("fsdp", "min_num_params"), f"{other} says what the units are, too", "one of them")
+    """What becomes of units by size where there are adapters."""
     if not scenario.fields.lora:
         return []
     if not given["adapter_units"]:
