@@ -114,7 +114,8 @@ def _workload(row: Row, cluster: Cluster, assumed: list[str]) -> Workload:
         attention="triton" if foundry and "PURE" in row["precision"] else _fused_attention(row, assumed),
         checkpointing=checkpointing,
         checkpointed=chosen,
-        implementation=rules.implementation,
+        # adapters are peft's, on the modules of transformers
+        implementation="hf" if rules.implementation == "torchtitan" and stated.adapters(row) else rules.implementation,
         loss="fused" if huge or liger else _loss(row),
         kernels="unsloth" if fused else stated.kernels(row, "liger" if huge else "torch"),
         wide_cache="--bf16" in row["precision"] and checkpointing == "none" and "transformers 4.35" in row.get("notes"),
@@ -140,7 +141,11 @@ def _loss(row: Row) -> str:
         return "uncast" if known == "hf" else "copied_uncast"
     if known == "copied" and "outputs held" in row.get("notes"):
         return "copied_held"
-    if loop(row).compiles_loss and row.get("compile") == "yes":
+    if (
+        loop(row).compiles_loss
+        and row.get("compile") == "yes"
+        and "logits in float32 by the model" not in row.get("notes")
+    ):
         return "compiled" if known == "hf" else "copied_compiled"
     if known == "copied_compiled" and "and the loss" not in row.get("notes"):
         return "copied"
@@ -263,6 +268,11 @@ def _model(row: Row) -> ModelSpec:
             "tie_word_embeddings": "output projection not tied" not in row.get("notes"),
             **(dict.fromkeys(_DROPOUTS, 0) if "no dropout" in row.get("notes") else {}),
             **({"activation_function": loop(row).activation} if loop(row).activation else {}),
+        }  # fmt: skip
+    elif name.startswith("opt-"):
+        config = {
+            "model_type": "opt", "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads,
+            "ffn_dim": ffn, "word_embed_proj_dim": width, "vocab_size": vocab, "max_position_embeddings": 2048,
         }  # fmt: skip
     else:
         family = next((known for known in _NAMED if name.startswith(known)), "llama")

@@ -128,6 +128,32 @@ LOOPS = {
     # docs/examples/te_llama/utils.py at 8b210490b (2024-05), transformers of that month
     "hf accelerate": Loop(loss="copied"),
     "trl sfttrainer": Loop(loss="copied", grad_clip=0.3),
+    # src/model.py, src/train.py: torchtitan's Llama of 2024, `cross_entropy(logits.float(), ...)` and `del logits`
+    "lsaie_project": Loop("torchtitan"),
+    # recipes/ and modules/ at bd2a0fc7c: pure bf16 under `fully_shard` with `reshard_after_forward` for the root, too;
+    # keys and values of all heads, rotary embedding in float32; AdamW and no clipping as the recipes have them
+    "torchtune": Loop(
+        "torchtitan",
+        storage_dtype="bfloat16",
+        reduce_dtype="bfloat16",
+        root_reshard=True,
+        grouping="titan",
+        compiles_loss=True,
+    ),
+    # method_comparison/MetaMathQA/run.py at 5d602fdbf: a loop of its own, whose `outputs` live through the backward
+    "peft method_comparison": Loop(loss="held", optimizer="foreach", grad_clip=1.0),
+    # trainer/sft.py at 2428453: TRL's SFTTrainer of transformers 4.57; peft's wrap policy
+    "soup": Loop(unit_per_adapter=True, optimizer="fused", sync_only_last=True, grad_clip=1.0),
+    # training/performance/benchmarks/torch-compile-bench.py at 744d01e: `run(...).loss.backward()`
+    "torch-compile-bench": Loop(),
+    # swift/llm/sft.py of January 2024, on transformers 4.36: its Seq2SeqTrainer, max_grad_norm 0.5
+    "swift sft": Loop(loss="copied", grad_clip=0.5),
+    # applications/DeepSpeed-Chat/training/step1_supervised_finetuning/main.py: `outputs = model(**batch)`
+    "deepspeed-chat": Loop(loss="copied"),
+    # examples/train_lora/llama3_lora_sft.yaml: the Trainer's max_grad_norm
+    "llama-factory 0.9": Loop(grad_clip=1.0),
+    # touchnet/models/llama of March 2025: torchtitan's
+    "touchnet": Loop("torchtitan", grad_clip=1.0, grouping="titan2024"),
     "torchtitan": Loop("torchtitan"),
     "llm-foundry": Loop("llm-foundry"),
 }

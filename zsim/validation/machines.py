@@ -35,11 +35,12 @@ def cluster_of(row: Row, assumed: list[str]) -> Cluster:
     per_node = min(row.count("gpus_per_node", 8), gpus)
     if gpus % per_node:
         raise InputError(f"{gpus} GPUs are not whole nodes of {per_node}", row.file, row.line, "gpus_per_node")
+    linked = ("SXM" in device or device in _ALL_LINKED) and not row.get("intra_node_link").startswith("PCIe")
     document: dict[str, Any] = {
         "name": f"{gpus}x {device}",
         "gpu": device,
         "gpus": per_node,
-        "nvlink": "switch" if "SXM" in device or device in _ALL_LINKED else "none",
+        "nvlink": "switch" if linked else "none",
         "pcie": {"switches": per_node} if per_node >= 4 else {},
         "cpu": {
             "vendor": "amd" if "A100" in device else "intel",

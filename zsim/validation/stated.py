@@ -53,21 +53,23 @@ def adapters(row: Row) -> Tuning | None:
         own = loop(row).lora if "LoRA" in row["precision"] else None
         return Tuning(own, "nf4" if "4-bit" in row["precision"] else None) if own else None
     dropout = re.search(r"LoRA dropout (0?\.\d+)", row.get("notes"))
-    return Tuning(Lora(int(found[1]), tuple(found[2].split(", ")), dropout=float(dropout[1]) if dropout else 0.0))
+    lora = Lora(int(found[1]), tuple(found[2].split(", ")), dropout=float(dropout[1]) if dropout else 0.0)
+    return Tuning(lora, "nf4" if "4-bit" in row["precision"] else None)
 
 
 def float8(row: Row) -> Float8 | None:
-    """torchao's recipe, where torchtitan or OLMo-core runs it: "fp8 rowwise", or "fp8 linear", which is tensorwise. Its
-    configurations leave out the output projection; where they gather in float8 they compute the scales after the
-    optimizer's step, as all commands of these sources have it. Raises NotModeled for other float8."""
+    """torchao's recipe, where torchtitan, OLMo-core or lightning-thunder's benchmark of litgpt runs it: "fp8 rowwise",
+    or "fp8 linear", which is tensorwise. Its configurations leave out the output projection; where they gather in
+    float8 they compute the scales after the optimizer's step, as all commands of these sources have it. Raises
+    NotModeled for other float8."""
     precision = row["precision"]
     if not re.search(r"fp8|float8", precision, re.IGNORECASE):
         return None
     found = re.match(r"fp8 (linear|tensorwise|rowwise_with_gw_hp|rowwise)\b", precision)
-    if found is None or not re.search("torchtitan|OLMo-core", row["framework"]):
+    if found is None or not re.search("torchtitan|OLMo-core|litgpt", row["framework"]):
         raise NotModeled("float8 that is not torchao's", row.file, row.line, "precision")
     recipe, gathers = found[1].replace("linear", "tensorwise"), "fp8 all-gather" in precision
-    head = "lm_head" if loop(row).implementation == "hf" else "output"
+    head = "output" if loop(row).implementation == "torchtitan" else "lm_head"
     return Float8(recipe, (head,), gathers, gathers)
 
 
@@ -96,6 +98,10 @@ def zero_settings(row: Row) -> dict[str, Any]:
         given["reduce_bucket_size"] = round(float(buckets[1]))
     if buckets := re.search(r"prefetch buckets of ([\d.e]+)", notes):
         given["stage3_prefetch_bucket_size"] = round(float(buckets[1]))
+    if groups := re.search(r"sub-groups of ([\d.e]+)", notes):
+        given["sub_group_size"] = round(float(groups[1]))
+    if "no clip" in notes:
+        given["grad_clip"] = None
     if "sizes auto" in notes:  # plan/deepspeed.py AUTO_FROM_HIDDEN_SIZE
         hidden = row.count("d_model")
         given["reduce_bucket_size"] = hidden**2
