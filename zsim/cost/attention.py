@@ -29,11 +29,13 @@ def implementation(kernel: Attention, device: Device) -> str:
     dim_size_flash` for heads of values that are not as wide as those of queries (DeepSeek).
     """
     asked, value_dim = kernel.impl, kernel.value_dim or kernel.head_dim
-    if device.without_flash and asked in ("sdpa", "flash"):
+    if device.without_flash and asked in ("sdpa", "flash", "masked"):
         return "efficient"
+    cudnn = device.compute_capability in _CUDNN_FIRST
+    if asked == "masked":  # `can_use_cudnn_attention` asks for the shape of a mask alone
+        return "cudnn" if cudnn and max(kernel.head_dim, value_dim) <= 128 else "efficient"
     if asked != "sdpa":
         return asked
-    cudnn = device.compute_capability in _CUDNN_FIRST
     if value_dim == kernel.head_dim:
         return "cudnn" if cudnn else "flash"
     fits = max(kernel.head_dim, value_dim) <= 128 or (kernel.head_dim, value_dim) == (192, 128)

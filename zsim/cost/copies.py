@@ -22,6 +22,9 @@ COPY_LATENCY = 10e-6  # launch and completion of one cudaMemcpyAsync
 # 4, 8 times 68 KiB; 9.0 at most). Writes are acknowledged from the drive's own memory: no such limit was measured.
 NVME_LATENCY = 120e-6
 PAGEABLE_SLOWDOWN = 5.0  # pinned over pageable, 4-6x (DeepSpeed PR 5301)
+# A GPU that shares the page tables of its CPU reads such memory itself: 97.4 and 93.0 GiB/s, 1 GiB to a GH200
+# (vortex-data/vortex PR 7815)
+PAGEABLE_SLOWDOWN_C2C = 1.05
 
 
 def kind(work: Copy) -> str:
@@ -74,11 +77,12 @@ def _usage(cluster: Cluster, work: Copy, ranks: tuple[int, ...]) -> dict[str, fl
         for index in indices:
             if template.devices[index].unified:
                 continue
+            slowdown = PAGEABLE_SLOWDOWN_C2C if template.devices[index].c2c_bandwidth else PAGEABLE_SLOWDOWN
             for link, times in gpu_host_copy(template, index, "d2h" if work.direction == "d2h" else "h2d").items():
                 kind = template.links[link].kind
                 if work.direct and kind == "dram":
                     continue
-                load = times * (COPY_LOAD if kind == "pcie" else 1.0) * (1.0 if work.pinned else PAGEABLE_SLOWDOWN)
+                load = times * (COPY_LOAD if kind == "pcie" else 1.0) * (1.0 if work.pinned else slowdown)
                 name = global_link(node, link)
                 usage[name] = usage.get(name, 0.0) + load
     return usage

@@ -184,7 +184,8 @@ def _attend(
             accepted="sdpa, efficient, eager",
         )
     if net.attention == "efficient" or (net.attention == "sdpa" and (too_wide or mask is not None)):
-        out = _efficient(q, k, v, mask)
+        masks = net.attention == "sdpa" or net.cudnn_masks
+        out = _efficient(q, k, v, mask, "masked" if masks and mask is not None else "efficient")
     elif net.attention in ("flash", "flash3") and v.shape[-1] != q.shape[-1]:
         # transformers 5.24 integrations/flash_attention.py: values are padded, and the result is cut
         width = v.shape[-1]
@@ -210,11 +211,12 @@ def _attend(
     return F.contiguous(F.transpose(out, 1, 2)), weights
 
 
-def _efficient(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def _efficient(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, impl: str) -> Tensor:
     """What torch's scaled_dot_product_attention does with a mask, as transformers hands it over for padded batches, and
     in 4.38 to 4.40 always (huggingface/transformers#30070).
 
-    Its FlashAttention takes no mask, so the memory-efficient kernel runs, over the whole square. transformers 4.39,
+    Its FlashAttention takes no mask, so the memory-efficient kernel runs, over the whole square, or cuDNN's, where that
+    one is first (`masked`; allocated as if it were the other). transformers 4.39,
     LlamaSdpaAttention: keys and values repeated, all three made contiguous. ATen/native/transformers/cuda/attention.cu:
     the result lies in memory as [b, s, h, d].
     """
@@ -222,9 +224,9 @@ def _efficient(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None or mask.dtype == "bool":  # as transformers 5 has it: widened in every call, and saved in each
         k, v = F.repeat_heads(k, repeats), F.repeat_heads(v, repeats)
         mask = mask if mask is None else F.pointwise(mask, dtype=q.dtype)
-        return flash_attention(q, k, v, "efficient", mask=mask)
+        return flash_attention(q, k, v, impl, mask=mask)
     q, k, v = (F.contiguous(x) for x in (q, F.repeat_heads(k, repeats), F.repeat_heads(v, repeats)))
-    return flash_attention(q, k, v, "efficient", mask=mask)
+    return flash_attention(q, k, v, impl, mask=mask)
 
 
 def _scores(q: Tensor, k: Tensor, wide: bool) -> Tensor:

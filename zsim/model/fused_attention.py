@@ -28,6 +28,7 @@ def flash_attention(
     segments: dict[int, int] | None = None,
 ) -> Tensor:
     """One fused kernel. q [b, h, s, d]; k and v may have fewer heads. Saves q, k, v, the result and its log-sum-exp.
+    `impl` masked: cuDNN's kernel where SDPA takes it first, else the memory-efficient one.
     `segments`: how many sequences there are of each length, which lie one behind the other in s (flash_attn_varlen).
 
     Causal, as the memory-efficient kernel is of heads that FlashAttention does not take, or under the `mask` that this
@@ -35,6 +36,7 @@ def flash_attention(
     kernels of FlashAttention); that of the memory-efficient kernel as [b, s, h, d], and so do its gradients where
     values have another width, which FlashAttention does not take.
     """
+    kernel, impl = impl, "efficient" if impl == "masked" else impl
     if impl == "efficient" and mask is None and q.shape[-1] <= WIDEST_FLASH:
         raise NotModeled("the memory-efficient kernel in this model", field="attention", accepted="flash, sdpa")
     tape, q, k, v = q.tape, low(q), low(k), low(v)
@@ -47,7 +49,7 @@ def flash_attention(
     def launch(backward: bool) -> None:
         for number, (length, count) in enumerate((segments or {s: b}).items()):
             keys = length if segments else kv_len
-            work = Attention(count, h, kv_heads, length, keys, d, masked, impl, dtype, backward, window)
+            work = Attention(count, h, kv_heads, length, keys, d, masked, kernel, dtype, backward, window)
             tape.kernel(replace(work, launches=0 if number else 1, value_dim=width if narrow else 0))
 
     mask_shape = mask.shape if mask is not None and mask.needs_grad else None  # of a learned bias

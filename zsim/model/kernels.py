@@ -47,7 +47,7 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Scaled-dot-product attention as one fused kernel (`flash`, `flash3`, `cudnn`, `efficient`).
+    """Scaled-dot-product attention as one fused kernel (`flash`, `flash3`, `cudnn`, `efficient`, `sdpa`, `masked`).
 
     Unfused (`eager`) attention is written as two batched Gemms and Memory kernels instead.
     `flops` counts the full square, as torch's FLOP counter does: 2 b h q k (d + d_v) forward,

@@ -46,6 +46,7 @@ class Net:
     torchtitan: tuple[int, int] | None = None
     compile: bool = False
     breaks_graphs: bool = False  # attention does, under torch.compile
+    cudnn_masks: bool = False  # see Workload
 
     @property
     def copies_logits(self) -> bool:

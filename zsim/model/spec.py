@@ -177,6 +177,7 @@ class Workload:
     adapters: str | None = None  # of adapters that are sharded by themselves, as they lie between uses; None: `dtype`
     # flash | flash3 | cudnn | sdpa (the one that torch takes) | efficient (SDPA that is given a mask) | eager
     attention: str = "flash"
+    cudnn_masks: bool = False  # efficient: cuDNN's kernel where SDPA takes that one first, as with torch 2.11 and later
     checkpointing: str = "none"  # none | full | selective (torchtitan's per-op policy)
     checkpointed: tuple[int, ...] | None = None  # the blocks it applies to; None: all
     # hf | torchtitan | llm-foundry | litgpt | torch.nn (families/encoder.py): whose modules (decides what is saved ...)

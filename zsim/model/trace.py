@@ -100,6 +100,7 @@ class _Tracer:
             torchtitan=workload.torchtitan,
             compile=workload.compile,
             breaks_graphs=families.breaks_graphs(spec.family, workload),
+            cudnn_masks=workload.cudnn_masks,
         )
         if workload.compile and any(kind.mixer != "attention" for kind in getattr(spec.arch, "kinds", ())):
             raise NotModeled(

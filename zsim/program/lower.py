@@ -44,6 +44,10 @@ def _workspaces(workload: Workload) -> tuple[Alloc, ...]:
     return (Alloc("cuBLAS workspaces", "workspace", 2 * each, tensors=(each,)),) if each else ()
 
 
+# torch, whose SDPA puts cuDNN's kernel first from here on, and the first DeepSpeed of its year
+CUDNN_MASKS = ((2, 11), (0, 19))
+
+
 def under(plan: AnyPlan, workload: Workload, model: ModelSpec | None = None) -> Workload:
     """The workload as the plan runs it: under torch.autocast over weights of the plan's dtype, where it has that, with
     adapters in the dtype of their shards, or on views of flat parameters; SDPA as its release of torch has it
@@ -79,6 +83,11 @@ def under(plan: AnyPlan, workload: Workload, model: ModelSpec | None = None) -> 
         and parse_version(plan.version) < (2, 11)
     ):
         workload = replace(workload, attention="flash")
+    if (
+        workload.attention == "efficient"
+        and parse_version(plan.version) >= CUDNN_MASKS[isinstance(plan, DeepSpeedPlan)]
+    ):
+        workload = replace(workload, cudnn_masks=True)
     return workload
 
 

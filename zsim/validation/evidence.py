@@ -59,7 +59,7 @@ def _setup(row: Row) -> Setup:
     workload = _workload(row, cluster, assumed)
     model = _model(row)
     plan = plan_of_row(row, cluster)
-    workload = under(plan, workload)
+    workload = replace(under(plan, workload), cudnn_masks=prefers_cudnn(row))
     if isinstance(plan, DeepSpeedPlan) and plan.zero_init:
         assumed.append("built under zero.Init, or peaks of memory read after the start")
     if LLAMA_FACTORY in row["framework"] and isinstance(plan, DeepSpeedPlan):
@@ -67,8 +67,11 @@ def _setup(row: Row) -> Setup:
     if workload.loss == "held":
         assumed.append("the training loop holds the logits through the backward")
     device = cluster.devices[0]
-    if isinstance(plan, DdpPlan) and plan.dtype == "float32" and 16 * model.numel > device.memory_bytes:
-        raise InputError(f"16 bytes per parameter are more than a {device.name} has", row.file, row.line, "precision")
+    wanted = 4 * model.numel + 12 * model.trainable_numel
+    if isinstance(plan, DdpPlan) and plan.dtype == "float32" and wanted > device.memory_bytes:
+        raise InputError(
+            f"16 bytes per trained parameter are more than a {device.name} has", row.file, row.line, "precision"
+        )
     tree = _tree(model, workload, plan)
     return Setup(row.id, model, tree, workload, plan, cluster, _stack(row), tuple(assumed))
 
@@ -160,6 +163,8 @@ def _fused_attention(row: Row, assumed: list[str]) -> str:
         return "eager"
     if row.get("attention_impl") == "flash-attn 3":
         return "flash3"
+    if loop(row).compiles_whole and row.get("compile") == "yes" and row.get("attention_impl") == "SDPA":
+        return "efficient"
     if row.get("attention_impl") in _KERNELS:
         return _KERNELS[row["attention_impl"]]
     if prefers_cudnn(row) and re.match(r"SDPA(?! ?\(?flash)|$", row.get("attention_impl")):

@@ -36,6 +36,7 @@ class Loop:
     activation: str | None = None  # GPT-2's
     compiles_loss: bool = False  # torch.compile takes the loss with the model
     sharded_alone: bool = False  # FSDP2 on one GPU, too
+    compiles_whole: bool = False  # torch.compile takes a model of transformers since 4.45, which gives SDPA a mask then
 
 
 LOOPS = {
@@ -145,7 +146,7 @@ LOOPS = {
     # trainer/sft.py at 2428453: TRL's SFTTrainer of transformers 4.57; peft's wrap policy
     "soup": Loop(unit_per_adapter=True, optimizer="fused", sync_only_last=True, grad_clip=1.0),
     # training/performance/benchmarks/torch-compile-bench.py at 744d01e: `run(...).loss.backward()`
-    "torch-compile-bench": Loop(),
+    "torch-compile-bench": Loop(compiles_whole=True),
     # swift/llm/sft.py of January 2024, on transformers 4.36: its Seq2SeqTrainer, max_grad_norm 0.5
     "swift sft": Loop(loss="copied", grad_clip=0.5),
     # applications/DeepSpeed-Chat/training/step1_supervised_finetuning/main.py: `outputs = model(**batch)`

@@ -41,13 +41,7 @@ def cluster_of(row: Row, assumed: list[str]) -> Cluster:
         "gpu": device,
         "gpus": per_node,
         "nvlink": "switch" if linked else "none",
-        "pcie": {"switches": per_node} if per_node >= 4 else {},
-        "cpu": {
-            "vendor": "amd" if "A100" in device else "intel",
-            "sockets": 2,
-            "cores": row.count("host_cores", 96),
-            "dram_gbps": row.measured("host_dram_gbps") or 500.0,
-        },
+        **_host(row, device, per_node),
     }
     if gpus > per_node:
         gbps = _network(row, device, assumed)
@@ -55,6 +49,23 @@ def cluster_of(row: Row, assumed: list[str]) -> Cluster:
         document["nics"] = {"gbps": gbps / nics, "count": nics}
         document["fabric"] = {"kind": "rail", "transport": "rdma"}
     return _cluster_from(json.dumps(document, sort_keys=True), gpus // per_node)
+
+
+def _host(row: Row, device: str, per_node: int) -> dict[str, Any]:
+    """Two sockets, with a PCIe switch for each GPU of four and more. Those on a module with Grace have one of 72 cores
+    each, or for two of them (GB200), and no switch between."""
+    grace = re.match(r"G([BH])\d00", device)
+    sockets = max(1, per_node // (2 if grace[1] == "B" else 1)) if grace else 2
+    return {
+        "pcie": {"switches": per_node} if per_node >= 4 and not grace else {},
+        "cpu": {
+            "vendor": "arm" if grace else "amd" if "A100" in device else "intel",
+            "sockets": sockets,
+            "cores": row.count("host_cores", 72 * sockets if grace else 96),
+            "dram_gbps": row.measured("host_dram_gbps") or (500.0 * sockets if grace else 500.0),
+            **({"socket_link": "grace"} if grace else {}),
+        },
+    }
 
 
 @cache
