@@ -70,7 +70,7 @@ def plan_of_row(row: Row, cluster: Cluster) -> AnyPlan:
         titan = "torchtitan" in framework
         return Fsdp2Plan(
             **common,
-            reshard_after_forward=strategy == "fsdp-full",
+            reshard_after_forward=strategy != "fsdp-grad-op",
             mesh=mesh,
             grouping=titan_history.grouping(row) if titan else rules.grouping,
             optimizer=Optimizer(impl=titan_history.optimizer(row) if titan else stated.optimizer(row, "fused")),
