@@ -135,6 +135,11 @@ def test_every_nvidia_and_amd_gpu_has_a_profile_of_its_own() -> None:
         ("5090", "sdpa", "flash"),
         ("H200", "flash", "flash"),
         ("MI300X", "sdpa", "flash"),
+        ("H200", "masked", "cudnn"),
+        ("B200", "masked", "cudnn"),
+        ("A100", "masked", "efficient"),
+        ("5090", "masked", "efficient"),
+        ("H200", "efficient", "efficient"),
     ],
 )
 def test_which_attention_kernel_runs(gpu: str, asked: str, runs: str) -> None:

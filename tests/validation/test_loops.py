@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from zsim.errors import NotModeled
+from zsim.errors import InputError, NotModeled
 from zsim.model.trace import trace
-from zsim.plan.spec import DdpPlan, Fsdp1Plan, Fsdp2Plan
+from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
 from zsim.program.lower import lower
 from zsim.program.ops import Launch
 from zsim.program.units import groups_of
@@ -290,3 +290,69 @@ def test_prime_rl_shards_on_one_gpu_and_compiles_no_checkpointed_block() -> None
     assert (setup.plan.storage_dtype, setup.plan.reduce_dtype, setup.plan.grad_clip) == ("float32", "float32", 1.0)
     assert (setup.workload.attention, setup.workload.compile) == ("flash3", True)
     assert abs(predict(rows["pr-h100-0.6b-8k"]).memory_error("reserved") or 99) < 1.5
+
+
+SIXTH = SECOND.with_name("sixth_holdout")
+
+
+def sixth(file: str) -> dict[str, Setup]:
+    return {row.id: setup_of(row) for row in read_rows(SIXTH / f"{file}.csv")}
+
+
+def test_a_loop_of_torchtitans_modules_under_deepspeed() -> None:
+    """clip and sub-groups as the notes have them; each GPU's Grace has 72 cores, and no PCIe switch between them."""
+    setup = sixth("lsaie")["la-z3-offload"]
+    plan, cluster = setup.plan, setup.cluster
+    assert isinstance(plan, DeepSpeedPlan)
+    assert (plan.grad_clip, plan.sub_group_size, plan.omp_num_threads) == (None, 400_000_000, 72)
+    assert (setup.workload.implementation, setup.workload.loss) == ("torchtitan", "hf")
+    assert (cluster.host.vendor, cluster.host.sockets, cluster.host.cores, cluster.host.avx512) == (
+        "arm",
+        4,
+        288,
+        False,
+    )
+    assert not any(link.kind == "pcie" for link in cluster.links.values())
+
+
+def test_torchtune_compiles_a_loss_in_chunks_alone() -> None:
+    rows = sixth("torchtune")
+    assert [rows[f"tn-3b-{which}"].workload.loss for which in ("packed", "compile", "chunked")] == [
+        "hf",
+        "hf",
+        "compiled",
+    ]
+    tuned, quantized = rows["tn-70b-lora"], rows["tn-4090-qlora"]
+    assert isinstance(tuned.plan, Fsdp2Plan)
+    assert (tuned.plan.storage_dtype, tuned.plan.grouping, tuned.plan.grad_clip) == ("bfloat16", "titan", None)
+    assert tuned.workload.implementation == "hf"
+    assert quantized.model.tuning is not None
+    assert quantized.model.tuning.quantize == "nf4"
+
+
+def test_a_model_compiled_whole_gives_sdpa_a_mask() -> None:
+    rows = sixth("torch_compile_bench")
+    assert (rows["cb-8b-eager"].workload.attention, rows["cb-8b-compile"].workload.attention) == ("sdpa", "efficient")
+    assert rows["cb-8b-compile"].workload.cudnn_masks
+
+
+def test_gpus_that_could_have_nvlink_and_have_none() -> None:
+    """Their base is in float32, of which 80 GB hold what 16 bytes for every parameter would not."""
+    rows = sixth("soup")
+    assert not any(link.kind == "nvlink" for link in rows["so-0.5b-ddp4"].cluster.links.values())
+    plan = rows["so-8b-sdpa"].plan
+    assert isinstance(plan, DdpPlan)
+    assert (plan.dtype, plan.autocast) == ("float32", "bfloat16")
+
+
+def test_opt_and_hybrid_shards_of_fsdp2() -> None:
+    opt = sixth("deepspeed_chat")["dc-opt-1.3b"]
+    assert (opt.model.family, opt.workload.loss, opt.workload.dtype) == ("opt", "copied_uncast", "float16")
+    hybrid = sixth("torchtitan_gb200")["gb-8b-hsdp-b8-compile"].plan
+    assert isinstance(hybrid, Fsdp2Plan)
+    assert (hybrid.mesh, hybrid.reshard_after_forward) == ((2, 4), True)
+
+
+def test_samples_of_a_length_that_the_source_does_not_state_are_refused() -> None:
+    with pytest.raises(InputError, match="not stated"):
+        setup_of(read_rows(SIXTH / "swift_benchmark.csv")[0])

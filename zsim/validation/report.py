@@ -20,6 +20,7 @@ ROUNDS = {
     ", third round": "third_holdout",
     ", fourth round": "fourth_holdout",
     ", fifth round": "fifth_holdout",
+    ", sixth round": "sixth_holdout",
 }
 
 
