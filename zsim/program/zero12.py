@@ -3,13 +3,20 @@ each rank updates one partition. Stage 1 reduces gradients at the accumulation b
 
 Gradients are copied into a contiguous bucket and all-reduced with it. With overlap_comm that runs on the
 `reduce_scatter` lane (`reduction_stream`) out of two buckets in turn, else on the compute stream.
+
+Under torch.compile engine.compile() takes the model as one graph, checkpointed blocks with it. Its backward is one node
+of autograd, which hands over all gradients at its end (checked with torch 2.13: one CompiledFunctionBackward, all hooks
+after it; torch's FAQ of torch.compile, "Do you support Distributed code?"): nothing is reduced before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import cast
 
+from zsim.model.architecture import Architecture
+from zsim.model.families import breaks_graphs
 from zsim.model.spec import ModelSpec, Module, Workload
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder, repeated
@@ -55,7 +62,7 @@ def lower_zero12(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: 
         # engine.py until pull request 4887: "overlap and contiguous grads are meaningless in stage 1 and are ignored"
         plan = replace(plan, overlap_comm=False, contiguous_gradients=False, round_robin_gradients=False)
     builder = Builder(rounds_pinned=not before(plan, 0, 6))
-    rank = Zero12(builder, model, plan)
+    rank = Zero12(builder, model, plan, whole=_whole(model, workload))
     rank.shared = shared(builder, plan, workload)
     rank.allocate()
     init = builder.finish()
@@ -63,9 +70,15 @@ def lower_zero12(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: 
     return Program(plan.world_size, whole_world(plan), init, built)
 
 
+def _whole(model: ModelSpec, workload: Workload) -> bool:
+    """Whether torch.compile makes one graph of the model: experts one by one break it, as FlashAttention may."""
+    return workload.compile and cast(Architecture, model.arch).moe is None and not breaks_graphs(model.family, workload)
+
+
 class Zero12(Hooks[DeepSpeedPlan]):
-    def __init__(self, builder: Builder, model: ModelSpec, plan: DeepSpeedPlan) -> None:
-        self.builder, self.model, self.plan = builder, model, plan
+    def __init__(self, builder: Builder, model: ModelSpec, plan: DeepSpeedPlan, whole: bool) -> None:
+        """`whole`: the backward is one compiled graph."""
+        self.builder, self.model, self.plan, self.whole = builder, model, plan, whole
         self.numel = [parameter.numel for parameter in model.parameters]
         self.trained = len(trainable(model))
         self.groups = parameter_groups(model, plan)
@@ -87,6 +100,7 @@ class Zero12(Hooks[DeepSpeedPlan]):
         self.gradients = Gradients(builder, model, plan.dtype)
         self.summed: set[int] = set()  # the same for .grad_accum
         self.buckets_allocated = False
+        self.handed_over: list[int] = []  # gradients of a compiled backward, whose hooks come after it
         self.bucket: list[int] = []
         self.elements = 0
         self.reduced_before: list[int] = []  # previous_reduced_grads
@@ -108,6 +122,9 @@ class Zero12(Hooks[DeepSpeedPlan]):
             execution = Execution(self.builder, self, micro)
             execution.forward(tree)
             execution.backward(tree)
+            for param in self.handed_over:
+                self._process(param)
+            self.handed_over = []
             if plan.stage == 2 or self.boundary:
                 self._end_backward()
         charge_step(self.builder, self.model, self.plan)
@@ -136,8 +153,14 @@ class Zero12(Hooks[DeepSpeedPlan]):
             self.gradients.alloc(param)
 
     def grad_ready(self, param: int) -> None:
-        """process_gradients"""
         self.gradients.ready(param)
+        if self.whole:
+            self.handed_over.append(param)
+        else:
+            self._process(param)
+
+    def _process(self, param: int) -> None:
+        """process_gradients"""
         if self.hooked:
             charge_gradient(self.builder, self.plan, self.trained)
         self._allocate_buckets()
