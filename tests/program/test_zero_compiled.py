@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,14 +26,14 @@ def compiled(stage: int, **changes: Any) -> Program:
     return lower(model, trace(model, workload), plan, workload, 4)
 
 
-def products_after_first_reduction(step: list[Instruction]) -> int:
+def products_after_first_reduction(step: Sequence[Instruction]) -> int:
     """Kernels of layers that the backward still has to launch when gradients are reduced first."""
     backward = [i.op for i in step if isinstance(i, Launch) and i.op.phase == "backward"]
     first = next(at for at, op in enumerate(backward) if isinstance(op.work, Collective))
     return sum(op.module != "" and not isinstance(op.work, Collective) for op in backward[first:])
 
 
-def gradients_held(step: list[Instruction]) -> int:
+def gradients_held(step: Sequence[Instruction]) -> int:
     """The most parameters that have a gradient of their own at a time."""
     held: set[str] = set()
     most = 0
