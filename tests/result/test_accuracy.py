@@ -128,13 +128,13 @@ def test_short_micro_batches_do_not_speak_for_long_ones() -> None:
 
 
 def test_the_printed_error_is_about_what_sources_never_seen_were_off() -> None:
-    """Left out in turn; without the draw towards those never seen twice as many were off by more than twice as much."""
+    """Left out in turn; without the draw towards those never seen 1.5 times as many were more than twice as far off."""
     lines = list(section([PUBLISHED / name for name in ROUNDS.values()]))
     rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")][1:]
     alone, drawn, _ = ([float(cell.split(" of ")[0]) for cell in row[1:]] for row in rows)
     assert rows[1][0] == "4 sources"
     assert 0.8 < drawn[0] / drawn[1] < 1.2
-    assert drawn[2] <= alone[2] / 2
+    assert drawn[2] <= alone[2] / 1.5
 
 
 def test_no_published_run_has_a_kind_of_layer_that_is_called_unmeasured() -> None:

@@ -19,6 +19,7 @@ WITHOUT = {
     "flat_units",  # framework and sharding strategy
     "wide_cache",  # of releases of transformers that only published runs are of
     "torchtitan",  # likewise
+    "cudnn_masks",  # the release of torch
 }  # fmt: skip
 NESTED = {"optimizer": Optimizer, "allocator": Allocator}
 
