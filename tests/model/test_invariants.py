@@ -322,7 +322,7 @@ def test_sdpa_is_given_a_mask_by_layers_whose_window_the_sequence_fills(transfor
         return [kernel.impl for (kernel,) in found]
 
     assert set(kernels(63)) == {"sdpa"}
-    assert kernels(64) == ["efficient", "sdpa"] * 2
+    assert kernels(64) == ["masked", "sdpa"] * 2
 
 
 @given(st.integers(100_000, 10**12))
