@@ -13,8 +13,6 @@ from zsim.model.spec import Compute, Module, Workload
 from zsim.model.trace import trace
 from zsim.plan.spec import DdpPlan, DeepSpeedPlan
 from zsim.program.lower import under
-from zsim.plan.spec import DdpPlan, DeepSpeedPlan
-from zsim.program.lower import under
 
 LLAMA = Path(__file__).parents[2] / "scenarios" / "models" / "llama-3.1-8b"
 TOKENS = 512
@@ -34,19 +32,6 @@ def test_kernels_and_saved_bytes_beside_flash_attention() -> None:
     kernels = [kernel for work in masked for kernel in (*work.forward, *work.backward) if isinstance(kernel, Attention)]
     assert len(kernels) == 64
     assert {(kernel.impl, kernel.causal, kernel.kv_heads) for kernel in kernels} == {("efficient", False, 32)}
-
-
-def test_from_torch_2_11_on_the_kernel_is_the_one_that_sdpa_takes() -> None:
-    """Allocated as the other; DeepSpeed's releases stand for those of torch in their time."""
-    model = read_config(LLAMA)
-    asked = Workload(1, TOKENS, attention="efficient")
-    plans = (DdpPlan(world_size=1, version="2.10.0"), DdpPlan(world_size=1), DeepSpeedPlan(world_size=1, stage=2))
-    old = DeepSpeedPlan(world_size=1, stage=2, version="0.18.3")
-    assert [under(plan, asked).cudnn_masks for plan in (*plans, old)] == [False, True, True, False]
-    before, after = (works(trace(model, each)) for each in (asked, under(plans[1], asked)))
-    assert [work.saved_bytes for work in before] == [work.saved_bytes for work in after]
-    kernels = [kernel for work in after for kernel in work.forward if isinstance(kernel, Attention)]
-    assert {(kernel.impl, kernel.causal) for kernel in kernels} == {("masked", False)}
 
 
 def test_from_torch_2_11_on_the_kernel_is_the_one_that_sdpa_takes() -> None:
