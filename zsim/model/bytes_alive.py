@@ -29,7 +29,10 @@ class Bytes:
         return fitted([(-key if key <= before else key, nbytes) for key, nbytes in there], total)
 
     def unsaved(self, total: int) -> tuple[tuple[int, int], ...]:
-        return fitted([one for one in self.alive.items() if one[0] not in self.saved], total)
+        alive = (
+            self.alive.copy()
+        )  # at once: a sampler's thread may let go of a storage while this one goes through them
+        return fitted([one for one in alive.items() if one[0] not in self.saved], total)
 
 
 def fitted(tensors: list[tuple[int, int]], total: int) -> tuple[tuple[int, int], ...]:
