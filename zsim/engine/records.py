@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from zsim.engine.cycle import cycle
 from zsim.engine.lanes import Rank
 from zsim.engine.ledger import memory_events
 from zsim.engine.network import fair_rates
 from zsim.engine.stepcode import FIXED, FLOW, ON_HOST
-from zsim.engine.timeline import FlowRecord, OpRecord, StepSpan, Timeline
+from zsim.engine.timeline import FlowRecord, LeftOut, OpRecord, StepSpan, Timeline
 from zsim.program.ops import LANES
 
 if TYPE_CHECKING:
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 _record = partial(tuple.__new__, OpRecord)  # OpRecord._make, without a Python function around it
 
 
-def timeline(sim: Simulation) -> Timeline:
+def timeline(sim: Simulation, left_out: tuple[int, int] | None = None) -> Timeline:
+    """`left_out` as in `simulator.run`."""
+    each = cycle(sim, left_out[0]) if left_out else None
     done = min(len(ends) for ends in sim.step_ends)
     ops, memory, steps = [], [], []
     ledgers = [memory_events(rank) for rank in sim.ranks]
@@ -43,6 +46,7 @@ def timeline(sim: Simulation) -> Timeline:
         steady_step=(sim.reported - 1) * len(sim.ranks),
         events=sim.events,
         notes=notes,
+        left_out=LeftOut(*left_out, each) if left_out and each is not None else None,
     )
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import simpy
 
-from zsim.engine.cycle import cycle
 from zsim.engine.groups import Bundle, bundles_of
 from zsim.engine.host import issue_steps, targets
 from zsim.engine.lanes import INFINITY, Lane, Rank, advance, rerate
@@ -19,7 +18,7 @@ from zsim.engine.prices import Prices
 from zsim.engine.records import timeline
 from zsim.engine.steady import repeated, repeats
 from zsim.engine.stepcode import FIXED, FLOW, IDLE, KERNELS, ON_HOST, StepCode, prepare
-from zsim.engine.timeline import LeftOut, Timeline
+from zsim.engine.timeline import Timeline
 from zsim.program.ops import Collective, Compute, Copy, CpuWork, HostWork, Instruction, Program, Work
 
 MAX_STEPS = 8
@@ -46,10 +45,7 @@ def run(
     with uncollected():
         simulation = Simulation(program, rank_classes, price)
         simulation.run()
-        found = timeline(simulation)
-        if left_out is not None:
-            each = cycle(simulation, left_out[0])
-            found.left_out = None if each is None else LeftOut(*left_out, each)
+        found = timeline(simulation, left_out)
         simulation.dissolve()
     return found
 
