@@ -11,8 +11,12 @@ import pytest
 from tests.plan.recipes import read, said
 from zsim.api import load_scenario
 from zsim.errors import InputError, NotModeled
+from zsim.model.huggingface import from_config
+from zsim.model.spec import Workload
+from zsim.model.trace import trace
 from zsim.plan.spec import Fsdp1Plan
 from zsim.program.lower import lower
+from zsim.program.ops import Collective, Launch
 from zsim.program.units import groups_by_size, groups_of
 from zsim.scenario import Setup
 
@@ -88,6 +92,24 @@ def test_beside_other_units(tmp_path: Path):
     assert any("min_num_params has no effect" in text for text in setup.assumptions)
     with pytest.raises(NotModeled, match="units by size of a model with adapters"):
         setup_of(tmp_path, "llama-3.1-8b", "{min_num_params: 1000, adapter_units: false}", "lora: {r: 8}")
+
+
+@pytest.mark.parametrize("least", [1, 3000, 100_000])
+def test_every_unit_reduces_once(least: int):
+    """Also where a gradient comes after the module's own work, as of Llama 4's experts."""
+    config = {
+        "model_type": "llama4_text", "architectures": ["Llama4ForCausalLM"], "vocab_size": 199, "hidden_size": 64,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+        "intermediate_size_mlp": 160, "intermediate_size": 48, "num_local_experts": 4, "moe_layers": [1, 2],
+    }  # fmt: skip
+    model, workload = from_config(config, "llama4"), Workload(1, 32)
+    tree = trace(model, workload)
+    units = groups_by_size(model, tree, least)
+    assert (len(units) > 1) == (least < 100_000)
+    program = lower(model, tree, Fsdp1Plan(world_size=4, min_num_params=least), workload)
+    for step in program.steps:
+        works = [i.op.work for i in step if isinstance(i, Launch)]
+        assert sum(isinstance(w, Collective) and w.kind == "reduce_scatter" for w in works) == len(units)
 
 
 def test_units_of_one_class_leave_the_rest_to_the_root(tmp_path: Path):

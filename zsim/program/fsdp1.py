@@ -166,7 +166,7 @@ class Fsdp1(Hooks[Fsdp1Plan]):
         self._reshard(handle, free=not handle.is_root and self.reshards)
         handle.needs_backward = handle.output_has_grad
         handle.ran_pre_backward = False
-        handle.pending, handle.posted = set(handle.differentiated), False
+        handle.pending, handle.posted, handle.left = set(handle.differentiated), False, False
 
     # Backward.
 
@@ -198,7 +198,10 @@ class Fsdp1(Hooks[Fsdp1Plan]):
             self.builder.alloc(f"grad:{param}", "gradients", nbytes)
 
     def grad_ready(self, param: int) -> None:
-        self.owner[param].pending.discard(param)
+        handle = self.owner[param]
+        handle.pending.discard(param)
+        if handle.left and not handle.pending:  # a gradient that comes after its module's own work
+            self._gradients_are_there(handle)
         self._post_root()
 
     def post_backward(self, module: Module) -> None:
@@ -211,16 +214,20 @@ class Fsdp1(Hooks[Fsdp1Plan]):
         handle = self.by_module.get(module.name)
         if handle is None or handle.is_root:
             return
+        handle.left = True
         if handle.differentiated and not handle.pending:
-            if handle.prefetcher is not None:
-                handle.prefetcher.delayed.append(handle)
-            else:
-                self._flush_delayed(handle)
-                self._post_backward(handle)
+            self._gradients_are_there(handle)
         self._flush_delayed(handle)
         if not handle.trainable and handle.input_has_grad:
             self._reshard_after_backward(handle)
         self._post_root()
+
+    def _gradients_are_there(self, handle: Handle) -> None:
+        if handle.prefetcher is not None:
+            handle.prefetcher.delayed.append(handle)
+        else:
+            self._flush_delayed(handle)
+            self._post_backward(handle)
 
     def _post_root(self) -> None:
         """Not at the root's own end: what the training loop does after backward stands there (families.foundry)."""

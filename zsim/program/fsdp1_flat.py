@@ -63,6 +63,7 @@ class Handle:
         self.post_forward_index: int | None = None
         self.differentiated: list[int] = []  # parameters that have a gradient: with trained ones, frozen ones
         self.pending: set[int] = set()  # parameters whose gradient is still to come
+        self.left = False  # backward is through with its module
         self.posted = False  # its gradients have all come, and are reduced or kept
         self.prefetcher: Handle | None = None  # in whose pre-forward this forward's views were made
         self.delayed: list[Handle] = []  # units whose gradients wait for this module's backward
