@@ -302,3 +302,43 @@ def test_a_quotation_that_stays_open_takes_no_longer_than_others(tmp_path: Path)
     with pytest.raises(InputError, match="no command in it that trains"):
         script(tmp_path, text)
     assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize("declared", ["", "declare -a ", "local -r ", "readonly ", "export "])
+def test_arrays_over_several_lines(tmp_path: Path, declared: str) -> None:
+    text = f"""{declared}RUN=(
+    --nproc_per_node=4
+    --nnodes=2   # machines
+)
+{declared}ARGS=(
+    --model_name_or_path m \\
+    --per_device_train_batch_size 3
+)
+torchrun "${{RUN[@]}}" train.py "${{ARGS[@]}}"
+"""
+    reading = script(tmp_path, text)
+    assert (said(reading)["micro_batch"], reading.ranks) == (3, 8)
+
+
+def test_what_places_the_launcher_is_not_the_trainings(tmp_path: Path) -> None:
+    """Options of srun, whatever a variable among them holds."""
+    text = """EXTRA=""
+if [ -d /opt/cluster ]; then EXTRA="--auto-resume=1"; fi
+srun --nodes=4 --gres=gpu:8 $EXTRA torchrun --nproc_per_node 8 train.py \\
+  --model_name_or_path m --per_device_train_batch_size 1
+"""
+    reading = script(tmp_path, text)
+    assert (said(reading)["micro_batch"], reading.ranks) == (1, 8)
+    assert not any("gres" in line for line in reading.without_effect)
+
+
+def test_options_of_torchrun_that_are_not_known(tmp_path: Path) -> None:
+    """They choose processes alone; accelerate's choose what shards."""
+    options = "train.py --model_name_or_path m --per_device_train_batch_size 1"
+    reading = script(tmp_path, f"torchrun $DISTRIBUTED_ARGS {options}\n")
+    assert reading.ranks is None
+    assert any(note.startswith("$DISTRIBUTED_ARGS is not known here") for note in reading.notes)
+    with pytest.raises(InputError, match=r"\$ACCELERATE_ARGS is not known here"):
+        script(tmp_path, f"accelerate launch $ACCELERATE_ARGS {options}\n")
+    with pytest.raises(InputError, match=r"\$MORE is not known here"):
+        script(tmp_path, f"torchrun {options} $MORE\n")

@@ -48,7 +48,7 @@ def refuse_variants(recipe: Recipe, names: tuple[str, ...]) -> None:
         if value not in (None, False, "", "false", 0, [], {}):
             tokens = "rows of an embedding that train beside the adapters"
             why = tokens if name in _TOKENS else "another kind of adapter than plain LoRA"
-            raise recipe.document.error((name,), f"{name}: {why}", kind=NotModeled)
+            raise recipe.document.error((name,), f"{name}: {why}", "plain LoRA, without it", kind=NotModeled)
 
 
 def quantized(recipe: Recipe, key: str, double_key: str | None = None) -> None:

@@ -120,7 +120,8 @@ def identify(document: Document) -> str:
     if _is_trainer(document, keys):
         return "trainer"
     if document.script:
-        raise InputError("is the start of a script with arguments of its own, which is not read", *document.place(()))
+        why = "is the start of a script with arguments of its own, which is not read"
+        raise InputError(why, *document.place(()), accepted=READERS)
     if {"model_type", "architectures", "hidden_size", "n_embd", "d_model"} & keys and "zero_optimization" not in keys:
         return "model"
     if _is_deepspeed(document, keys):
@@ -147,7 +148,8 @@ def _is_trainer(document: Document, keys: set[str]) -> bool:
         raise InputError(message, *document.place((own[0],)), accepted=READERS)
     for name in ("do_eval", "do_predict"):
         if document.data.get(name) is True and not {"do_train", _BATCH} & keys:
-            raise InputError(f"{name} without do_train: a run that does not train", *document.place((name,)))
+            why = f"{name} without do_train: a run that does not train"
+            raise InputError(why, *document.place((name,)), accepted="do_train")
     return True
 
 

@@ -80,7 +80,8 @@ def read_fsdp(
         _by_size(reading, version, places, put, options.get("min_num_params", default_least))
     else:
         if wrap == "NO_WRAP" and version == "2":
-            raise document.error(places.get("auto_wrap_policy", path), f"wrapping {wrap}", kind=NotModeled)
+            where = places.get("auto_wrap_policy", path)
+            raise document.error(where, f"wrapping {wrap} in FSDP2", "TRANSFORMER_BASED_WRAP", kind=NotModeled)
         if wrap == "NO_WRAP":
             put("flat", True, "auto_wrap_policy")
         if "min_num_params" in options:
@@ -100,7 +101,9 @@ def read_fsdp(
             raise document.error(places["activation_checkpointing"], why, "false", kind=NotModeled)
         reading.set(("checkpointing",), "full", places["activation_checkpointing"])
     if flag("activation_checkpointing_offload", False):
-        raise document.error(places["activation_checkpointing_offload"], "offloaded activations", kind=NotModeled)
+        raise document.error(
+            places["activation_checkpointing_offload"], "offloaded activations", "false", kind=NotModeled
+        )
 
     if "state_dict_type" in options:
         kind = choice("state_dict_type", "FULL_STATE_DICT", _STATE_DICTS)

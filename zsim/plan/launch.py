@@ -138,7 +138,7 @@ def _path(document: Document, launch: Document, name: str) -> Path_ | None:
     if name == "dynamo_backend":
         return ("dynamo_config", name)
     if name.startswith(("fp8_", "megatron_lm_")):
-        raise launch.error((name,), name.rpartition("_")[0], kind=NotModeled)
+        raise launch.error((name,), name.rpartition("_")[0], "a command without it", kind=NotModeled)
     known = {*SWITCHES, *_PLACES, "dynamo_mode", "config_file", "num_cpu_threads_per_process"}
     if name not in known:
         close = nearest(name, {*known, *_TOP, *_DEEPSPEED})

@@ -26,6 +26,16 @@ _OWN_HARMLESS = (
 )  # fmt: skip
 # Kinds of runs that train nothing: what a file for `export`, `chat`, `api` or `eval` has.
 _OTHER_RUNS = ("do_eval", "do_predict", "export_dir", "infer_backend", "vllm_enforce_eager", "task")
+_OF_CHAT = {
+    "model_name_or_path", "adapter_name_or_path", "template", "finetuning_type", "trust_remote_code", "flash_attn",
+    "quantization_bit", "quantization_method", "image_max_pixels", "image_min_pixels",
+}  # fmt: skip
+_OTHER_STAGES = {
+    "rm": "a reward model, whose head is no language model's, on pairs of sequences",
+    "ppo": "which runs more than one model",
+    "dpo": "which runs more than one model",
+    "kto": "which runs more than one model",
+}
 _LISTED = {
     "use_dft_loss": "another loss",
     "use_eaft_loss": "another loss",
@@ -49,13 +59,15 @@ def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
         raise document.error(("finetuning_type",), f"finetuning_type {method}", "full, lora", kind=NotModeled)
     stage = str(recipe.get("stage", "sft"))
     if stage not in ("pt", "sft"):
-        reward = "a reward model, whose head is no language model's, on pairs of sequences"
-        why = reward if stage == "rm" else "which runs more than one model"
+        why = _OTHER_STAGES.get(stage, "which LLaMA-Factory does not know")
         raise document.error(("stage",), f"stage {stage}, {why}", "pt, sft", kind=NotModeled)
     if not recipe.flag("do_train"):
         for name in _OTHER_RUNS:
             if recipe.get(name) not in (None, False, "false"):
                 raise document.error((name,), "without do_train: a run that does not train", "do_train: true")
+        if {"template"} <= document.data.keys() <= _OF_CHAT:
+            why = "only what `llamafactory-cli chat` takes, without do_train: a run that does not train"
+            raise document.error((), why, "do_train: true")
     if method == "lora":
         _lora(recipe)
     else:
@@ -100,11 +112,12 @@ def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
         recipe.set("kernels", "liger", "enable_liger_kernel")
     _parts(recipe, method)
     training(recipe)
-    if method == "lora" and reading.fields[("framework", "name")] == "ddp" and not _asks_ddp(recipe):
+    framework = reading.fields.get(("framework", "name"))  # None: accelerate's configuration is not there
+    if method == "lora" and framework == "ddp" and not _asks_ddp(recipe):
         reading.fields[("ddp", "find_unused_parameters")] = False  # hparams/parser.py
     if recipe.flag("pure_bf16"):
         _pure_bf16(recipe)
-    elif reading.fields[("framework", "name")] == "ddp" and ("lora", "modules_to_save") in reading.fields:
+    elif framework == "ddp" and ("lora", "modules_to_save") in reading.fields:
         recipe.set("lora.modules_dtype", "float32", "pure_bf16")  # model/adapter.py, cast_trainable_params_to_fp32
     _load(recipe, method)
     recipe.threads("torchrun")
@@ -158,7 +171,8 @@ def _load(recipe: Recipe, method: str) -> None:
 
 def _pure_bf16(recipe: Recipe) -> None:
     """Everything in bfloat16, without master weights and autocast (hparams/parser.py, model/adapter.py)."""
-    if recipe.reading.fields[("framework", "name")] != "ddp":
+    framework = recipe.reading.fields.get(("framework", "name"), "ddp")
+    if framework != "ddp":
         raise recipe.document.error(("pure_bf16",), "pure bf16 with DeepSpeed or FSDP", "bf16", kind=NotModeled)
     recipe.set("precision", "bf16", "pure_bf16")
     recipe.set("ddp.dtype", "bfloat16", "pure_bf16")

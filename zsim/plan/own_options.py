@@ -7,6 +7,7 @@ where it decides which parameters train, or in how many bits, the run is refused
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from zsim.errors import NotModeled
@@ -14,32 +15,57 @@ from zsim.plan.recipe import Recipe, as_flag
 
 _OFF = (None, False, 0, "", "none", "None", "no", "false", "False")
 _ADAPTERS = (
-    "lora_enable", "use_lora", "lora", "q_lora", "use_qlora", "use_peft_lora", "apply_lora", "use_adapter",
-    "low_rank_training", "use_llm_lora", "use_backbone_lora", "use_qllama_lora", "train_mode", "train_type",
-    "finetuning_type", "tuning_type", "use_lisa", "use_galore",
+    "use_qlora", "use_adapter", "low_rank_training", "use_qllama_lora", "train_mode", "train_type", "finetuning_type",
+    "tuning_type", "use_lisa", "use_galore",
 )  # fmt: skip
+_LORA = re.compile(r"^((use|apply|enable|with|train|add|peft|llm|backbone|vision|audio|model|q)_)*q?lora(_enable)?$")
+_QUANTIZED = (
+    "q_lora",
+    "qlora",
+    "use_qlora",
+    "use_q_lora",
+)  # switched off, they say nothing of adapters on whole weights
 _WHOLE = ("full", "all", "pretrain", "sft")  # kinds of training in which everything trains
 # Of peft: they say nothing where a switch says that there are no adapters.
 _RANKS = ("lora_r", "lora_rank", "lora_target_modules", "trainable", "lora_trainable")
 _OTHER_RANKS = ("peft_lora_r", "peft_target_modules")  # which stand beside trl's own use_peft
-_PARAMETERS = re.compile(r"(^|_)(un)?freeze(_|$)|^fix_|^(mm_)?tunable_|^tune_")
+_PARAMETERS = re.compile(r"(^|_)(un)?freeze(_|$)|^fix_|^(mm_)?tunable_|^tune_|^train_(modules|params|layers)$")
+_LANGUAGE = re.compile(r"llm|language|backbone|(^|_)lm(_|$)")
 _EVERY_PART = {"mm_vision_tower", "mm_mlp_adapter", "mm_language_model"}  # LLaVA-NeXT, train.py
 _FEW_BITS = re.compile(
     r"(^|_)(load_in_)?(kbits|[48]_?bits?)(_quantization)?$|(^|_)int8(_|$)|^quant_bit|^quantization_bit$"
 )
 _REFUSED = {
+    "spectrum_config_path": "the layers alone that Spectrum has chosen train",
+    "pre_seq_len": "prompts that train before a frozen model (P-tuning)",
+    "moe_enable": "experts in place of the model's own MLPs",
+    "medusa_num_heads": "heads beside the model's own (Medusa)",
     "use_unsloth": "Unsloth's kernels and checkpointing",
     "use_customized_optim": "an optimizer of the script's own",
     "use_onebitllms": "training for weights in few bits",
 }
 _FLASH = ("use_flash_attn", "use_flash_attention", "use_flash_attention_2", "use_flash_attn_2", "flash_attn")
+_WITHOUT_FLASH = ("disable_flash_attn2", "disable_flash_attn")  # sdpa, in Qwen2-VL-Finetune's train_sft.py
+# Names for what trl's ModelConfig has, where the switch is trl's use_peft.
+_OF_PEFT = {"lora_rank": "lora_r", "target_modules": "lora_target_modules", "lora_target": "lora_target_modules"}
 _CHECKPOINTING = ("grad_checkpoint", "gradient_checkpoint", "use_gradient_checkpointing", "use_grad_checkpoint")
 OWN = "as the script's own code has it"
+_WHOLE_MODEL = "a run in which the whole model trains, or trl's use_peft, lora_r and lora_target_modules"
+_WHOLE_WEIGHTS = "weights in 16 bits, or trl's use_peft with load_in_4bit or load_in_8bit"
 
 _PREFERENCE = "preference tuning or reinforcement learning, which runs more than one model"
 _EMBEDDINGS = "training of embeddings, whose batch is of queries with several passages each"
 _REWARD = "a reward model, whose head is no language model's, on pairs of sequences"
-_HEAD = "another task than language modelling, with a head and a loss of its own"
+HEAD = "another task than language modelling, with a head and a loss of its own"
+_ADAPTED = re.compile(r"(^|[_-])(q?lora|peft)([_.-]|$)")
+OTHER_HEADS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION")  # of peft's TaskType
+# Of trl's DPO, KTO, CPO, GRPO and ORPO configurations.
+_PREFERENCES = {
+    "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_pair",
+    "aot_unpaired", "discopop", "apo_zero", "apo_down", "sft", "sigmoid_norm", "kto", "kto_pair", "apo_zero_unpaired", "bco", "simpo",
+    "grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo",
+    "alphapo",
+}  # fmt: skip
 # Options that only scripts of other tasks have.
 _OTHER_TASKS = {
     **dict.fromkeys(
@@ -50,15 +76,16 @@ _OTHER_TASKS = {
         ("sigmoid_loss_weight", "bco_pair_loss_weight", "rpo_alpha", "dpo_beta", "simpo_gamma"), _PREFERENCE
     ),
     "knowledge_distillation": "distillation, whose loss takes a teacher's logits",
-    "doc_stride": _HEAD,
-    "mask_time_prob": _HEAD,
+    "teacher_model_name_or_path": "distillation, whose loss takes a teacher's logits",
+    "doc_stride": HEAD,
+    "mask_time_prob": HEAD,
 }  # fmt: skip
 # Words in the name of the program.
 _OTHER_PROGRAMS = (
     (re.compile(r"(^|[_-])(reward|rm)([_.-]|$)|reward_model"), _REWARD),
     (re.compile(r"(^|[_-])(dpo|ppo|grpo|kto|orpo|simpo|mpo|rlhf|rloo|raft)([_.-]|$)"), _PREFERENCE),
     (re.compile(r"bi_?encoder|cross_?encoder|rerank|retriev|embedding|(^|_)dense\."), _EMBEDDINGS),
-    (re.compile(r"squad|glue|swag|classif|speech|wav2vec|_(qa|ner|ctc|mim|mae)\."), _HEAD),
+    (re.compile(r"squad|glue|swag|classif|speech|wav2vec|_(qa|ner|ctc|mim|mae)\."), HEAD),
 )
 # Of trl's SFTConfig alone; max_seq_length is of before 0.20, when the loss was not yet taken in chunks.
 _SFT = (
@@ -72,18 +99,22 @@ _TOWERS = ("vision_path", "force_image_size", "image_tower", "video_tower", "ima
 def refuse_tasks(recipe: Recipe) -> None:
     """Raises NotModeled for a script that trains something else than one language model on sequences."""
     for name, why in _OTHER_TASKS.items():
-        recipe.refuse(name, _OFF, why)
+        recipe.refuse(name, _OFF, why, "a script that trains a language model")
     document = recipe.document
     for words, why in _OTHER_PROGRAMS:
         if words.search(document.program.lower()):
             raise document.error(
                 (), f"{document.program}: {why}", "a script that trains a language model", kind=NotModeled
             )
+    for name in ("lora_task_type", "task_type"):
+        if recipe.get(name) in OTHER_HEADS:
+            raise document.error((name,), f"{recipe.get(name)}: {HEAD}", "CAUSAL_LM", kind=NotModeled)
     loss = recipe.get("loss_type")
     if loss in ("dft", "chunked_nll"):  # trl's SFTConfig
         recipe.reading.not_modeled.append(f"loss_type: {loss}, another loss, or the same one in chunks")
     elif loss not in (None, "nll"):
-        raise document.error(("loss_type",), f"{loss}: {_PREFERENCE}", "nll", kind=NotModeled)
+        why = _PREFERENCE if set(str(loss).split(",")) <= _PREFERENCES else f"another loss, {OWN}"
+        raise document.error(("loss_type",), f"{loss}: {why}", "nll", kind=NotModeled)
     newest = any(recipe.get(name) is not None for name in _SFT) and recipe.document.data.get("max_seq_length") is None
     fused = any(recipe.flag(name) for name in ("use_liger_kernel", "use_liger"))
     if loss is None and newest and not fused:  # trl's pull request 5846
@@ -97,50 +128,74 @@ def refuse_tasks(recipe: Recipe) -> None:
 
 def refuse_own(recipe: Recipe, read_elsewhere: tuple[str, ...] = ()) -> None:
     """Raises NotModeled for an option of a script's own that changes which parameters train, or their bits."""
-    switches = {name: recipe.get(name) for name in _ADAPTERS if name not in read_elsewhere}
-    for name, value in switches.items():
+    document = recipe.document
+    switches = [name for name in map(str, document.data) if name in _ADAPTERS or _LORA.search(name)]
+    given = {name: recipe.get(name) for name in switches if name not in read_elsewhere}
+    for name, value in given.items():
         if value not in (*_OFF, *_WHOLE):
-            raise _refusal(recipe, name, "which parameters train")
-    if all(value is None for value in switches.values()) and "use_peft" not in read_elsewhere:
+            raise _refusal(recipe, name, "which parameters train", _WHOLE_MODEL)
+    silent = all(value is None or name in _QUANTIZED for name, value in given.items())
+    if silent and "use_peft" not in read_elsewhere:
         for name in _RANKS:
-            recipe.refuse(name, _OFF, f"which parameters train, {OWN}")
+            recipe.refuse(name, _OFF, f"which parameters train, {OWN}", _WHOLE_MODEL)
+        if _ADAPTED.search(document.program.lower()):
+            raise document.error((), f"{document.program}: adapters, {OWN}", _WHOLE_MODEL, kind=NotModeled)
     for name in _OTHER_RANKS:
         if recipe.flag("use_peft"):
-            recipe.refuse(name, _OFF, f"which parameters train, {OWN}")
-    for name, value in recipe.document.data.items():
+            recipe.refuse(name, _OFF, f"which parameters train, {OWN}", _WHOLE_MODEL)
+    for name, value in document.data.items():
         if name in read_elsewhere:
             continue
-        if _PARAMETERS.search(str(name)) and not _trains_all(str(name), value):
-            raise _refusal(recipe, str(name), "which parameters train")
+        if _PARAMETERS.search(str(name)) and not _trains_all(document.data, str(name), value):
+            raise _refusal(recipe, str(name), "which parameters train", _WHOLE_MODEL)
         if _FEW_BITS.search(str(name)) and value not in (*_OFF, 16, 32):
-            raise _refusal(recipe, str(name), "weights in few bits")
+            raise _refusal(recipe, str(name), "weights in few bits", _WHOLE_WEIGHTS)
         if name in _REFUSED and value not in _OFF:
-            raise recipe.document.error((name,), _REFUSED[str(name)], "false", kind=NotModeled)
+            raise document.error((name,), _REFUSED[str(name)], "a run without it", kind=NotModeled)
 
 
-def _trains_all(name: str, value: Any) -> bool:
+def _trains_all(options: Mapping[str, Any], name: str, value: Any) -> bool:
+    """Whether an option that chooses what trains chooses everything."""
     if name == "mm_tunable_parts":
         return set(str(value).split(",")) >= _EVERY_PART
-    return value not in _OFF if name.startswith("tune_") else value in _OFF
+    if not name.startswith("tune_"):
+        return value in _OFF or value in _WHOLE
+    # tune_mm_mlp_adapter alone freezes the rest; where a script has a switch for each part, all of them are on
+    return value not in _OFF and any(
+        str(other).startswith("tune_") and _LANGUAGE.search(str(other)) and on not in _OFF
+        for other, on in options.items()
+    )
 
 
-def _refusal(recipe: Recipe, name: str, what: str) -> NotModeled:
-    error = recipe.document.error((name,), f"{what}, {OWN}", kind=NotModeled)
+def _refusal(recipe: Recipe, name: str, what: str, accepted: str) -> NotModeled:
+    error = recipe.document.error((name,), f"{what}, {OWN}", accepted, kind=NotModeled)
     assert isinstance(error, NotModeled)
     return error
 
 
 def own_switches(recipe: Recipe) -> None:
-    """What a script calls flash attention and checkpointing, as the Trainer's own arguments. Raises InputError."""
-    for names, to, value in (
-        (_FLASH, "attn_implementation", "flash_attention_2"),
-        (_CHECKPOINTING, "gradient_checkpointing", True),
+    """What a script calls flash attention, checkpointing and adapters, as arguments of the Trainer and of trl.
+
+    Raises InputError.
+    """
+    for names, to, on, off in (
+        (_FLASH, "attn_implementation", "flash_attention_2", None),
+        (_WITHOUT_FLASH, "attn_implementation", "sdpa", "flash_attention_2"),
+        (_CHECKPOINTING, "gradient_checkpointing", True, None),
     ):
         for name in names:
-            given = recipe.get(name)
-            if given is None or recipe.document.data.get(to) is not None:
+            if recipe.get(name) is None:
                 continue
-            if as_flag(given, lambda text, name=name: recipe.error((name,), text, "true or false")):  # type: ignore[misc]
-                recipe.document.data[to] = value
-                recipe.document.places[(to,)] = recipe.document.place((name,))
-                recipe.reading.notes.append(f"{name}: taken for {to}: {str(value).lower()}, {OWN}")
+            said = as_flag(recipe.get(name), lambda text, name=name: recipe.error((name,), text, "true or false"))  # type: ignore[misc]
+            _take(recipe, name, to, on if said else off)
+    if recipe.flag("use_peft"):
+        for name, to in _OF_PEFT.items():
+            _take(recipe, name, to, recipe.get(name))
+
+
+def _take(recipe: Recipe, name: str, to: str, value: Any) -> None:
+    """The script's `name` for `to`, unless that is there as well, or nothing is said."""
+    if value is not None and recipe.document.data.get(to) is None:
+        recipe.document.data[to] = value
+        recipe.document.places[(to,)] = recipe.document.place((name,))
+        recipe.reading.notes.append(f"{name}: taken for {to}: {str(value).lower()}, {OWN}")

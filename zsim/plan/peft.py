@@ -5,6 +5,7 @@ from __future__ import annotations
 from zsim.document import Document
 from zsim.errors import NotModeled
 from zsim.plan.adapters import lora, refuse_variants
+from zsim.plan.own_options import HEAD, OTHER_HEADS
 from zsim.plan.reading import Reading
 from zsim.plan.recipe import Recipe
 
@@ -19,7 +20,7 @@ _VARIANTS = (
 )  # fmt: skip
 # How adapters start, how strong they are, and what peft writes down of itself.
 _HARMLESS = (
-    "auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode", "peft_version", "peft_type",
+    "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version", "peft_type",
     "fan_in_fan_out", "use_rslora", "init_lora_weights", "alpha_pattern", "loftq_config", "eva_config", "corda_config",
     "lora_ga_config", "megatron_core", "qalora_group_size", "monteclora_config", "runtime_config",
 )  # fmt: skip
@@ -32,6 +33,8 @@ def read_peft(document: Document, ranks: int | None = None) -> Reading:
     kind = str(recipe.get("peft_type", "LORA"))
     if kind != "LORA":
         raise document.error(("peft_type",), f"peft_type {kind}", "LORA", kind=NotModeled)
+    if recipe.get("task_type") in OTHER_HEADS:
+        raise document.error(("task_type",), f"{recipe.get('task_type')}: {HEAD}", "CAUSAL_LM", kind=NotModeled)
     lora(recipe, _NAMES, {"r": 8, "alpha": 8})
     refuse_variants(recipe, _VARIANTS)
     recipe.refuse("bias", ("none",), "biases that train beside the adapters")

@@ -32,6 +32,7 @@ OPTIMIZERS: dict[str, tuple[str, str | None]] = {
 
 # What is simulated in place of other ways to cut sequences.
 ULYSSES = "1, or Ulysses with DeepSpeed: sequence_parallel_size of a scenario"
+_EMPTY: tuple[Any, ...] = ("", None, [], {})
 # Values that are only named.
 _NAMES = ("model_name_or_path", "vision_tower", "deepspeed")
 
@@ -94,6 +95,12 @@ class Recipe:
         # True equals 1, and is not the harmless 1 of a parallel degree
         same = (value == other and isinstance(value, bool) == isinstance(other, bool) for other in harmless)
         if value is not None and not any(same):
+            shown = [
+                str(other).lower() if isinstance(other, bool) else str(other)
+                for other in harmless
+                if other not in _EMPTY
+            ]
+            accepted = accepted or ", ".join(shown) or "a recipe without it"
             raise self.document.error((name,), why, accepted, kind=NotModeled)
 
     def error(self, path: Path_, message: str, accepted: str | None = None) -> InputError:

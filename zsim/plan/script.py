@@ -7,12 +7,14 @@ processes says for how many GPUs it is.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from zsim.document import Document, read_text
 from zsim.errors import InputError
+from zsim.plan.script_recipe import from_launcher, nothing_trains, parse_recipe, program_at, recipe_of
 from zsim.plan.shell import Command, commands
 
 # What a command must have to be one that trains.
@@ -35,39 +37,57 @@ def parse_script(path: Path) -> Document:
     for number, text in enumerate(lines, start=1):
         if len(text) > MOST_CHARACTERS:
             raise InputError(f"a line of {len(text):,} characters is no command", path, number)
-    training = [command for command in commands(lines) if _trains(command.words)]
+    said = (each for each in commands(lines) if each.words[0] not in ("echo", "printf"))
+    found = [replace(each, words=from_launcher(each.words)) for each in said]
+    training = [each for each in found if _trains(each.words) or recipe_of(_launched(each.words)[1])]
     if not training:
-        raise InputError(
-            "no command in it that trains with Hugging Face's Trainer", path,
-            accepted="a command with --per_device_train_batch_size, --deepspeed or --fsdp",
-        )  # fmt: skip
+        raise nothing_trains(path, found)
     if len(training) > 1:
         raise InputError(
             f"{len(training)} commands that train, at lines {', '.join(str(each.line) for each in training)}", path,
             accepted="a script with one",
         )  # fmt: skip
     (command,) = training
-    first = command.line
-    _refuse_unknown(command, path, lines)
+    unknown = _refuse_unknown(command, path, lines)
     launcher, words = _launched(command.words)
-    program = next((Path(word).name for word in words if word.endswith(".py")), "")
-    document = Document(path, _options(words), script=True, program=program, environment=dict(command.environment))
+    recipe = recipe_of(words)
+    if recipe is not None:
+        document = _recipe(path, command, words, recipe)
+        started = Document(path, _options(words[: program_at(words)]))
+    else:
+        program = next((Path(word).name for word in words if word.endswith(".py")), "")
+        document = Document(path, _options(words), script=True, program=program, environment=dict(command.environment))
+        _locate(document, lines, command.line)
+        started = document
     if any(_OWN_ARGUMENTS.search(text) for text in lines if not text.lstrip().startswith("#")):
         document.notes.append(
             "the script is taken to be started without arguments of its own: $1 and the like are empty"
         )
-    _locate(document, lines, first)
     if launcher is not None:
         document.launch = Document(path, _options(launcher))
-        _locate(document.launch, lines, first)
+        _locate(document.launch, lines, command.line)
         if (threads := document.launch.data.get("num_cpu_threads_per_process")) is not None:
             line = document.launch.place(("num_cpu_threads_per_process",))[1]
-            document.environment["OMP_NUM_THREADS"] = str(threads), line
+            document.environment["OMP_NUM_THREADS"] = str(threads), line if recipe is None else None
     for options in (document, document.launch or document):
         for name, value in options.data.items():
             if isinstance(value, str) and (named := _UNKNOWN.match(value)):
                 options.unknown[name] = _why(value, named.group(1), command)
-    document.ranks = _ranks(document)
+    started.launch = document.launch
+    document.notes += unknown
+    document.ranks = None if unknown else _ranks(started)
+    if started is not document:
+        document.notes += started.notes
+    return document
+
+
+def _recipe(path: Path, command: Command, words: list[str], recipe: str) -> Document:
+    """The recipe that a command names, with the options that stand behind it."""
+    given = words[(program_at(words) or 0) + 1 :]
+    own = {name: value for name, value in _options(given).items() if value != recipe}
+    own |= _options([f"--{word}" for word in given if re.match(r"[a-z]\w*=", word)])  # LLaMA-Factory's
+    document = parse_recipe(path, command, recipe, own)
+    document.environment = {name: (value, None) for name, (value, _) in command.environment.items()}
     return document
 
 
@@ -80,15 +100,25 @@ def _locate(document: Document, lines: list[str], first: int) -> None:
         document.places[(name,)] = document.file, line
 
 
-def _refuse_unknown(command: Command, path: Path, lines: list[str]) -> None:
-    """Raises InputError for a variable that is not known where it could hold options."""
-    for before, word in pairwise(["", *command.words]):
+def _refuse_unknown(command: Command, path: Path, lines: list[str]) -> list[str]:
+    """Notes of variables that are not known among options of torchrun or deepspeed, which choose processes alone.
+
+    Raises InputError for one where it could hold options of the training.
+    """
+    program = program_at(command.words) if _launched(command.words)[0] is None else None
+    notes = []
+    for n, (before, word) in enumerate(pairwise(["", *command.words])):
         named = _NAMED.fullmatch(word)
-        if named and not (before.startswith("-") and "=" not in before):
-            spelling = re.compile(rf"\$\{{?{named.group(1)}\b")
-            at = [n for n, text in enumerate(lines, 1) if spelling.search(text) and not text.lstrip().startswith("#")]
-            line = next((n for n in at if n >= command.line), at[-1] if at else command.line)
-            raise InputError(_why(word, named.group(1), command), path, line, accepted="a variable that is set")
+        if not named or (before.startswith("-") and "=" not in before):
+            continue
+        if n < (program or 0):
+            notes.append(f"{_why(word, named.group(1), command)}, nor for how many GPUs it is")
+            continue
+        spelling = re.compile(rf"\$\{{?{named.group(1)}\b")
+        at = [n for n, text in enumerate(lines, 1) if spelling.search(text) and not text.lstrip().startswith("#")]
+        line = next((n for n in at if n >= command.line), at[-1] if at else command.line)
+        raise InputError(_why(word, named.group(1), command), path, line, accepted="a variable that is set")
+    return notes
 
 
 def _why(text: str, name: str | None, command: Command) -> str:
@@ -114,12 +144,12 @@ def _launched(words: list[str]) -> tuple[list[str] | None, list[str]]:
     while end < len(words) and words[end].startswith("-"):
         name, equals, _ = words[end].lstrip("-").replace("-", "_").partition("=")
         end += 1 if equals or name in (*SWITCHES, "m", "q") else 2
-    return words[at + 2 : end], words[end:]
+    module = ["-m"] if {"-m", "--module"} & set(words[at + 2 : end]) else []
+    return words[at + 2 : end], module + words[end:]
 
 
 def _trains(words: list[str]) -> bool:
-    marked = any(word.startswith(f"--{mark}") for word in words for mark in _MARKS)
-    return marked and words[0] not in ("echo", "printf")
+    return any(word.startswith(f"--{mark}") for word in words for mark in _MARKS)
 
 
 def _options(words: list[str]) -> dict[str, Any]:

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from zsim.plan.shell_values import calculated, holds, sheltered, without_redirections
 
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_ARRAY = re.compile(r"\s*(?:export\s+|local\s+|declare\s+-a\s+)?([A-Za-z_]\w*)(\+?)=\((.*)\)\s*", re.DOTALL)
+_DECLARED = r"\s*(?:(?:export|local|readonly|declare|typeset)\s+(?:-\w+\s+)*)?"
+_ARRAY = re.compile(_DECLARED + r"([A-Za-z_]\w*)(\+?)=\((.*)\)\s*", re.DOTALL)
+_ARRAY_OPENS = re.compile(_DECLARED + r"\w+\+?=\(")
 _VARIABLE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\}|\$(\w+)")
 _BUILTINS = ("export", "local", "readonly", "declare", "typeset", "-x", "-a", "-r", "-g", "-i")
 _OPENS, _CLOSES = ("if", "for", "while", "until", "case", "select"), ("fi", "done", "esac")
@@ -226,7 +228,7 @@ def _joined(lines: list[str]) -> Iterator[tuple[int, str]]:
         if quote:
             command += "\n"
             continue
-        if re.match(r"\s*(?:export\s+)?\w+\+?=\(", command) and command.count("(") > command.count(")"):
+        if _ARRAY_OPENS.match(command) and command.count("(") > command.count(")"):
             command += " "
             continue
         yield start, command.replace("\\\n", " ")

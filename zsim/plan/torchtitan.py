@@ -126,7 +126,7 @@ def _refuse_other(document: Document, sections: dict[str, dict[str, Any]]) -> No
         ),
     ):
         if found:
-            raise document.error(path, why, kind=NotModeled)
+            raise document.error(path, why, "a job of a language model without it", kind=NotModeled)
 
 
 def _rest(reading: Reading, sections: dict[str, dict[str, Any]]) -> None:

@@ -29,7 +29,7 @@ def read_trainer(document: Document, ranks: int | None = None, kind: str = KIND)
     reading = Reading(kind, document, ranks=ranks)
     recipe = Recipe(reading)
     for name, why in OTHER_TRAINERS.items():
-        recipe.refuse(name, (False,), why)
+        recipe.refuse(name, (False,), why, "supervised training of one model")
     refuse_tasks(recipe)
     _model_arguments(recipe)
     _llava(recipe)

@@ -1,0 +1,122 @@
+"""Commands that hand a recipe to what they start: `axolotl train FILE`, `accelerate launch ... sft.py --config FILE`.
+
+Such a script is read as its recipe, with what the command says besides: further options go before those of the file, as
+in trl's TrlParser, LLaMA-Factory's OmegaConf.merge, axolotl's and torchtitan's command lines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from zsim.document import Document, Place
+from zsim.errors import InputError
+from zsim.plan.shell import Command
+
+_LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
+_LAUNCHING_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+_TRAIN = {  # commands of tools, by the subcommand that trains
+    "axolotl": ("train",), "llamafactory-cli": ("train",), "lmf": ("train",), "trl": ("sft",),
+}  # fmt: skip
+_OPTIONS = ("config", "config_file", "job.config_file")
+_RECIPE = re.compile(r"[^=]*\.(ya?ml|toml)$")
+_POSITIONAL = re.compile(r"[^=]*\.(ya?ml|toml|json)$")
+_OTHER_WORK = re.compile(r"eval|infer|generat|convert|merge|export|test|preprocess|prepare|serve|dry_run|download")
+# What else is started by its name, for which there is no reader.
+_TOOLS = {
+    "openrlhf": "OpenRLHF", "verl": "verl", "swift": "ms-swift", "oumi": "oumi", "tune": "torchtune",
+    "xtuner": "xtuner", "litgpt": "LitGPT", "nanotron": "nanotron", "megatron": "Megatron", "nemo": "NeMo",
+    "nemo_automodel": "NeMo AutoModel",
+}  # fmt: skip
+
+
+def from_launcher(words: list[str]) -> list[str]:
+    """A command without what starts its launcher elsewhere: srun, env, a container."""
+    names = (*_LAUNCHERS, *_TRAIN)
+    starts = (
+        n for n, word in enumerate(words) if Path(word).name in names or re.fullmatch(r"(.*/)?python[\d.]*", word)
+    )
+    return words[next(starts, 0) :]
+
+
+def program_at(words: list[str]) -> int | None:
+    """Where the program stands that a command starts: a file, a module or a tool's own command."""
+    for n, word in enumerate(words):
+        name, before = Path(word).name, words[n - 1] if n else ""
+        if name in _TRAIN and before != "-m" and n + 1 < len(words):
+            return n
+        if word.endswith(".py") or (before in ("-m", "--module") and name not in _LAUNCHING_MODULES):
+            return n
+    return None
+
+
+def recipe_of(words: list[str]) -> str | None:
+    """The recipe that a command's program reads. None: it reads none, or trains nothing."""
+    at = program_at(words)
+    if at is None:
+        return None
+    name, given = Path(words[at]).name, words[at + 1 :]
+    if name in _TRAIN:
+        if given[:1] == [] or given[0] not in _TRAIN[name]:
+            return None
+        given = given[1:]
+    elif _OTHER_WORK.search(name) or name == "coverage":
+        return None
+    for option, value in [
+        *pairwise(given),
+        *(word.split("=", 1) for word in given if word.startswith("--") and "=" in word),
+    ]:
+        if option.lstrip("-").replace("-", "_") in _OPTIONS and option.startswith("--") and _RECIPE.fullmatch(value):
+            return value
+    first = given[0] if given else ""
+    return first if _POSITIONAL.fullmatch(first) and not first.startswith("-") else None
+
+
+def parse_recipe(path: Path, command: Command, recipe: str, options: dict[str, Any]) -> Document:
+    """The recipe that `command` names, with the `options` that follow it there. Raises InputError."""
+    from zsim.plan import detect
+
+    words = command.words
+    program = words[program_at(words) or 0]
+    file = Document(path, {}).beside(recipe)
+    if "$" in recipe or not file.is_file():
+        why = f"starts {Path(program).name} with {recipe}, which is not " + ("known" if "$" in recipe else "there")
+        raise InputError(why, path, command.line, accepted="that recipe itself, or beside the script that names it")
+    document = detect.parse(file)
+    document.notes.append(f"started by {path}, line {command.line}, whose options go before the recipe's")
+    for name, value in options.items():
+        if name not in _OPTIONS:
+            _put(document, name, value, (path, command.line))
+    return document
+
+
+def _put(document: Document, name: str, value: Any, place: Place) -> None:
+    """Write an option, of a section by its dots, as torchtitan has it."""
+    sections = name.split(".")
+    inner = document.data
+    for section in sections[:-1]:
+        inner = inner.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise InputError(f"{section} is no section", *place, field=name)
+    document.set(tuple(sections), value, place)
+
+
+def nothing_trains(path: Path, found: Iterable[Command]) -> InputError:
+    """Of a script without a command that is read: what it starts instead."""
+    accepted = "a command with --per_device_train_batch_size, --deepspeed or --fsdp, or one that names a recipe"
+    for command in found:
+        words = command.words
+        tool = next((_TOOLS[part] for word in words for part in re.split(r"[./]", word) if part in _TOOLS), None)
+        if tool and program_at(words) is not None:
+            return InputError(f"starts {tool}, whose options are not read", path, command.line, accepted=accepted)
+    for command in found:
+        words = command.words
+        at = program_at(words)
+        if at is not None and any(Path(word).name in (*_LAUNCHERS, *_LAUNCHING_MODULES) for word in words[:at]):
+            why = f"starts {Path(words[at]).name}, with options that are not those of Hugging Face's Trainer"
+            why = f"starts {words[at]}, which is not known here" if words[at].startswith("$") else why
+            return InputError(why, path, command.line, accepted=accepted)
+    return InputError("no command in it that trains with Hugging Face's Trainer", path, accepted=accepted)
