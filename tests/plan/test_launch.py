@@ -138,6 +138,17 @@ def test_what_is_refused(tmp_path: Path, options: str, error: type, says: str, f
     assert (caught.value.file, caught.value.line, caught.value.field) == (tmp_path / "train.sh", 1, field)
 
 
+def test_options_for_a_configuration_that_is_not_there(tmp_path: Path):
+    """Whether they have an effect is that file's to say; a switch on the command says it."""
+    options = "--config_file elsewhere.yaml --gradient_accumulation_steps 4"
+    reading = launched(tmp_path, options)
+    assert "gradient_accumulation_steps: has an effect if elsewhere.yaml, which is not there" in "; ".join(
+        reading.notes
+    )
+    assert any(what.startswith("framework") for what in reading.still_missing())
+    assert said(launched(tmp_path, f"{options} --use_deepspeed"))["framework.name"] == "deepspeed"
+
+
 def test_a_note_on_ddp_goes_where_another_file_shards(tmp_path: Path):
     (tmp_path / "other.yaml").write_text(ZERO3)
     for first, second in (("train.sh", "other.yaml"), ("other.yaml", "train.sh")):

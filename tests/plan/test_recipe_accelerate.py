@@ -17,6 +17,17 @@ def accelerate(data: dict[str, Any]):
     return read("accelerate", {"distributed_type": "MULTI_GPU"} | data)
 
 
+def test_keys_of_older_releases() -> None:
+    section = {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_backward_prefetch_policy": "BACKWARD_PRE"}
+    reading = accelerate({"distributed_type": "FSDP", "fsdp_config": section})
+    assert said(reading)["fsdp.backward_prefetch"] == "NONE"
+    assert "fsdp_backward_prefetch_policy is ignored from accelerate 1.0 on; before, it was backward_prefetch" in (
+        reading.notes
+    )
+    with pytest.raises(NotModeled, match=r"tp_config: a key of accelerate 1\.4 to 1\.6"):
+        accelerate({"tp_config": {"tp_size": 4}})
+
+
 @pytest.mark.parametrize(
     ("data", "compiled"),
     [

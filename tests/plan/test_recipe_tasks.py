@@ -176,6 +176,26 @@ def test_an_older_switch_of_the_optimizer() -> None:
 
 
 @pytest.mark.parametrize(
+    ("data", "precision", "checkpointing", "length"),
+    [
+        ({"packing": True}, "bf16", "full", 1024),
+        ({"packing": True, "fp16": True, "gradient_checkpointing": False}, "fp16", "none", 1024),
+        ({"dataset_text_field": "text", "bf16": False, "max_length": None}, "fp32", "full", None),
+        ({"packing": True, "max_seq_length": 2048}, "fp32", "none", 2048),  # trl before 0.20
+        ({}, "fp32", "none", None),
+    ],
+)
+def test_trls_own_defaults(data: dict[str, Any], precision: str, checkpointing: str, length: int | None) -> None:
+    """trl 1.16 base_config.py and sft_config.py; the Trainer's are no checkpointing and float32."""
+    reading = trainer(data)
+    fields = said(reading)
+    assert (fields["precision"], fields["checkpointing"], fields.get("seq_len")) == (precision, checkpointing, length)
+    assert ("gradient_checkpointing: true, trl's default from 0.22 on" in reading.notes) is (
+        checkpointing == "full" and "gradient_checkpointing" not in data
+    )
+
+
+@pytest.mark.parametrize(
     ("data", "listed"),
     [
         ({"packing": True, "max_length": 4096}, True),

@@ -53,10 +53,13 @@ def read_accelerate(document: Document, ranks: int | None = None) -> Reading:
         )
     recipe.refuse("use_cpu", (False,), "training on CPUs")
     for key in document.data:
+        if key == "tp_config":
+            why = "a key of accelerate 1.4 to 1.6 alone, which later ones refuse"
+            raise document.error((key,), why, "a file without it, where its tp_size is 1", kind=NotModeled)
         if key not in _KNOWN:
             close = nearest(str(key), _KNOWN)
             hint = f"; did you mean {close}?" if close else ""
-            raise document.error((key,), f"accelerate does not know this key and refuses it{hint}")
+            raise document.error((key,), f"accelerate does not know this key and refuses it{hint}", "a file without it")
     processes, nodes = recipe.count("num_processes"), recipe.count("num_machines")
     reading.ranks = processes or ranks
     kind = str(recipe.get("distributed_type") or "NO").upper()  # without quotes, `no` is YAML's false

@@ -28,9 +28,9 @@ _OWN_BATCH = {
     "per_gpu_train_batch_size", "train_batch_size", "batch_size", "total_batch_size", "micro_batch", "max_epochs",
 }  # fmt: skip
 
-# Recipes of tools without a reader here: their name, and keys that only they have.
+# Recipes of tools without a reader here: their name, and keys that only they have, in a section where there is a dot.
 _FOREIGN: tuple[tuple[str, frozenset[str]], ...] = (
-    ("an oumi recipe", frozenset({"model", "data", "training"})),
+    ("an oumi recipe", frozenset({"model.model_name", "data", "training"})),
     ("a recipe of LLaMA-Factory's v1 trainer", frozenset({"model", "dist_config"})),
     ("a recipe of LLaMA-Factory's v1 trainer", frozenset({"model", "model_class"})),
     ("an xtuner or mmengine configuration", frozenset({"train_dataloader", "train_cfg"})),
@@ -131,8 +131,9 @@ def identify(document: Document) -> str:
 
 
 def _refuse_foreign(document: Document, keys: set[str]) -> None:
+    inner = {f"{name}.{key}" for name, section in document.data.items() if isinstance(section, dict) for key in section}
     for name, marks in _FOREIGN:
-        if marks <= keys:
+        if marks <= keys | inner:
             raise InputError(f"is {name}, which is not read", document.file, accepted=READERS)
 
 

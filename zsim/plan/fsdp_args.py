@@ -117,6 +117,10 @@ def read_fsdp(
     for name in options:
         if name in _WITHOUT_EFFECT:
             reading.without_effect.append(f"{places[name][-1]} ({_WITHOUT_EFFECT[name]})")
+        elif name == "backward_prefetch_policy":  # accelerate 0.12 to 0.34, utils/launch.py
+            reading.notes.append(
+                f"{places[name][-1]} is ignored from accelerate 1.0 on; before, it was backward_prefetch"
+            )
         elif name not in OPTIONS:
             close = nearest(name, OPTIONS)
             hint = f"; did you mean {close}?" if close else ""

@@ -47,7 +47,7 @@ def read_launch(recipe: Recipe, launch: Document) -> None:
     given, missing = _file(launch)
     if missing:
         _leave_open(reading, f"(accelerate's configuration {missing} is not there)")
-    document = _with_options(given, launch)
+    document = _with_options(given, launch, missing)
     document.environment = recipe.document.environment
     _with_trainers(document, recipe)
     launched = read_accelerate(document, reading.ranks)
@@ -93,14 +93,17 @@ def _leave_open(reading: Reading, why: str) -> None:
         reading.lacks("precision", why)
 
 
-def _with_options(document: Document, launch: Document) -> Document:
-    """The configuration with the command's options in it."""
+def _with_options(document: Document, launch: Document, missing: str | None) -> Document:
+    """The configuration with the command's options in it; `missing`: the name of one that is not there."""
     kinds = [name for name in _KINDS if launch.data.get(name)]
     if len(kinds) > 1:
         raise launch.error((kinds[1],), f"accelerate refuses it next to --{kinds[0]}", "one of them")
     for name in kinds:
         document.set(("distributed_type",), _KINDS[name], launch.place((name,)))
     for name, value in launch.data.items():
+        if missing and not kinds and _of_one_kind(name):
+            launch.notes.append(f"{name}: has an effect if {missing}, which is not there, is of DeepSpeed or FSDP")
+            continue
         path = _path(document, launch, name)
         if path is None:
             continue
@@ -118,11 +121,15 @@ def _with_options(document: Document, launch: Document) -> Document:
     return document
 
 
+def _of_one_kind(name: str) -> bool:
+    return name in _DEEPSPEED or name.startswith("fsdp_")
+
+
 def _path(document: Document, launch: Document, name: str) -> Path_ | None:
     """Where accelerate's configuration has this option; None where it is no matter of it."""
     if name in _TOP:
         return (name,)
-    if name in _DEEPSPEED or name.startswith("fsdp_"):
+    if _of_one_kind(name):
         kind = "DEEPSPEED" if name in _DEEPSPEED else "FSDP"
         own = str(document.data.get("distributed_type")).upper()
         if own == kind:

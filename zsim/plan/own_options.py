@@ -12,6 +12,7 @@ from typing import Any
 
 from zsim.errors import NotModeled
 from zsim.plan.recipe import Recipe, as_flag
+from zsim.plan.trl import is_newer_trl
 
 _OFF = (None, False, 0, "", "none", "None", "no", "false", "False")
 _ADAPTERS = (
@@ -62,9 +63,8 @@ OTHER_HEADS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION")  # 
 # Of trl's DPO, KTO, CPO, GRPO and ORPO configurations.
 _PREFERENCES = {
     "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_pair",
-    "aot_unpaired", "discopop", "apo_zero", "apo_down", "sft", "sigmoid_norm", "kto", "kto_pair", "apo_zero_unpaired", "bco", "simpo",
-    "grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo",
-    "alphapo",
+    "aot_unpaired", "discopop", "apo_zero", "apo_down", "sft", "sigmoid_norm", "kto", "kto_pair", "apo_zero_unpaired",
+    "bco", "simpo", "grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo", "alphapo",
 }  # fmt: skip
 # Options that only scripts of other tasks have.
 _OTHER_TASKS = {
@@ -87,11 +87,6 @@ _OTHER_PROGRAMS = (
     (re.compile(r"bi_?encoder|cross_?encoder|rerank|retriev|embedding|(^|_)dense\."), _EMBEDDINGS),
     (re.compile(r"squad|glue|swag|classif|speech|wav2vec|_(qa|ner|ctc|mim|mae)\."), HEAD),
 )
-# Of trl's SFTConfig alone; max_seq_length is of before 0.20, when the loss was not yet taken in chunks.
-_SFT = (
-    "packing", "packing_strategy", "padding_free", "dataset_text_field", "assistant_only_loss", "completion_only_loss",
-    "eval_packing", "chat_template_path",
-)  # fmt: skip
 # What scripts of vision-language models say of a tower, beside LLaVA's vision_tower.
 _TOWERS = ("vision_path", "force_image_size", "image_tower", "video_tower", "image_encoder_name_or_path")
 
@@ -115,9 +110,8 @@ def refuse_tasks(recipe: Recipe) -> None:
     elif loss not in (None, "nll"):
         why = _PREFERENCE if set(str(loss).split(",")) <= _PREFERENCES else f"another loss, {OWN}"
         raise document.error(("loss_type",), f"{loss}: {why}", "nll", kind=NotModeled)
-    newest = any(recipe.get(name) is not None for name in _SFT) and recipe.document.data.get("max_seq_length") is None
     fused = any(recipe.flag(name) for name in ("use_liger_kernel", "use_liger"))
-    if loss is None and newest and not fused:  # trl's pull request 5846
+    if loss is None and is_newer_trl(recipe) and not fused:  # trl's pull request 5846
         text = "loss_type: from trl 1.7 on in chunks unless it says nll, whose logits need less memory than said here"
         recipe.reading.not_modeled.append(text)
     tower = next((name for name in _TOWERS if recipe.get(name)), None)

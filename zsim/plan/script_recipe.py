@@ -86,6 +86,7 @@ def parse_recipe(path: Path, command: Command, recipe: str, options: dict[str, A
         why = f"starts {Path(program).name} with {recipe}, which is not " + ("known" if "$" in recipe else "there")
         raise InputError(why, path, command.line, accepted="that recipe itself, or beside the script that names it")
     document = detect.parse(file)
+    document.program = Path(program).name
     document.notes.append(f"started by {path}, line {command.line}, whose options go before the recipe's")
     for name, value in options.items():
         if name not in _OPTIONS:
