@@ -329,7 +329,7 @@ srun --nodes=4 --gres=gpu:8 $EXTRA torchrun --nproc_per_node 8 train.py \\
 """
     reading = script(tmp_path, text)
     assert (said(reading)["micro_batch"], reading.ranks) == (1, 8)
-    assert not any("gres" in line for line in reading.without_effect)
+    assert not any("gres" in line for line in reading.not_read)
 
 
 def test_options_of_torchrun_that_are_not_known(tmp_path: Path) -> None:

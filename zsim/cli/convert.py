@@ -151,4 +151,5 @@ def _compose(fields: dict[str, Any], overrides: list[str], reading: Reading, fol
     head = [f"# From {reading.document.file}, by zsim."]
     head += [f"# {text}" for text in reading.notes]
     head += [f"# Not modeled: {text}" for text in reading.not_modeled]
+    head += [f"# Not read: {text}" for text in reading.not_read]
     return "\n".join(head) + "\n" + yaml.safe_dump(ordered, sort_keys=False, width=120)

@@ -74,6 +74,7 @@ def _reading(path: Path, reading: Reading) -> dict[str, Any]:
         "ranks": reading.ranks,
         "notes": reading.notes,
         "without_effect": reading.without_effect,
+        "not_read": reading.not_read,
         "not_modeled": reading.not_modeled,
         "missing": reading.still_missing(),
     }
@@ -142,7 +143,7 @@ def _text(entry: dict[str, Any]) -> str:
         lines.append(f"  {name}: {_value(name, value)}{f'   ({named}line {line})' if line.isdigit() else ''}")
     if entry.get("ranks"):
         lines.append(f"  written for {entry['ranks']} GPUs")
-    for title in ("notes", "not_modeled", "without_effect", "missing"):
+    for title in ("notes", "not_modeled", "without_effect", "not_read", "missing"):
         if entry.get(title):
             lines.append(f"  {title.replace('_', ' ')}:")
             lines += [f"    {text}" for text in entry[title]]

@@ -62,7 +62,7 @@ def read_converters(reading: Reading, sections: dict[str, dict[str, Any]]) -> No
         reading.without_effect.append(f"{'.'.join(map(str, path))}.{_WITHOUT_EFFECT} (torchao no longer reads it)")
     unread = [name for name in section if name not in _KNOWN]
     if unread:
-        reading.without_effect.append(f"{', '.join('.'.join(map(str, (*path, name))) for name in unread)} (not read)")
+        reading.not_read.append(", ".join(".".join(map(str, (*path, name))) for name in unread))
 
 
 def _section(reading: Reading, sections: dict[str, dict[str, Any]]) -> tuple[Path_, dict[str, Any]]:

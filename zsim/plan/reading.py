@@ -19,6 +19,7 @@ class Reading:
     """`fields` holds scenario fields by path, ("zero", "stage"); `places` where each was said.
 
     `notes` say how a value came about; `without_effect` which keys do not matter to a simulation, and why;
+    `not_read` those of which nothing is known here;
     `not_modeled` what has an effect in reality that is not simulated; `missing` what a scenario needs and this file
     does not say; `ranks` for how many it is written, if it says so.
     """
@@ -29,6 +30,7 @@ class Reading:
     places: dict[Path_, Place] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     without_effect: list[str] = field(default_factory=list)
+    not_read: list[str] = field(default_factory=list)
     not_modeled: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     ranks: int | None = None
@@ -81,6 +83,7 @@ class Reading:
         if self.fields.get(("precision",)) != "fp32":
             self.notes = [text for text in self.notes if text not in (FP32_ASSUMED, NOT_ENABLED)]
         self.without_effect += other.without_effect
+        self.not_read += other.not_read
         self.not_modeled += other.not_modeled
         self.ranks = self.ranks or other.ranks
         for what in other.missing:

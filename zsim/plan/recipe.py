@@ -165,7 +165,7 @@ class Recipe:
             if close:
                 self.reading.notes.append(f"{name} is not read; did you mean {close}?")
         if other:
-            self.reading.without_effect.append(f"{', '.join(map(str, other))} (not read)")
+            self.reading.not_read.append(", ".join(map(str, other)))
 
 
 def hub_attention(value: str) -> str | None:

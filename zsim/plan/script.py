@@ -29,6 +29,7 @@ _OWN_COUNT: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 MOST_CHARACTERS = 131_072  # of a line; Linux passes no longer argument on (MAX_ARG_STRLEN)
 _NODES = ("nnodes", "num_nodes", "num_machines")
+_COUNTS = (*_PER_NODE, *_NODES, "num_processes", "include")
 
 
 def parse_script(path: Path) -> Document:
@@ -50,34 +51,33 @@ def parse_script(path: Path) -> Document:
     (command,) = training
     unknown = _refuse_unknown(command, path, lines)
     launcher, words = _launched(command.words)
-    recipe = recipe_of(words)
-    if recipe is not None:
+    at = program_at(words)
+    starting = Document(path, _options(words[:at] if launcher is None else launcher))
+    if recipe := recipe_of(words):
         document = _recipe(path, command, words, recipe)
-        started = Document(path, _options(words[: program_at(words)]))
     else:
         program = next((Path(word).name for word in words if word.endswith(".py")), "")
-        document = Document(path, _options(words), script=True, program=program, environment=dict(command.environment))
+        own = {name: value for name, value in _options(words[at:]).items() if at is not None or name not in _COUNTS}
+        document = Document(path, own, script=True, program=program, environment=dict(command.environment))
         _locate(document, lines, command.line)
-        started = document
     if any(_OWN_ARGUMENTS.search(text) for text in lines if not text.lstrip().startswith("#")):
         document.notes.append(
             "the script is taken to be started without arguments of its own: $1 and the like are empty"
         )
-    if launcher is not None:
-        document.launch = Document(path, _options(launcher))
-        _locate(document.launch, lines, command.line)
-        if (threads := document.launch.data.get("num_cpu_threads_per_process")) is not None:
-            line = document.launch.place(("num_cpu_threads_per_process",))[1]
-            document.environment["OMP_NUM_THREADS"] = str(threads), line if recipe is None else None
-    for options in (document, document.launch or document):
+    _locate(starting, lines, command.line)
+    for options in (document, starting):
         for name, value in options.data.items():
             if isinstance(value, str) and (named := _UNKNOWN.match(value)):
                 options.unknown[name] = _why(value, named.group(1), command)
-    started.launch = document.launch
+    document.ranks = None if unknown else _ranks(starting)
     document.notes += unknown
-    document.ranks = None if unknown else _ranks(started)
-    if started is not document:
-        document.notes += started.notes
+    if launcher is None:
+        document.notes += starting.notes
+        return document
+    document.launch = starting
+    if (threads := starting.data.get("num_cpu_threads_per_process")) is not None:
+        line = starting.place(("num_cpu_threads_per_process",))[1]
+        document.environment["OMP_NUM_THREADS"] = str(threads), line if recipe is None else None
     return document
 
 
@@ -184,14 +184,10 @@ def _options(words: list[str]) -> dict[str, Any]:
     return options
 
 
-def _ranks(document: Document) -> int | None:
-    """Number of processes that the launcher is told, whose options are no arguments of the training script."""
-    launcher = document.launch or document
-    data = dict(launcher.data)
+def _ranks(launcher: Document) -> int | None:
+    """Number of processes that the launcher is told."""
+    data = launcher.data
     counts = {name: _processes(launcher, name) for name in (*_PER_NODE, *_NODES, "num_processes") if name in data}
-    if launcher is document:
-        for name in (*counts, "include"):
-            document.data.pop(name, None)
     whole = counts.get("num_processes")
     included = data.get("include")
     if whole is not None:

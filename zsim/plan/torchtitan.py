@@ -138,9 +138,10 @@ def _rest(reading: Reading, sections: dict[str, dict[str, Any]]) -> None:
             continue
         for key in section.keys() - _READ.get(name, set()):
             (quiet if key in _WITHOUT_EFFECT.get(name, ()) else unread).append(f"{name}.{key}")
-    for keys, why in ((quiet, "data, learning rate, and degrees that are 1"), (unread, "not read")):
-        if keys:
-            reading.without_effect.append(f"{', '.join(sorted(keys))} ({why})")
+    if quiet:
+        reading.without_effect.append(f"{', '.join(sorted(quiet))} (data, learning rate, and degrees that are 1)")
+    if unread:
+        reading.not_read.append(", ".join(sorted(unread)))
 
 
 def _saves_beside_training(reading: Reading, section: dict[str, Any]) -> bool:

@@ -25,6 +25,13 @@ HARMLESS = (
     "dataloader_drop_last", "dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_in_order",
     "dataloader_prefetch_factor", "dataloader_multiprocessing_context", "train_sampling_strategy", "group_by_length",
     "length_column_name", "label_names", "skip_memory_metrics", "local_rank", "ddp_backend", "fp16_opt_level",
+    # trl's SFTConfig, ModelConfig and ScriptArguments, and the arguments of transformers' and accelerate's examples
+    "dataset_num_proc", "dataset_text_field", "dataset_kwargs", "dataset_train_split", "dataset_test_split",
+    "dataset_streaming", "ignore_bias_buffers", "eos_token", "pad_token", "chat_template", "chat_template_path",
+    "truncation_mode", "shuffle_dataset", "lora_task_type", "use_rslora", "tokenizer_name", "tokenizer_name_or_path",
+    "config_name", "cache_dir", "use_fast_tokenizer", "train_file", "validation_file", "dataset_config_name",
+    "max_train_samples", "max_eval_samples", "validation_split_percentage", "dataset_mixer", "dataset_splits",
+    "dataset_configs", "predict_with_generate",
     "optim_args", "neftune_noise_alpha", "save_safetensors", "jit_mode_eval", "past_index", "model_revision",
 )  # fmt: skip
 
