@@ -167,3 +167,11 @@ def test_any_value_is_read_or_refused(changes: dict[str, Any]):
     except InputError as error:
         outcome = error
     assert outcome.numel > 0 if isinstance(outcome, ModelSpec) else outcome.field
+
+
+def test_a_text_models_fields_under_the_name_of_a_vision_language_model(tmp_path: Path):
+    error = refused(tmp_path, {"model_type": "gemma3", "head_dim": 16})
+    assert (error.field, error.line) == ("text_config", None)
+    assert "the text model's fields stand at the top" in error.message
+    assert "model_type gemma3_text, where the file is of a text model alone" in str(error.accepted)
+    read_config(write(tmp_path, json.dumps({**GOOD, "model_type": "gemma3_text", "head_dim": 16})))

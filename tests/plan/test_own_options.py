@@ -50,10 +50,13 @@ def test_what_decides_is_refused_and_says_what_is_accepted(data: dict[str, Any],
         {"tune_vision": True, "tune_llm": True, "tune_mm_mlp": True},
         {"spectrum_config_path": None, "moe_enable": False, "pre_seq_len": None},
         {"merge_lora": True, "task_type": "pt"},
+        {"use_peft": False, "lora_r": 64, "lora_target_modules": "all-linear"},  # as trl writes all of its arguments
     ],
 )
 def test_what_is_off_or_trains_everything(data: dict[str, Any]) -> None:
-    assert not any(path[0] == "lora" for path in trainer(data).fields)
+    reading = trainer(data)
+    assert not any(path[0] == "lora" for path in reading.fields)
+    assert not any("lora_target_modules" in line for line in reading.not_read)
 
 
 def test_adapters_by_other_names_under_trls_switch() -> None:
@@ -96,6 +99,13 @@ def test_a_chat_of_llama_factory_trains_nothing() -> None:
     with pytest.raises(InputError, match="a run that does not train"):
         read("llama_factory", data)
     assert said(read("llama_factory", data | {"do_train": True}))["lora.r"] == 8
+
+
+def test_an_adapters_configuration_that_names_no_base(tmp_path: Path) -> None:
+    path = tmp_path / "lora.json"
+    path.write_text('{"r": 64, "lora_alpha": 32, "target_modules": ["q_proj"], "bias": "none"}')
+    kind, reading = read_file(path)
+    assert (kind, said(reading)["lora.r"]) == ("peft", 64)
 
 
 def test_an_adapter_of_a_classifier() -> None:

@@ -24,6 +24,7 @@ _SIZES: dict[str, dict[str, int]] = {
     },
 }  # fmt: skip
 
+_FLAT = ("llava", "llava_next", "qwen2_vl", "qwen2_5_vl")
 # transformers 5.24: whose output projection is tied where either configuration says so. Llama 4 goes by its text
 # model's, all others by that of the whole.
 _TIED_BY_EITHER = ("llava", "llava_onevision", "glm4v", "qwen2_vl", "qwen2_5_vl")
@@ -32,7 +33,17 @@ _TIED_BY_EITHER = ("llava", "llava_onevision", "glm4v", "qwen2_vl", "qwen2_5_vl"
 def read_text(
     fields: Fields, family: str, names: tuple[str, ...], default: str, read_as: str | None = None, tied: bool = False
 ) -> Architecture:
-    """The text model. Older files have its fields beside `vision_config`."""
+    """The text model. Older files have its fields beside `vision_config`, LLaVA's own code without one."""
+    if (
+        family not in _FLAT
+        and "text_config" not in fields
+        and "vision_config" not in fields
+        and "hidden_size" in fields
+    ):
+        why = "is missing, and so is vision_config: the text model's fields stand at the top"
+        fields.fail(
+            "text_config", why, f"both; model_type {' or '.join(names)}, where the file is of a text model alone"
+        )
     text = fields.section("text_config") if "text_config" in fields else fields
     kind = text.text("model_type", default=default) if text is not fields else default
     if kind not in names:

@@ -51,7 +51,10 @@ _FOREIGN: tuple[tuple[str, frozenset[str]], ...] = (
     ("the start of DeepSpeed-Chat, with arguments of its own", frozenset({"zero_stage", "deepspeed"})),
     ("the start of DeepSpeed-Chat, with arguments of its own", frozenset({"actor_model_name_or_path"})),
     ("the start of Megatron-DeepSpeed, with arguments of its own", frozenset({"micro_batch_size", "num_layers"})),
-    ("an Open-Instruct configuration", frozenset({"with_tracking"})),
+    (
+        "a loop of its own on accelerate, as Open-Instruct's and the examples without a Trainer",
+        frozenset({"with_tracking"}),
+    ),
     ("an Open-Instruct configuration", frozenset({"dataset_mixer_list"})),
     ("what Weights & Biases noted of a run (its config.yaml holds the arguments)", frozenset({"os", "python"})),
 )
@@ -110,7 +113,7 @@ def identify(document: Document) -> str:
         return "llama_factory"
     if isinstance(document.data.get("training"), dict) and {"parallelism", "job", "activation_checkpoint"} & keys:
         return "torchtitan"
-    if {"peft_type", "base_model_name_or_path"} <= keys:
+    if {"peft_type", "base_model_name_or_path"} <= keys or {"r", "lora_alpha", "target_modules"} <= keys:
         return "peft"
     _refuse_foreign(document, keys)
     if _is_fsdp_config(keys):

@@ -129,7 +129,7 @@ def refuse_own(recipe: Recipe, read_elsewhere: tuple[str, ...] = ()) -> None:
         if value not in (*_OFF, *_WHOLE):
             raise _refusal(recipe, name, "which parameters train", _WHOLE_MODEL)
     silent = all(value is None or name in _QUANTIZED for name, value in given.items())
-    if silent and "use_peft" not in read_elsewhere:
+    if silent and document.data.get("use_peft") is None and "use_peft" not in read_elsewhere:
         for name in _RANKS:
             recipe.refuse(name, _OFF, f"which parameters train, {OWN}", _WHOLE_MODEL)
         if _ADAPTED.search(document.program.lower()):

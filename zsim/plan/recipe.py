@@ -95,11 +95,11 @@ class Recipe:
         # True equals 1, and is not the harmless 1 of a parallel degree
         same = (value == other and isinstance(value, bool) == isinstance(other, bool) for other in harmless)
         if value is not None and not any(same):
-            shown = [
-                str(other).lower() if isinstance(other, bool) else str(other)
-                for other in harmless
-                if other not in _EMPTY
-            ]
+            shown = (
+                ["false"]
+                if any(other is False for other in harmless)
+                else [str(o) for o in harmless if o not in _EMPTY]
+            )
             accepted = accepted or ", ".join(shown) or "a recipe without it"
             raise self.document.error((name,), why, accepted, kind=NotModeled)
 

@@ -22,6 +22,10 @@ ATTENTION = {
     "fa2": "flash", "fa3": "flash3", "auto": "sdpa", "disabled": "eager",
 }  # fmt: skip
 _READ_HERE = ("tune_mm_mlp_adapter", "freeze_backbone", "load_in_4bit", "load_in_8bit")
+_LORA = {
+    "r": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules",
+    "save": "lora_modules_to_save", "parameters": "lora_target_parameters",
+}  # fmt: skip
 _PEFT = ("use_peft", "use_lora", "lora_r", "lora_target_modules")
 
 
@@ -45,6 +49,8 @@ def read_trainer(document: Document, ranks: int | None = None, kind: str = KIND)
     if recipe.flag("use_peft"):
         _peft(recipe)
     else:
+        for name in _LORA.values() if recipe.get("use_peft") is not None else ():  # switched off: they have no effect
+            recipe.get(name)
         recipe.refuse("load_in_4bit", (False,), "4-bit weights without adapters")
         recipe.refuse("load_in_8bit", (False,), "8-bit weights without adapters")
     for name in (
@@ -100,11 +106,7 @@ def _peft(recipe: Recipe) -> None:
     """trl's ModelConfig: rank 16, alpha 32, dropout 0.05."""
     from zsim.plan.adapters import in_8_bits, lora, quantized, refuse_variants
 
-    names = {
-        "r": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules",
-        "save": "lora_modules_to_save", "parameters": "lora_target_parameters",
-    }  # fmt: skip
-    lora(recipe, names, {"r": 16, "alpha": 32, "dropout": 0.05})
+    lora(recipe, _LORA, {"r": 16, "alpha": 32, "dropout": 0.05})
     refuse_variants(recipe, ("use_dora",))
     recipe.get("use_rslora")
     if recipe.flag("load_in_4bit"):
