@@ -20,7 +20,7 @@ TITAN = [
     ("[model]\nname = 'flux'\n", NotModeled, "flux, which is no language model alone"),
     ("[model]\nconfig = 'configs/gla.json'\n", NotModeled, "a job of flame"),
     ("[fault_tolerance]\nenable = true\n", NotModeled, "torchft"),
-    ("[activation_checkpoint]\nearly_stop = true\n", NotModeled, "stops early"),
+    ("[activation_checkpoint]\nearly_stop = 1\n", InputError, "1 is not of the right kind"),
     ("[training]\ndtype = 'float8'\n", InputError, "'float8' is not known"),
     ("[training\n", InputError, "not TOML"),
 ]
@@ -42,6 +42,24 @@ def test_torchtitan_checkpoints_every_second_block_unless_told(tmp_path: Path) -
     assert said(detect.read(parse_toml(path), "torchtitan"))["checkpointing.every"] == 2
     path.write_text("[activation_checkpoint]\nselective_ac_option = 'op'\n")
     assert said(detect.read(parse_toml(path), "torchtitan"))["checkpointing"] == "selective"
+
+
+@pytest.mark.parametrize(
+    ("text", "stops"),
+    [
+        ("[model]\nhf_assets_path = 'x'\n[activation_checkpoint]\nmode = 'full'\n", False),
+        ("[activation_checkpoint]\nmode = 'full'\nearly_stop = false\n", False),
+        ("[model]\nhf_assets_path = 'x'\n[activation_checkpoint]\nmode = 'full'\nearly_stop = true\n", None),
+        ("[model]\ntokenizer_path = 'x'\n[activation_checkpoint]\nmode = 'full'\n", None),  # until August 2025
+        ("[model]\nhf_assets_path = 'x'\n[compile]\nenable = true\n[activation_checkpoint]\nmode = 'full'\n", None),
+    ],
+)
+def test_torchtitan_runs_a_block_again_to_its_end(tmp_path: Path, text: str, stops: bool | None) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    fields = said(detect.read(parse_toml(path), "torchtitan"))
+    assert fields.get("checkpointing.early_stop") is stops
+    assert fields.get("checkpointing.policy", fields.get("checkpointing")) == "full"
 
 
 def test_torchtitan_ddp(tmp_path: Path) -> None:

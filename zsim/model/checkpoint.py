@@ -1,7 +1,8 @@
 """Activation checkpointing on a tape, after `torch/utils/checkpoint.py` (non-reentrant) of torch 2.13.
 
 A checkpointed region keeps its arguments and nothing else. Before its backward the region runs again; what it saves
-this time is handed to the nodes of the first run in the same order, and the run stops at the last of them.
+this time is handed to the nodes of the first run in the same order, and the run stops at the last of them
+(`early_stop`, which torchtitan switches off).
 Selective checkpointing (torchtitan's per-op policy) also keeps the results of attention and of every second matrix
 product, and the second run takes them from there instead of computing them again. What autograd saves holds the region
 with all of that: of one in which it saves nothing (frozen, of inputs without gradients) nothing outlives the first run.
@@ -45,10 +46,12 @@ class Kept(NamedTuple):
 
 class Frame:
     """One checkpointed region: a call of `run` on tensors. `policy` is "full" or "selective". `eager`: under
-    torch.compile, too."""
+    torch.compile, too. `early_stop`: as torch's."""
 
-    def __init__(self, run: Callable[..., Any], tensors: Sequence[Tensor], policy: str, eager: bool) -> None:
-        self.eager = eager
+    def __init__(
+        self, run: Callable[..., Any], tensors: Sequence[Tensor], policy: str, eager: bool, early_stop: bool
+    ) -> None:
+        self.eager, self._early_stop = eager, early_stop
         self.segments: list[Segment] = []
         self.recomputed = False
         self._run, self._policy = run, policy
@@ -105,7 +108,7 @@ class Frame:
         holder = self._holders[self._filled]
         holder.tensors = kept = tuple(tensor.detach() for tensor in tensors)
         self._filled += 1
-        if self._filled == len(self._holders):
+        if self._early_stop and self._filled == len(self._holders):
             raise StopRecompute
         return lambda: kept
 
@@ -140,10 +143,12 @@ class Frame:
         return leaves
 
 
-def checkpoint(run: Callable[..., Any], tensors: Sequence[Tensor], policy: str, eager: bool = False) -> Any:
+def checkpoint(
+    run: Callable[..., Any], tensors: Sequence[Tensor], policy: str, eager: bool = False, early_stop: bool = True
+) -> Any:
     """`torch.utils.checkpoint.checkpoint(run, *tensors, use_reentrant=False)`."""
     tape = tensors[0].tape
-    tape.frame = frame = Frame(run, tensors, policy, eager)
+    tape.frame = frame = Frame(run, tensors, policy, eager, early_stop)
     result = run(*tensors)
     tape.frame = None
     frame.end()

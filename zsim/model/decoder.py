@@ -20,7 +20,7 @@ def run_block(net: Net, block: Module, *tensors: Tensor | None, shared: dict[Any
     run = block if shared is None else partial(block, shared)
     if not block.checkpointed:
         return run(*present)
-    return checkpoint(run, present, net.checkpointing, net.breaks_graphs)
+    return checkpoint(run, present, net.checkpointing, net.breaks_graphs, net.early_stop)
 
 
 class Head(Linear):

@@ -47,6 +47,7 @@ class Net:
     compile: bool = False
     breaks_graphs: bool = False  # attention does, under torch.compile
     cudnn_masks: bool = False  # see Workload
+    early_stop: bool = True  # see Workload
 
     @property
     def copies_logits(self) -> bool:

@@ -180,6 +180,7 @@ class Workload:
     cudnn_masks: bool = False  # efficient: cuDNN's kernel where SDPA takes that one first, as with torch 2.11 and later
     checkpointing: str = "none"  # none | full | selective (torchtitan's per-op policy)
     checkpointed: tuple[int, ...] | None = None  # the blocks it applies to; None: all
+    early_stop: bool = True  # the second run stops at the last tensor that backward needs; else at the block's end
     # hf | torchtitan | llm-foundry | litgpt | torch.nn (families/encoder.py): whose modules (decides what is saved ...)
     implementation: str = "hf"
     # hf: fp32 logits | uncast: logits in their own dtype | held, uncast_held: which the training loop holds through the

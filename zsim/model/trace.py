@@ -101,6 +101,7 @@ class _Tracer:
             compile=workload.compile,
             breaks_graphs=families.breaks_graphs(spec.family, workload),
             cudnn_masks=workload.cudnn_masks,
+            early_stop=workload.early_stop,
         )
         if workload.compile and any(kind.mixer != "attention" for kind in getattr(spec.arch, "kinds", ())):
             raise NotModeled(

@@ -80,6 +80,7 @@ LISTED = {
     "lora_embedding_kernel": "fused kernels of adapters",
     "flash_attn_cross_entropy": "flash-attn's loss",
     "flash_attn_rms_norm": "flash-attn's norm",
+    "flash_attn_fuse_qkv": "flash-attn's projections in one",
     "flash_attn_fuse_mlp": "flash-attn's MLP",
     "use_kernels": "kernels from the Hub",
     "use_scattermoe": "kernels of experts",

@@ -70,7 +70,8 @@ _PREFERENCES = {
 _OTHER_TASKS = {
     **dict.fromkeys(
         ("train_group_size", "train_n_passages", "query_max_len", "q_max_len", "passage_max_len", "p_max_len",
-         "sentence_pooling_method", "negatives_cross_device", "rerank_max_length"), _EMBEDDINGS
+         "sentence_pooling_method", "pooling_method", "pooling_mode", "pooling_strategy", "pooler_type",
+         "encoder_pooling", "negatives_cross_device", "rerank_max_length"), _EMBEDDINGS
     ),
     **dict.fromkeys(
         ("sigmoid_loss_weight", "bco_pair_loss_weight", "rpo_alpha", "dpo_beta", "simpo_gamma"), _PREFERENCE
@@ -128,6 +129,8 @@ def refuse_own(recipe: Recipe, read_elsewhere: tuple[str, ...] = ()) -> None:
     for name, value in given.items():
         if value not in (*_OFF, *_WHOLE):
             raise _refusal(recipe, name, "which parameters train", _WHOLE_MODEL)
+    for name in (*_RANKS, *_REFUSED):
+        recipe.get(name)
     silent = all(value is None or name in _QUANTIZED for name, value in given.items())
     if silent and document.data.get("use_peft") is None and "use_peft" not in read_elsewhere:
         for name in _RANKS:
@@ -140,8 +143,10 @@ def refuse_own(recipe: Recipe, read_elsewhere: tuple[str, ...] = ()) -> None:
     for name, value in document.data.items():
         if name in read_elsewhere:
             continue
-        if _PARAMETERS.search(str(name)) and not _trains_all(document.data, str(name), value):
-            raise _refusal(recipe, str(name), "which parameters train", _WHOLE_MODEL)
+        if _PARAMETERS.search(str(name)):
+            recipe.get(str(name))
+            if not _trains_all(document.data, str(name), value):
+                raise _refusal(recipe, str(name), "which parameters train", _WHOLE_MODEL)
         if _FEW_BITS.search(str(name)) and value not in (*_OFF, 16, 32):
             raise _refusal(recipe, str(name), "weights in few bits", _WHOLE_WEIGHTS)
         if name in _REFUSED and value not in _OFF:

@@ -31,7 +31,7 @@ _READ = {
     "parallelism": {*_DEGREES, "fsdp_reshard_after_forward"},
     "model": {"name", "flavor", "converters"},
     "optimizer": {"name", "implementation", "fused", "early_step_in_backward"},
-    "activation_checkpoint": {"mode", "selective_ac_option"},
+    "activation_checkpoint": {"mode", "selective_ac_option", "early_stop"},
     "compile": {"enable", "components"},
     "fault_tolerance": {"enable"},
     "activation_offload": {"mode"},
@@ -91,8 +91,8 @@ def read_torchtitan(document: Document, ranks: int | None = None) -> Reading:
     _parallelism(reading, sections.get("parallelism", {}), training)
     read_converters(reading, sections)
     _optimizer(reading, sections.get("optimizer", {}))
-    _checkpointing(reading, sections.get("activation_checkpoint", {}))
     _compile(reading, sections.get("compile", {}), training)
+    _checkpointing(reading, sections)
     reading.fields[("implementation",)] = "torchtitan"
     reading.fields[("attention",)] = "sdpa"
     name = f"{model.get('name', 'llama3')} {model.get('flavor', '')}".strip()
@@ -112,13 +112,12 @@ def _refuse_other(document: Document, sections: dict[str, dict[str, Any]]) -> No
     model = sections.get("model", {})
     name = str(model.get("name", ""))
     parallelism = sections.get("parallelism", sections.get("experimental", {}))
-    checkpoints, offload = sections.get("activation_checkpoint", {}), sections.get("activation_offload", {})
+    offload = sections.get("activation_offload", {})
     for path, found, why in (
         (("model", "name"), _OTHER_MODELS.search(name), f"{name}, which is no language model alone"),
         (("model", "config"), "config" in model, "a job of flame, whose models are flash-linear-attention's"),
         (("fault_tolerance", "enable"), sections.get("fault_tolerance", {}).get("enable"), "replicas held by torchft"),
         (("activation_offload", "mode"), offload.get("mode", "none") != "none", "activations on the host"),
-        (("activation_checkpoint", "early_stop"), checkpoints.get("early_stop"), "recomputation that stops early"),
         (
             ("parallelism", "enable_compiled_autograd"),
             parallelism.get("enable_compiled_autograd"),
@@ -268,7 +267,8 @@ def _optimizer(reading: Reading, section: dict[str, Any]) -> None:
     reading.set(("optimizer", "impl"), _IMPLEMENTATIONS[implementation], ("optimizer", "implementation"))
 
 
-def _checkpointing(reading: Reading, section: dict[str, Any]) -> None:
+def _checkpointing(reading: Reading, sections: dict[str, dict[str, Any]]) -> None:
+    section = sections.get("activation_checkpoint", {})
     mode = _take(reading, "activation_checkpoint", section, "mode", "selective", str)
     option = str(section.get("selective_ac_option", "2"))
     if mode not in ("none", "full", "selective"):
@@ -282,5 +282,22 @@ def _checkpointing(reading: Reading, section: dict[str, Any]) -> None:
             reading.set(("checkpointing",), "full", path)
         else:
             reading.set(("checkpointing", "every"), int(option), path)
-        return
-    reading.set(("checkpointing",), mode, ("activation_checkpoint", "mode"))
+    else:
+        reading.set(("checkpointing",), mode, ("activation_checkpoint", "mode"))
+    if mode != "none" and ("compile",) not in reading.fields:  # which leaves out what nothing needs
+        _early_stop(reading, sections)
+
+
+def _early_stop(reading: Reading, sections: dict[str, dict[str, Any]]) -> None:
+    """torchtitan's pull request 1580, of 29 August 2025: a second run goes on to the block's end unless this says
+    otherwise; before, it stopped as torch has it. What newer jobs have is of the same month."""
+    newer = "hf_assets_path" in sections.get("model", {}) or {"compile", "quantize"} & sections.keys()
+    stops = _take(
+        reading, "activation_checkpoint", sections.get("activation_checkpoint", {}), "early_stop", not newer, bool
+    )
+    if not stops:
+        if (policy := reading.fields.pop(("checkpointing",), None)) is not None:
+            reading.set(("checkpointing", "policy"), policy, ("activation_checkpoint", "mode"))
+        reading.set(("checkpointing", "early_stop"), False, ("activation_checkpoint", "early_stop"))
+        if "early_stop" not in sections.get("activation_checkpoint", {}):
+            reading.notes.append("activation_checkpoint.early_stop: false, torchtitan's default from September 2025 on")

@@ -26,6 +26,7 @@ _LORA = {
     "r": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules",
     "save": "lora_modules_to_save", "parameters": "lora_target_parameters",
 }  # fmt: skip
+_OF_ADAPTERS = ("use_dora", "use_rslora", "lora_task_type", "bnb_4bit_quant_type", "use_bnb_nested_quant")
 _PEFT = ("use_peft", "use_lora", "lora_r", "lora_target_modules")
 
 
@@ -49,7 +50,8 @@ def read_trainer(document: Document, ranks: int | None = None, kind: str = KIND)
     if recipe.flag("use_peft"):
         _peft(recipe)
     else:
-        for name in _LORA.values() if recipe.get("use_peft") is not None else ():  # switched off: they have no effect
+        without = (*_LORA.values(), *_OF_ADAPTERS) if recipe.get("use_peft") is not None else ()
+        for name in without:  # switched off: they have no effect
             recipe.get(name)
         recipe.refuse("load_in_4bit", (False,), "4-bit weights without adapters")
         recipe.refuse("load_in_8bit", (False,), "8-bit weights without adapters")

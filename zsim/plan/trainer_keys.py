@@ -32,13 +32,34 @@ HARMLESS = (
     "config_name", "cache_dir", "use_fast_tokenizer", "train_file", "validation_file", "dataset_config_name",
     "max_train_samples", "max_eval_samples", "validation_split_percentage", "dataset_mixer", "dataset_splits",
     "dataset_configs", "predict_with_generate",
+    # of open-r1's and the alignment handbook's scripts
+    "wandb_project", "wandb_entity", "wandb_run_group", "system_prompt", "dataset_prompt_column", "dataset_mixture",
+    "benchmarks", "callbacks", "hub_model_revision", "overwrite_hub_revision", "push_to_hub_revision",
     "optim_args", "neftune_noise_alpha", "save_safetensors", "jit_mode_eval", "past_index", "model_revision",
 )  # fmt: skip
 
 # Arguments of trl's trainers whose steps are not those of supervised training.
+_GENERATES = "GRPO, which generates between its steps"
 OTHER_TRAINERS = {
-    "num_generations": "GRPO, which generates between its steps",
-    "max_completion_length": "GRPO, which generates between its steps",
+    **dict.fromkeys(
+        (
+            "num_generations",
+            "max_completion_length",
+            "log_completions",
+            "use_vllm",
+            "vllm_mode",
+            "reward_funcs",
+            "reward_weights",
+            "num_iterations",
+            "scale_rewards",
+            "mask_truncated_completions",
+        ),
+        _GENERATES,
+    ),
+    **dict.fromkeys(
+        ("num_ppo_epochs", "num_mini_batches", "response_length", "kl_coef", "cliprange", "reward_model_path"),
+        "PPO, which generates between its steps",
+    ),
     "max_prompt_length": "preference tuning, which runs more than one model",
     "beta": "preference tuning, which runs more than one model",
     "precompute_ref_log_probs": "preference tuning, which runs more than one model",

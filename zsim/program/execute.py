@@ -103,17 +103,18 @@ class Execution:
         self._layer = outer
 
     def _recompute(self, module: spec.Module) -> None:
-        """torch.utils.checkpoint, not reentrant: stops once the last saved tensor exists again.
+        """torch.utils.checkpoint, not reentrant: stops once the last saved tensor exists again, or at the block's end
+        (Workload.early_stop).
 
         transformers 5 checkpoints a block's `forward`, not its `__call__`, so the block's own hooks stay silent.
         """
         self._dropped = None
         if module.called_again:
             self.hooks.pre_forward(module, "recompute")
-        self._replay(module, _count_saving(module))
+        self._replay(module, _count_again(module))
 
     def _replay(self, module: spec.Module, remaining: int) -> int:
-        """Runs the body until `remaining` computes have saved again; modules then open get no post-forward."""
+        """Runs the body until `remaining` computes have run again; modules then open get no post-forward."""
         for item in module.body:
             if isinstance(item, spec.Module):
                 self.hooks.pre_forward(item, "recompute")
@@ -123,7 +124,7 @@ class Execution:
                 self.hooks.post_forward(item, "recompute")
             else:
                 self._forward_compute(module, item, "recompute")
-                remaining -= _saves(module, item)
+                remaining -= _runs_again(module, item)
                 if remaining == 0:
                     return 0
         return remaining
@@ -252,5 +253,10 @@ def _saves(module: spec.Module, compute: spec.Compute) -> bool:
     return bool(compute.saved or compute.resaved or (module.params and compute.backward))
 
 
-def _count_saving(module: spec.Module) -> int:
-    return sum(_count_saving(item) if isinstance(item, spec.Module) else _saves(module, item) for item in module.body)
+def _runs_again(module: spec.Module, compute: spec.Compute) -> bool:
+    return bool(compute.recompute) or _saves(module, compute)
+
+
+def _count_again(module: spec.Module) -> int:
+    again = (_count_again(item) if isinstance(item, spec.Module) else _runs_again(module, item) for item in module.body)
+    return sum(again)

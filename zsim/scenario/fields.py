@@ -265,6 +265,11 @@ class CheckpointingField(Section):
         description="a frozen vision tower takes part: transformers 5 makes its patches require a gradient, so that it "
         "runs a second time and backward; false: it does neither (LLaMA-Factory)",
     )
+    early_stop: bool = Field(
+        True,
+        description="a block's second run stops at the last tensor that backward needs, as torch has it; false: it "
+        "goes on to the block's end (torchtitan from September 2025)",
+    )
     offload: Annotated[
         bool | Literal["stream"],
         Field(
@@ -337,7 +342,9 @@ class ScenarioFields(Section):
     lora: LoraField | None = None
     quantize: QuantizeField | None = Field(None, description="of the frozen weights; needs lora")
     float8: Float8Field | None = Field(None, description="products in float8, by torchao")
-    checkpointing: CheckpointingField = CheckpointingField(policy="none", every=None, blocks=None, frozen_tower=True)
+    checkpointing: CheckpointingField = CheckpointingField(
+        policy="none", every=None, blocks=None, frozen_tower=True, early_stop=True
+    )
     attention: Literal["flash", "flash3", "cudnn", "sdpa", "efficient", "eager"] | None = Field(
         None,
         description="flash unless given, but another where the model does not take it, and eager with a transformers "

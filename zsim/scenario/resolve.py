@@ -78,6 +78,7 @@ def resolve(scenario: Scenario) -> Setup:
         attention=attention,
         checkpointing=fields.checkpointing.policy,
         checkpointed=_checkpointed(scenario, model),
+        early_stop=fields.checkpointing.early_stop or fields.compile,  # of which nothing is left that is not needed
         implementation=fields.implementation,
         loss=loss,
         kernels=fields.kernels,
