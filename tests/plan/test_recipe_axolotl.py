@@ -159,3 +159,9 @@ def test_fsdp2_keeps_the_type_that_the_model_is_loaded_in() -> None:
 def test_experts_in_few_bits_are_refused(name: str) -> None:
     with pytest.raises(NotModeled, match="experts"):
         axolotl({"adapter": "qlora", "load_in_4bit": True, "lora_target_linear": True, name: True})
+
+
+def test_an_attention_that_is_not_modeled_is_named_as_the_recipe_names_it() -> None:
+    with pytest.raises(NotModeled, match="xformers_attention: attention xformers") as caught:
+        read("axolotl", {"base_model": "m", "micro_batch_size": 1, "xformers_attention": True})
+    assert caught.value.accepted == "flash_attention, sdp_attention, eager_attention"

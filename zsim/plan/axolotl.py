@@ -20,7 +20,7 @@ from zsim.plan.float8 import switch_on
 from zsim.plan.fsdp_args import read_fsdp
 from zsim.plan.reading import LOADED_IN, NOT_SHARDED, Reading
 from zsim.plan.recipe import ULYSSES, Recipe
-from zsim.plan.trainer import attention, checkpointing, legacy_options, name_model, saving
+from zsim.plan.trainer import ATTENTION, attention, checkpointing, legacy_options, name_model, saving
 from zsim.plan.values import names_in
 
 _LORA = {
@@ -203,6 +203,10 @@ def _attention(recipe: Recipe) -> None:
     on = [name for name in _ATTENTION_FLAGS if recipe.document.data.get(name) != "" and recipe.flag(name)]
     name = "attn_implementation" if recipe.get("attn_implementation") is not None or not on else on[0]
     if name in _ATTENTION_FLAGS:
+        if _ATTENTION_FLAGS[name] not in ATTENTION:
+            others = ", ".join(flag for flag, kind in _ATTENTION_FLAGS.items() if kind in ATTENTION)
+            why = f"attention {_ATTENTION_FLAGS[name]}"
+            raise recipe.document.error((name,), why, others, kind=NotModeled)
         recipe.document.data["attn_implementation"] = _ATTENTION_FLAGS[name]
         recipe.document.places["attn_implementation",] = recipe.document.place((name,))
     attention(recipe, "attn_implementation")

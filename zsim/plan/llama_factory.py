@@ -30,6 +30,19 @@ _OF_CHAT = {
     "model_name_or_path", "adapter_name_or_path", "template", "finetuning_type", "trust_remote_code", "flash_attn",
     "quantization_bit", "quantization_method", "image_max_pixels", "image_min_pixels",
 }  # fmt: skip
+_REFUSED = {
+    "use_galore": "GaLore's optimizer of projected gradients",
+    "use_apollo": "APOLLO's optimizer of projected gradients",
+    "use_badam": "BAdam, which trains other blocks in turn",
+    "use_adam_mini": "Adam-mini's optimizer",
+    "use_muon": "the Muon of LLaMA-Factory's own",
+    "use_unsloth": "Unsloth's kernels",
+    "use_llama_pro": "LLaMA Pro's added blocks, which train alone",
+    "mixture_of_depths": "blocks that leave tokens out",
+    "fp8": "float8 by accelerate",
+    "use_asft_loss": "a loss that takes a second model's logits",
+    "shift_attn": "shifted sparse attention",
+}
 _OTHER_STAGES = {
     "rm": "a reward model, whose head is no language model's, on pairs of sequences",
     "ppo": "which runs more than one model",
@@ -72,11 +85,8 @@ def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
         _lora(recipe)
     else:
         recipe.refuse("quantization_bit", (), "quantized weights without adapters")
-    for name in (
-        "use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_unsloth", "use_llama_pro", "use_muon",
-        "mixture_of_depths", "fp8", "use_asft_loss", "shift_attn",
-    ):  # fmt: skip
-        recipe.refuse(name, (False,), name.removeprefix("use_"))
+    for name, why in _REFUSED.items():
+        recipe.refuse(name, (False,), why)
     for name in ("use_distributed_optimizer", "overlap_param_gather", "recompute_granularity"):
         recipe.refuse(name, (), "training by Megatron, whose optimizer shards otherwise")
     for name in ("use_mca", "use_megatron_bridge"):
