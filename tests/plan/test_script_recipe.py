@@ -73,12 +73,14 @@ def test_axolotl(tmp_path: Path, command: str) -> None:
 
 def test_trl_with_options_that_go_before_the_file(tmp_path: Path) -> None:
     command = (
-        "export OMP_NUM_THREADS=6\ntorchrun --nproc_per_node 2 sft.py --config r.yaml --per_device_train_batch_size 1"
+        "export OMP_NUM_THREADS=6\n"
+        "torchrun --nproc_per_node 2 sft.py --config r.yaml \\\n  --per_device_train_batch_size 1"
     )
     kind, reading = run(tmp_path, command, r_yaml=TRL)
     assert (kind, reading.ranks) == ("trainer", 2)
     assert (said(reading)["micro_batch"], said(reading)["seq_len"]) == (1, 4096)
     assert said(reading)["omp_num_threads"] == 6
+    assert reading.places["micro_batch",] == (tmp_path / "run.sh", 5)
     assert run(tmp_path, "trl sft --config=r.yaml")[0] == "trainer"
 
 

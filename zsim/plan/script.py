@@ -54,7 +54,7 @@ def parse_script(path: Path) -> Document:
     at = program_at(words)
     starting = Document(path, _options(words[:at] if launcher is None else launcher))
     if recipe := recipe_of(words):
-        document = _recipe(path, command, words, recipe)
+        document = _recipe(path, command, words, recipe, lines)
     else:
         program = next((Path(word).name for word in words if word.endswith(".py")), "")
         own = {name: value for name, value in _options(words[at:]).items() if at is not None or name not in _COUNTS}
@@ -81,12 +81,14 @@ def parse_script(path: Path) -> Document:
     return document
 
 
-def _recipe(path: Path, command: Command, words: list[str], recipe: str) -> Document:
+def _recipe(path: Path, command: Command, words: list[str], recipe: str, lines: list[str]) -> Document:
     """The recipe that a command names, with the options that stand behind it."""
     given = words[(program_at(words) or 0) + 1 :]
     own = {name: value for name, value in _options(given).items() if value != recipe}
     own |= _options([f"--{word}" for word in given if re.match(r"[a-z]\w*=", word)])  # LLaMA-Factory's
-    document = parse_recipe(path, command, recipe, own)
+    options = Document(path, own)
+    _locate(options, lines, command.line)
+    document = parse_recipe(command, recipe, options)
     document.environment = {name: (value, None) for name, (value, _) in command.environment.items()}
     return document
 

@@ -75,11 +75,11 @@ def recipe_of(words: list[str]) -> str | None:
     return first if _POSITIONAL.fullmatch(first) and not first.startswith("-") else None
 
 
-def parse_recipe(path: Path, command: Command, recipe: str, options: dict[str, Any]) -> Document:
+def parse_recipe(command: Command, recipe: str, options: Document) -> Document:
     """The recipe that `command` names, with the `options` that follow it there. Raises InputError."""
     from zsim.plan import detect
 
-    words = command.words
+    words, path = command.words, Path(options.file)
     program = words[program_at(words) or 0]
     file = Document(path, {}).beside(recipe)
     if "$" in recipe or not file.is_file():
@@ -88,9 +88,9 @@ def parse_recipe(path: Path, command: Command, recipe: str, options: dict[str, A
     document = detect.parse(file)
     document.program = Path(program).name
     document.notes.append(f"started by {path}, line {command.line}, whose options go before the recipe's")
-    for name, value in options.items():
+    for name, value in options.data.items():
         if name not in _OPTIONS:
-            _put(document, name, value, (path, command.line))
+            _put(document, name, value, options.place((name,)))
     return document
 
 
