@@ -48,6 +48,28 @@ def test_read_names_the_file_that_a_line_is_of(capsys, tmp_path: Path) -> None:
     assert "micro_batch: 2   (line 1)" in text
 
 
+def test_read_sets_what_nobody_looked_at_apart(capsys, tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text("torchrun train.py --model_name_or_path m --per_device_train_batch_size 2 --seed 1 --my_own 3\n")
+    code, text, _ = run(capsys, "read", str(path))
+    assert code == 0
+    assert "  not read:\n    my_own\n" in text
+    assert "    seed (data, learning rate, saving and logging)\n" in text
+    assert json.loads(run(capsys, "read", str(path), "--json")[1])[0]["not_read"] == ["my_own"]
+
+
+def test_from_names_the_line_of_a_section_by_what_stands_in_it(capsys, tmp_path: Path) -> None:
+    """The recipe has a switch where the scenario has a section."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "base_model: m\nsequence_len: 512\nmicro_batch_size: 1\nadapter: lora\nload_in_8bit: true\n"
+        "lora_target_linear: true\nfsdp_config: {fsdp_version: 1, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP}\n"
+    )
+    code, _, err = run(capsys, "from", str(path), MODEL, "--topology", TOPOLOGY)
+    assert code == 2
+    assert f"{path}:5: quantize: 8-bit weights in shards" in err
+
+
 def test_read_goes_on_after_a_refusal(capsys) -> None:
     code, out, _ = run(capsys, "read", str(DATA / "ds_config/misspelt.json"), MODEL)
     assert code == 2

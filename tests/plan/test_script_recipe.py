@@ -44,6 +44,7 @@ def test_llama_factory_under_accelerate(tmp_path: Path) -> None:
     fields = said(reading)
     assert (kind, fields["framework.name"], reading.ranks) == ("llama_factory", "fsdp2", 4)
     assert (fields["micro_batch"], fields["seq_len"]) == (2, 512)
+    assert not any("allocator" in name for name in fields)
     assert reading.places["seq_len",] == (tmp_path / "run.sh", 3)
     assert reading.places["micro_batch",] == (tmp_path / "sft.yaml", 8)
 
@@ -55,6 +56,16 @@ def test_llama_factory_whose_accelerate_configuration_is_not_there(tmp_path: Pat
     reading = run(tmp_path, command, sft_yaml=adapters)[1]
     assert "framework (accelerate's configuration elsewhere.yaml is not there)" in reading.still_missing()
     assert "lora.modules_dtype" not in said(reading)
+
+
+@pytest.mark.parametrize(("command", "exports"), [("llamafactory-cli train", True), ("torchrun src/train.py", False)])
+def test_who_exports_the_allocators_configuration(tmp_path: Path, command: str, exports: bool) -> None:
+    """llamafactory's launcher.py, which only its own command runs."""
+    text = LLAMA_FACTORY + "deepspeed: ds.json\n"
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
+    given = "--model_name_or_path m --stage sft --finetuning_type full --template x --do_train --deepspeed ds.json"
+    for reading in (run(tmp_path, f"{command} sft.yaml", sft_yaml=text)[1], run(tmp_path, f"{command} {given}")[1]):
+        assert ("allocator.conf" in said(reading)) is exports
 
 
 @pytest.mark.parametrize(
@@ -69,6 +80,7 @@ def test_axolotl(tmp_path: Path, command: str) -> None:
     kind, reading = run(tmp_path, command, r_yml=AXOLOTL)
     assert (kind, said(reading)["seq_len"]) == ("axolotl", 2048)
     assert reading.ranks == (8 if "num_processes" in command else None)
+    assert ("allocator.conf" in said(reading)) is ("axolotl train" in command)  # cli/main.py
 
 
 def test_trl_with_options_that_go_before_the_file(tmp_path: Path) -> None:

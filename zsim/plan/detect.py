@@ -23,6 +23,8 @@ SUFFIXES = (*_TOML, *_SCRIPT, *_YAML, *_JSON)
 # Keys that only GPT-NeoX has, which takes several files and merges them.
 NEOX = ("checkpoint_activations", "checkpoint-activations", "lr_decay_iters", "lr-decay-iters", "no_weight_tying")
 
+# Commands that export to the allocator (axolotl cli/main.py, llamafactory launcher.py), not the modules they start.
+_OWN_COMMANDS = {"axolotl": ("axolotl",), "llama_factory": ("llamafactory-cli", "lmf")}
 _BATCH = "per_device_train_batch_size"
 _OWN_BATCH = {
     "per_gpu_train_batch_size", "train_batch_size", "batch_size", "total_batch_size", "micro_batch", "max_epochs",
@@ -182,6 +184,8 @@ def read(document: Document, kind: str, ranks: int | None = None) -> Reading:
         raise document.error(document.repeated[0], "stands here twice, which LLaMA-Factory's OmegaConf refuses")
     reading = _readers()[kind](document, document.ranks or ranks)
     reading.notes += document.notes + (document.launch.notes if document.launch else [])
+    if document.launch or document.program not in ("", *_OWN_COMMANDS.get(kind, (document.program,))):
+        reading.without_launcher()
     read_environment(reading)
     reading.notes += [f"{dotted(path)} stands here twice: the last one counts" for path in document.repeated]
     return reading
