@@ -14,6 +14,7 @@ _WORKLOAD = {
     "weights": "ddp.dtype",
     "adapters": "fsdp.adapter_units",
     "checkpointed": "checkpointing.blocks",
+    "early_stop": "checkpointing.early_stop",
     "checkpoint_frozen_tower": "checkpointing.frozen_tower",
     "transformers": "framework.transformers",
 }
