@@ -28,10 +28,10 @@ class Record:
     ran_out: int
 
 
-FITS = Record("fits", 219, 12)
-TIGHT = Record(f"fits, tight, less than {FULL:.0%} allocated", 27, 10)
-BARELY = Record(f"fits, tight, {FULL:.0%} or more allocated", 29, 21)
-OUT = Record("does not fit", 128, 118)
+FITS = Record("fits", 276, 14)
+TIGHT = Record(f"fits, tight, less than {FULL:.0%} allocated", 28, 10)
+BARELY = Record(f"fits, tight, {FULL:.0%} or more allocated", 32, 23)
+OUT = Record("does not fit", 144, 132)
 RECORDS = (FITS, TIGHT, BARELY, OUT)
 
 
