@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,13 @@ def test_every_scenario_has_the_whole_contract(results: dict[str, dict], name: s
     assert isinstance(result["not_modeled"], list)
     for key in ("zsim_version", "simulated_ranks", "rank_classes", "events", "wall_s"):
         assert key in result["meta"]
+
+
+@pytest.mark.parametrize("name", [path.stem for path in SCENARIOS])
+def test_readme_says_how_long_a_step_takes(results: dict[str, dict], name: str) -> None:
+    (row,) = re.findall(rf"^\| \[{name}\].* \| (.+?) \|$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+    result = results[name]
+    assert row == f"{'fits' if result['fits'] else 'does not fit'}, {result['time']['step_s']:.3g} s/step"
 
 
 def test_textbook_ladder(results: dict[str, dict]) -> None:
