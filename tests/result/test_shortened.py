@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from zsim.api import simulate
+from zsim.document import flat
 from zsim.result.compare import compare
 from zsim.result.spec import Result
 
@@ -51,14 +51,6 @@ precision: bf16
     return file
 
 
-def leaves(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in data.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, f"{path}{name}.")
-        else:
-            yield path + name, value
-
-
 def numbers(result: Result) -> dict[str, Any]:
     """All that is said, but for how it was found."""
     told = {name: value for name, value in result.to_dict().items() if name not in ("meta", "assumptions")}
@@ -66,7 +58,7 @@ def numbers(result: Result) -> dict[str, Any]:
         f"{row['link']} {name}": row[name] for row in result.links.to_dict("records") for name in ("bytes", "busy_s")
     }
     calls = {line.name: line.values[0] for line in compare([result, result]).programs}
-    return dict(leaves(told)) | links | calls
+    return dict(flat(told)) | links | calls
 
 
 @pytest.mark.parametrize("name", SETUPS)
