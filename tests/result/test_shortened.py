@@ -35,12 +35,26 @@ SETUPS = {
 }
 
 
-def scenario(folder: Path, setup: str, grad_accum: int = MANY, more: str = "checkpointing: full") -> Path:
+MIXED = """
+gpu: [A100-SXM-80GB, A100-SXM-80GB, A100-SXM-40GB, A100-SXM-40GB]
+gpus: 4
+pcie: {gen: 4, tree: [[gpu0, gpu1, gpu2, gpu3]]}
+cpu: {vendor: amd, model: EPYC 7763, avx512: false, sockets: 1, cores: 64, dram_gib: 512, dram_gbps: 204.8}
+"""
+
+
+def scenario(
+    folder: Path,
+    setup: str,
+    grad_accum: int = MANY,
+    more: str = "checkpointing: full",
+    cluster: Path = TOPOLOGIES / "a100_4.yaml",
+) -> Path:
     (folder / "config.json").write_text(json.dumps(CONFIG))
     file = folder / "scenario.yaml"
     file.write_text(f"""
 model: config.json
-cluster: {TOPOLOGIES / "a100_4.yaml"}
+cluster: {cluster}
 {setup}
 micro_batch: 2
 grad_accum: {grad_accum}
@@ -67,6 +81,10 @@ def test_a_report_is_that_of_all_micro_steps(name: str, tmp_path: Path) -> None:
     few, whole = simulate(path), simulate(path, fold=False)
     assert few.timeline.left_out is not None
     assert whole.timeline.left_out is None
+    same(few, whole)
+
+
+def same(few: Result, whole: Result) -> None:
     said, expected = numbers(few), numbers(whole)
     assert said.keys() == expected.keys()
     for key, value in expected.items():
@@ -76,8 +94,8 @@ def test_a_report_is_that_of_all_micro_steps(name: str, tmp_path: Path) -> None:
 def test_what_is_left_out_is_said_and_numbers_are_those_of_all(tmp_path: Path) -> None:
     result = simulate(scenario(tmp_path, SETUPS["zero3"], 64))
     (said,) = (text for text in result.assumptions if text.startswith("micro-steps"))
-    assert said.startswith("micro-steps 4 to 63 repeat the one before them op by op")
-    assert set(result.ops.query("phase == 'forward'")["micro_batch"]) == {0, 1, 2, 63}
+    assert said.startswith("micro-steps 5 to 63 repeat the one before them op by op")
+    assert set(result.ops.query("phase == 'forward'")["micro_batch"]) == {0, 1, 2, 3, 63}
     assert result.headline.plan["grad_accum"] == 64
     assert result.throughput.tokens_per_s == pytest.approx(64 * 2 * 2048 * 4 / result.time.step_s)
 
@@ -95,3 +113,29 @@ def test_where_memory_has_to_settle_all_are_simulated(tmp_path: Path) -> None:
     assert result.fits
     assert result.gpu.allocator_retries > 0
     assert result.timeline.left_out is None
+
+
+def test_where_cached_blocks_fall_apart_all_are_simulated(tmp_path: Path) -> None:
+    """Of the shown ones alone, 63 MB less would be reserved."""
+    more = "loss: hf\nallocator: {expandable_segments: true}\nload: rank0"
+    setup = "framework: fsdp2\nfsdp: {cpu_offload: true, reshard_backward_only_last: true}"
+    path = scenario(tmp_path, setup, 23, more, TOPOLOGIES / "rtx4090_1.yaml")
+    overrides = ["micro_batch=4", "precision=fp16"]
+    same(simulate(path, overrides), simulate(path, overrides, fold=False))
+
+
+def test_a_first_step_of_other_micro_steps_is_that_of_all(tmp_path: Path) -> None:
+    more = "checkpointing: {policy: full, offload: true}\nattention: eager"
+    setup = "framework: fsdp2\nfsdp: {reduce_dtype: float32}"
+    path = scenario(tmp_path, setup, 23, more, TOPOLOGIES / "dgx1_v100_8.yaml")
+    overrides = ["micro_batch=1", "seq_len=1024", "precision=fp16"]
+    same(simulate(path, overrides), simulate(path, overrides, fold=False))
+
+
+def test_ranks_as_slow_as_each_other_are_told_apart_by_their_numbers(tmp_path: Path) -> None:
+    """The GPUs of two kinds wait for one another, so that their steps differ by rounding alone."""
+    (tmp_path / "mixed.yaml").write_text(MIXED)
+    path = scenario(tmp_path, "framework: fsdp2", 9, "optimizer: lion", tmp_path / "mixed.yaml")
+    few = simulate(path)
+    assert few.bottleneck.name == simulate(path, fold=False).bottleneck.name
+    same(few, simulate(path, fold=False))

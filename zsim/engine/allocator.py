@@ -103,6 +103,10 @@ class CachingAllocator:
         for block in self.delayed[key].popleft():
             self.free(block)
 
+    def cached(self) -> list[list[int]]:
+        """The size of every block that can be taken, list by list."""
+        return [[entry[0] for entry in pool] for pool in self._pools.values() if pool]
+
     def take(self, address: int, size: int, small: bool) -> bool:
         """Get memory from the driver, if it has that much."""
         if self.capacity is not None and self.reserved + size > self.capacity:

@@ -11,11 +11,13 @@ from zsim.engine.steady import SAME
 if TYPE_CHECKING:
     from zsim.engine.simulator import Simulation
 
+FIRST = 1  # step; 0 is what comes before training
+
 
 def cycle(simulation: Simulation, micro: int) -> float | None:
     """Seconds by which micro-step `micro` (from 0) of the steady step comes after the one before it.
 
-    None if the two are not the same.
+    None if the two are not the same, or differ in the first step, whose time is reported as well.
     """
     step = simulation.steady
     if step is None:
@@ -24,10 +26,23 @@ def cycle(simulation: Simulation, micro: int) -> float | None:
     longest = max((length for length in lengths if length is not None), default=0.0)
     if any(length is None or longest - length > SAME * longest for length in lengths):
         return None
-    return longest
+    return longest if all(_shifted(rank, FIRST, micro) is not None for rank in simulation.ranks) else None
 
 
 def _shift(rank: Rank, step: int, micro: int) -> float | None:
+    """How much later everything is, and would be in any further micro-step."""
+    found = _shifted(rank, step, micro)
+    if (
+        found is None
+        or _still_running(rank, step, found[1])
+        or not _host_does_not_matter(rank, step, found[1], found[0])
+    ):
+        return None
+    return found[0]
+
+
+def _shifted(rank: Rank, step: int, micro: int) -> tuple[float, Sequence[tuple[int, int]]] | None:
+    """How much later everything is, and the pairs of ops; None if it is not the same for all."""
     base, ops = rank.bases[step], rank.codes[step].ops
     before, after = ([base + place for place, op in enumerate(ops) if op.micro == m] for m in (micro - 1, micro))
     pairs = [(a, b) for a, b in zip(before, after, strict=False) if rank.end[a] < INFINITY]  # not those of the host
@@ -37,9 +52,7 @@ def _shift(rank: Rank, step: int, micro: int) -> float | None:
     for column in (rank.start, rank.end):
         if any(abs(column[b] - column[a] - shift) > SAME * shift for a, b in pairs):
             return None
-    if _still_running(rank, step, pairs):
-        return None
-    return shift if _host_does_not_matter(rank, step, pairs, shift) else None
+    return shift, pairs
 
 
 def _still_running(rank: Rank, step: int, pairs: Sequence[tuple[int, int]]) -> bool:

@@ -6,7 +6,7 @@ The critical path, not the compute lane: kernels that only fill the time until a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from zsim.cluster.spec import Cluster, Device
 from zsim.cost.profile import Profile
@@ -18,6 +18,7 @@ from zsim.result.spec import Bottleneck
 
 # A link this full is what a transfer waits for; below it the protocol or latency is.
 SATURATED = 0.95
+TIE = 1e-9  # relative
 LONGEST = 8  # transfers that are looked at: the longest ones tell
 
 
@@ -31,9 +32,9 @@ def find(view: RankView, cluster: Cluster, device: Device, profile: Profile) -> 
             for name, seconds in causes.items():
                 groups[group][name] += left.micro_steps * seconds
     length = sum(seconds for causes in groups.values() for seconds in causes.values()) or 1.0
-    group = max(groups, key=lambda name: sum(groups[name].values()))
+    group = _largest({name: sum(causes.values()) for name, causes in groups.items()})
     causes = groups[group]
-    name = max(causes, key=lambda key: causes[key])
+    name = _largest(causes)
     share, group_share = causes[name] / length, sum(causes.values()) / length
     if group == "compute":
         return Bottleneck(f"{name} on {device.name}", share, group, group_share)
@@ -41,6 +42,12 @@ def find(view: RankView, cluster: Cluster, device: Device, profile: Profile) -> 
         return Bottleneck("host: kernels are issued too late (Python, launch overhead)", share, group, group_share)
     link = _full_link([segment for segment in path if cause(segment)[1] == name], view, cluster)
     return Bottleneck(_words(name) + (f", waiting on {link}" if link else ""), share, group, group_share, link)
+
+
+def _largest(seconds: Mapping[str, float]) -> str:
+    """Of several that differ by rounding alone, as a gather and a reduction may, the first by name."""
+    most = max(seconds.values())
+    return min(name for name, each in seconds.items() if each >= (1 - TIE) * most)
 
 
 def _groups(path: Sequence[Segment], device: Device, profile: Profile) -> dict[str, dict[str, float]]:

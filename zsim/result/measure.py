@@ -13,6 +13,7 @@ from zsim.cluster.spec import Device
 from zsim.cost.price import Price
 from zsim.cost.profile import Profile, load_profile
 from zsim.engine.simulator import run
+from zsim.engine.steady import SAME
 from zsim.engine.timeline import LeftOut, Timeline
 from zsim.model.kernels import DTYPE_BYTES
 from zsim.plan.spec import AnyPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
@@ -23,7 +24,7 @@ from zsim.result import bottleneck, flops, memory, textbook
 from zsim.result.accuracy import accuracy, unmeasured
 from zsim.result.breakdown import measure_time
 from zsim.result.critical_path import RankView
-from zsim.result.shortened import SHOWN, compared, shortened
+from zsim.result.shortened import SHOWN, compared, memory_repeats, shortened
 from zsim.result.spec import CheckpointMemory, GpuMemory, Headline, HostMemory, Meta, Result, Throughput
 
 if TYPE_CHECKING:
@@ -90,8 +91,10 @@ def _timed(
     result = simulated(False)
     if result is not None and result.gpu.evicted_bytes:
         result = simulated(True)
-    settles = result is not None and result.gpu.fits and result.gpu.allocator_retries > 0
-    return None if more and settles else result
+    if result is None or not more or not result.gpu.fits:
+        return result
+    settled = result.gpu.allocator_retries == 0 and memory_repeats(result, compared(few))
+    return result if settled else None
 
 
 def _said(left: LeftOut) -> str:
@@ -115,7 +118,8 @@ def measure(*, setup: Setup, program: Program, timeline: Timeline, profile: Prof
     """
     model, cluster = setup.model, setup.cluster
     views = [RankView(program, timeline, ranks[0]) for ranks in timeline.rank_classes]
-    slowest = max(views, key=lambda view: view.steady.end_s - view.steady.start_s)
+    spans = [view.steady.end_s - view.steady.start_s for view in views]
+    slowest = next(view for view, span in zip(views, spans, strict=True) if span >= (1 - SAME) * max(spans))
     device = cluster.devices[slowest.rank]
     time = measure_time(slowest, device, profile)
     gpu = memory.measure_gpu(views, cluster, program, setup.plan.allocator)
