@@ -186,6 +186,7 @@ REFUSED: list[tuple[str, dict[str, Any], type, str]] = [
     ("accelerate", ACCELERATE_FSDP | {"mixed_precision": "fp8"}, NotModeled, "fp8"),
     ("accelerate", ACCELERATE_FSDP | {"mixed_precision": "bf17"}, InputError, "'bf17' is not known"),
     ("accelerate", ACCELERATE_FSDP | {"fsdp_config": {"fsdp_version": 3}}, InputError, "3 is not a version"),
+    ("accelerate", ACCELERATE_FSDP | {"fsdp_config": {"fsdp_sharding_strategy": "²"}}, InputError, "'²' is not known"),
     (
         "accelerate",
         ACCELERATE_FSDP | {"fsdp_config": {"fsdp_sharding_strategy": "FULL_SHRD"}},

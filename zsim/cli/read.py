@@ -140,7 +140,7 @@ def _text(entry: dict[str, Any]) -> str:
     for name, value in entry["understood"].items():
         file, _, line = places.get(name, "").rpartition(":")
         named = "" if file == entry["file"] else f"{Path(file).name}, "
-        lines.append(f"  {name}: {_value(name, value)}{f'   ({named}line {line})' if line.isdigit() else ''}")
+        lines.append(f"  {name}: {_value(name, value)}{f'   ({named}line {line})' if line.isdecimal() else ''}")
     if entry.get("ranks"):
         lines.append(f"  written for {entry['ranks']} GPUs")
     for title in ("notes", "not_modeled", "without_effect", "not_read", "missing"):

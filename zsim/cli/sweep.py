@@ -100,7 +100,7 @@ def _check(targets: list[Path]) -> None:
 
 def _shard(text: str) -> tuple[int, int]:
     first, slash, second = text.partition("/")
-    if not slash or not first.isdigit() or not second.isdigit() or not 1 <= int(first) <= int(second):
+    if not slash or not first.isdecimal() or not second.isdecimal() or not 1 <= int(first) <= int(second):
         raise InputError(f"{text!r} is no part of a sweep", field="--shard", accepted="such as 3/16")
     return int(first), int(second)
 

@@ -115,7 +115,7 @@ def _nic(speed: str, name: str, machine: _Machine) -> list[str]:
 def _slot(element: ElementTree.Element, name: str, machine: _Machine) -> None:
     speed = _SPEED.match(element.get("link_speed", ""))
     width = element.get("link_width", "0")
-    if speed and width.isdigit() and int(width) > 0:
+    if speed and width.isdecimal() and int(width) > 0:
         machine.slots[name] = [generation(float(speed.group())), int(width)]
 
 

@@ -75,7 +75,7 @@ def _tables(text: str) -> list[dict[str, list[str]]]:
 
 
 def _is_hops(table: dict[str, list[str]]) -> bool:
-    return max((int(cell) for row in table.values() for cell in row if cell.isdigit()), default=99) < 10
+    return max((int(cell) for row in table.values() for cell in row if cell.isdecimal()), default=99) < 10
 
 
 def _odd(table: dict[str, list[str]]) -> str:

@@ -61,7 +61,7 @@ def with_flat_units(spec: ModelSpec, units: str) -> ModelSpec:
 def _layer_at(name: str, vision: bool) -> int | None:
     """Which part of a parameter's name is the number of its layer."""
     parts = name.split(".")
-    at = next((place for place, part in enumerate(parts) if part.isdigit()), None)
+    at = next((place for place, part in enumerate(parts) if part.isdecimal()), None)
     return at if at is not None and (not vision or parts[at - 1] in LISTS) else None
 
 

@@ -119,7 +119,7 @@ def _adapt(model: Module, net: Net, tuning: Tuning, alone: bool) -> list[str]:
     pattern = tuning.lora.pattern if tuning.lora else None
     targets = () if tuning.lora is None or pattern else tuning.lora.targets
     matching = _matching(model, pattern) if pattern else set()
-    if numbered := [target for target in targets if any(part.isdigit() for part in target.split("."))]:
+    if numbered := [target for target in targets if any(part.isdecimal() for part in target.split("."))]:
         raise NotModeled(f"adapters on some layers only: {numbered[0]}", field="lora.targets", accepted="q_proj, ...")
     model.set_paths("")
     hit: set[str] = set()

@@ -61,7 +61,7 @@ def _copy(net: Net, original: Module, tied: Weight | None) -> Module:
 def save_modules(model: Module, net: Net, names: tuple[str, ...], tie: bool) -> list[str]:
     """Wrap all modules whose names end with one of `names`, as peft finds them (`_set_trainable`); `tie`:
     ensure_weight_tying. Returns the names that the model has not, which peft passes over."""
-    if numbered := [name for name in names if any(part.isdigit() for part in name.split("."))]:
+    if numbered := [name for name in names if any(part.isdecimal() for part in name.split("."))]:
         raise NotModeled(f"a copy in some layers only: {numbered[0]}", field=FIELD, accepted=SOME)
     model.set_paths("")
     tied = _tied_heads(model, net) if tie and any(name.split(".")[-1] in EMBEDDINGS for name in names) else []

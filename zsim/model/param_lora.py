@@ -129,7 +129,7 @@ class _Owner:
 def adapt_parameters(model: Module, net: Net, ranks: dict[str, int]) -> list[str]:
     """Wrap the modules of experts that have a parameter whose name ends with one of `ranks` (`_inject_parameters`).
     Returns the names that the model has not. Raises NotModeled."""
-    if numbered := [name for name in ranks if any(part.isdigit() for part in name.split("."))]:
+    if numbered := [name for name in ranks if any(part.isdecimal() for part in name.split("."))]:
         raise NotModeled(f"adapters on some layers only: {numbered[0]}", field=FIELD, accepted=SOME)
     model.set_paths("")
     places = [(parent, name) for parent in list(model.all_modules()) for name in list(parent.children)]

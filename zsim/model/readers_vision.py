@@ -172,7 +172,7 @@ def _onevision(fields: Fields, family: str) -> Architecture:
         fields.fail("vision_feature_select_strategy", "leaves out a patch", "full: SigLIP has no token of a class")
     ratio = fields.text("vision_aspect_ratio", default="anyres_max_9")
     squares = ratio.removeprefix("anyres_max_")
-    if not squares.isdigit():
+    if not squares.isdecimal():
         fields.fail("vision_aspect_ratio", f"is {ratio!r}", "anyres_max_ and a number")
     side = vision.size("image_size", default=224)
     return replace(

@@ -82,7 +82,7 @@ def divisions(text: str) -> tuple[int, ...]:
     all beyond the last, and intervals that nothing is said of have none.
     """
     accepted = "a power of two, or [256:1,512:2,>:8] by megabytes"
-    if text.isdigit():
+    if text.isdecimal():
         if not _power_of_2(int(text)):
             raise InputError(f"{text} is no power of two", accepted=accepted)
         return (int(text),) * INTERVALS

@@ -58,7 +58,7 @@ def read_fsdp(
 
     def choice(name: str, default: str, accepted: tuple[str, ...]) -> str:
         value = str(options.get(name, default)).upper()
-        if value.isdigit() and 1 <= int(value) <= len(accepted):
+        if value.isdecimal() and 1 <= int(value) <= len(accepted):
             value = accepted[int(value) - 1]
         if value not in accepted:
             raise document.error(places[name], f"{options[name]!r} is not known", ", ".join(accepted))

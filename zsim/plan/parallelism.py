@@ -65,7 +65,7 @@ class Sizes:
         variable = self.get("sp_seq_length_is_variable", True)
         length = self.get("sp_seq_length")
         if not as_flag(variable, lambda text: self.error("sp_seq_length_is_variable", text, "true or false")):
-            if not str(length).isdigit():
+            if not str(length).isdecimal():
                 raise self.error("sp_seq_length", "is needed where lengths do not vary", "a number of tokens")
             self.set("seq_len", int(str(length)), "sp_seq_length")
         value = str(self.get("sp_attn_implementation", "sdpa"))

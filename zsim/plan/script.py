@@ -126,7 +126,7 @@ def _refuse_unknown(command: Command, path: Path, lines: list[str]) -> list[str]
 def _why(text: str, name: str | None, command: Command) -> str:
     if name is None:
         return f"{text} is not known here: another command prints it, or it is calculated of what is not known"
-    if name.isdigit():
+    if name.isdecimal():
         return f"{text} is not known here: it is an argument of the script, taken to be started without any"
     if name in command.unknown:
         return f"{text} is not known here: it is set by what is not simulated (an if, a loop or another command)"

@@ -276,7 +276,7 @@ def _checkpointing(reading: Reading, sections: dict[str, dict[str, Any]]) -> Non
         raise reading.document.error(path, f"mode {mode!r}", "none, full, selective", kind=NotModeled)
     if mode == "selective" and option != "op":
         path = ("activation_checkpoint", "selective_ac_option")
-        if not option.isdigit():
+        if not option.isdecimal():
             raise reading.document.error(path, f"{option!r} is not known", "op, or a number of blocks")
         if option == "0":  # every block, as mode full
             reading.set(("checkpointing",), "full", path)

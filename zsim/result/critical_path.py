@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from functools import cached_property
 from typing import NamedTuple
 
+from zsim.engine.steady import SAME
 from zsim.engine.timeline import MemoryEvent, OpRecord, StepSpan, Timeline
 from zsim.program.ops import COMPUTE, DEVICES, HOST, LANES, HostWait, Instruction, Launch, Program
 
@@ -191,6 +192,14 @@ class RankView:
             records = (self.by_op[step, last] for lane, last in issued.items() if lane != HOST)
             return max(records, key=lambda record: record.end_s, default=None)
         return self.by_op.get((step, op)) if op >= 0 else self._last_before_step(step, LANES[-1 - op])
+
+
+def slowest_of(views: Iterable[RankView]) -> RankView:
+    """The one whose steady step takes longest. GPUs of two kinds that wait for each other differ by rounding alone: of
+    such, the first."""
+    known = list(views)
+    spans = [view.steady.end_s - view.steady.start_s for view in known]
+    return next(view for view, span in zip(known, spans, strict=True) if span >= (1 - SAME) * max(spans))
 
 
 def _host_waits(instructions: Sequence[Instruction]) -> Iterator[tuple[int | None, int | None, dict[str, int]]]:

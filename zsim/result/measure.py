@@ -13,7 +13,6 @@ from zsim.cluster.spec import Device
 from zsim.cost.price import Price
 from zsim.cost.profile import Profile, load_profile
 from zsim.engine.simulator import run
-from zsim.engine.steady import SAME
 from zsim.engine.timeline import LeftOut, Timeline
 from zsim.model.kernels import DTYPE_BYTES
 from zsim.plan.spec import AnyPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
@@ -23,7 +22,7 @@ from zsim.program.serial import serial
 from zsim.result import bottleneck, flops, memory, textbook
 from zsim.result.accuracy import accuracy, unmeasured
 from zsim.result.breakdown import measure_time
-from zsim.result.critical_path import RankView
+from zsim.result.critical_path import RankView, slowest_of
 from zsim.result.shortened import SHOWN, compared, memory_repeats, shortened
 from zsim.result.spec import CheckpointMemory, GpuMemory, Headline, HostMemory, Meta, Result, Throughput
 
@@ -118,8 +117,7 @@ def measure(*, setup: Setup, program: Program, timeline: Timeline, profile: Prof
     """
     model, cluster = setup.model, setup.cluster
     views = [RankView(program, timeline, ranks[0]) for ranks in timeline.rank_classes]
-    spans = [view.steady.end_s - view.steady.start_s for view in views]
-    slowest = next(view for view, span in zip(views, spans, strict=True) if span >= (1 - SAME) * max(spans))
+    slowest = slowest_of(views)
     device = cluster.devices[slowest.rank]
     time = measure_time(slowest, device, profile)
     gpu = memory.measure_gpu(views, cluster, program, setup.plan.allocator)

@@ -10,7 +10,7 @@ from zsim.cost.profile import Profile
 from zsim.engine.timeline import Timeline
 from zsim.program.ops import Program
 from zsim.result import tables
-from zsim.result.critical_path import RankView
+from zsim.result.critical_path import RankView, slowest_of
 from zsim.result.textbook import Textbook
 
 if TYPE_CHECKING:
@@ -278,8 +278,7 @@ class Result:
     @property
     def slowest(self) -> RankView:
         """The records of the rank whose steady step takes longest."""
-        views = (RankView(self.program, self.timeline, ranks[0]) for ranks in self.timeline.rank_classes)
-        return max(views, key=lambda view: view.steady.end_s - view.steady.start_s)
+        return slowest_of(RankView(self.program, self.timeline, ranks[0]) for ranks in self.timeline.rank_classes)
 
     @property
     def temporal(self) -> Temporal:

@@ -154,7 +154,7 @@ def _shorthand(path: tuple[str, ...]) -> str | None:
 
 def _number(value: Any) -> Any:
     """YAML 1.1 reads 5e8 as text; a scenario's fields take it for the number it is."""
-    if isinstance(value, str) and value[:1].isdigit():
+    if isinstance(value, str) and value[:1].isdecimal():
         try:
             return float(value)
         except ValueError:

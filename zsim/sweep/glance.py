@@ -15,6 +15,7 @@ from zsim.engine.allocator import CachingAllocator, replay
 from zsim.engine.cycle import cycle
 from zsim.engine.ledger import memory_events
 from zsim.engine.simulator import Simulation, uncollected
+from zsim.engine.steady import SAME
 from zsim.plan.spec import Allocator
 from zsim.program.lower import lower
 from zsim.result.measure import throughput
@@ -74,7 +75,8 @@ def _simulated(setup: Setup, more: int) -> Outcome | None:
     if each is None:
         return None
     lengths = steady_lengths(simulation)
-    step_s, slowest = max(lengths), simulation.ranks[lengths.index(max(lengths))]
+    step_s = max(lengths)
+    slowest = next(r for r, each_s in zip(simulation.ranks, lengths, strict=True) if each_s >= (1 - SAME) * step_s)
     step_s += more * each
     whole = replace(setup, plan=replace(setup.plan, grad_accum=accumulated))
     speed = throughput(whole, setup.cluster.devices[slowest.number], step_s)

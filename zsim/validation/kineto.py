@@ -140,7 +140,7 @@ class _Reading:
         """`ProfilerStep#` annotations of the CPU; some profilers draw them on the GPU as well."""
         found = {}
         for event in self.notes + self.ops:
-            if event["name"].startswith("ProfilerStep#") and event["name"][13:].isdigit():
+            if event["name"].startswith("ProfilerStep#") and event["name"][13:].isdecimal():
                 start, end = self._span(event)
                 found[int(event["name"][13:])] = Step(int(event["name"][13:]), start, end)
         return tuple(found[number] for number in sorted(found))
