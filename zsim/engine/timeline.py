@@ -100,10 +100,6 @@ class LeftOut(NamedTuple):
     micro_steps: int
     seconds: float
 
-    def times(self, op: Op) -> int:
-        """How often `op` of a step is issued."""
-        return 1 + self.micro_steps if op.micro == self.micro else 1
-
 
 @dataclass
 class Timeline:
@@ -119,6 +115,11 @@ class Timeline:
     events: int  # discrete events processed
     notes: list[str] = field(default_factory=list)
     left_out: LeftOut | None = None
+
+    def times_issued(self, op: Op) -> int:
+        """How often `op` is, in a step."""
+        left = self.left_out
+        return 1 + left.micro_steps if left and op.micro == left.micro else 1
 
     def micro_step(self, op: Op) -> int:
         """Of `op`, from 0, among all of a step."""

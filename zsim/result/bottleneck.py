@@ -24,13 +24,13 @@ LONGEST = 8  # transfers that are looked at: the longest ones tell
 
 def find(view: RankView, cluster: Cluster, device: Device, profile: Profile) -> Bottleneck:
     """The largest group of causes on the critical path, and the largest cause inside it."""
-    path, left = view.critical_path(), view.timeline.left_out
+    path = view.critical_path()
     groups = _groups(path, device, profile)
-    if left is not None and view.repeated is not None:
-        during = clip(path, *view.repeated.steady[2:])
-        for group, causes in _groups(list(during), device, profile).items():
+    if view.repeated is not None:
+        times, during = view.repeated
+        for group, causes in _groups(list(clip(path, *during.steady[2:])), device, profile).items():
             for name, seconds in causes.items():
-                groups[group][name] += left.micro_steps * seconds
+                groups[group][name] += times * seconds
     length = sum(seconds for causes in groups.values() for seconds in causes.values()) or 1.0
     group = _largest({name: sum(causes.values()) for name, causes in groups.items()})
     causes = groups[group]

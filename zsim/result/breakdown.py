@@ -37,18 +37,19 @@ def cause(segment: Segment) -> tuple[str, str]:
 
 def measure_time(view: RankView, device: Device, profile: Profile) -> Time:
     """Splits the steady step of one rank. Every idle stretch is traced back to what held it up."""
-    time, left = _split(view, device, profile), view.timeline.left_out
-    if left is None or view.repeated is None:
+    time = _split(view, device, profile)
+    if view.repeated is None:
         return time
-    each = _split(view.repeated, device, profile)
-    with_all = {name: _plus(value, getattr(each, name), left.micro_steps) for name, value in asdict(time).items()}
-    first_s = time.first_step_s + left.micro_steps * _each_in_first_step(view, left.micro)
-    return Time(**with_all | {"first_step_s": first_s})
+    times, during = view.repeated
+    each = _split(during, device, profile)
+    with_all = {name: _plus(value, getattr(each, name), times) for name, value in asdict(time).items()}
+    return Time(**with_all | {"first_step_s": time.first_step_s + times * _each_in_first_step(view)})
 
 
-def _each_in_first_step(view: RankView, micro: int) -> float:
-    """Seconds between the starts of `micro` and of the micro-step after it."""
-    first, starts = min(view.spans), dict[int, float]()
+def _each_in_first_step(view: RankView) -> float:
+    """Seconds between the starts of the micro-step that is repeated and of the one after it."""
+    assert view.timeline.left_out is not None
+    first, starts, micro = min(view.spans), dict[int, float](), view.timeline.left_out.micro
     for record in view.timeline.ops:
         op = record.op
         if record.step == first and record.rank == view.rank and op.lane == COMPUTE and op.phase == "forward":
@@ -146,13 +147,13 @@ def clip(segments: Iterable[Segment], start: float, end: float) -> Iterable[Segm
 
 def temporal(view: RankView) -> Temporal:
     """What runs on the GPU during the kernels of the steady step, whatever the stream."""
-    step, left = view.steady.step, view.timeline.left_out
-    found = _on_gpu((r, r.start_s, r.end_s) for r in view.records if r.step == step)
-    if left is not None and view.repeated is not None:
-        start, end = view.repeated.steady[2:]
+    found = _on_gpu((r, r.start_s, r.end_s) for r in view.records if r.step == view.steady.step)
+    if view.repeated is not None:
+        times, during = view.repeated
+        start, end = during.steady[2:]
         records = (r for r in view.records if r.end_s > start and r.start_s < end)
         each = _on_gpu((r, max(r.start_s, start), min(r.end_s, end)) for r in records)
-        found = [whole + left.micro_steps * seconds for whole, seconds in zip(found, each, strict=True)]
+        found = [whole + times * seconds for whole, seconds in zip(found, each, strict=True)]
     kernel_s, compute_s, busy_s, comm_s, overlap_s = found
     return Temporal(
         kernel_s=kernel_s,

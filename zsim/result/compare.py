@@ -166,11 +166,11 @@ def _programs(results: Sequence[Result]) -> Iterator[Line]:
     calls: list[Counter[str]] = []
     sizes: list[Counter[str]] = []
     for result in results:
-        count, nbytes, left = Counter[str](), Counter[str](), result.timeline.left_out
+        count, nbytes = Counter[str](), Counter[str]()
         for instruction in result.program.steps[-1]:
             if isinstance(instruction, Launch) and isinstance(work := instruction.op.work, Collective | Copy):
                 op, kind = instruction.op, work.kind if isinstance(work, Collective) else work.direction
-                name, times = f"{kind}/{op.phase}", left.times(op) if left else 1
+                name, times = f"{kind}/{op.phase}", result.timeline.times_issued(op)
                 count[name] += times
                 nbytes[name] += times * round(work.payload_bytes if isinstance(work, Collective) else work.nbytes)
         calls.append(count)

@@ -63,9 +63,9 @@ class RankView:
         return ledgers
 
     @cached_property
-    def repeated(self) -> RankView | None:
-        """This rank while one of the micro-steps runs that are simulated once and happen more often. Both ends lie
-        within a kernel."""
+    def repeated(self) -> tuple[int, RankView] | None:
+        """How many micro-steps are left out, and this rank while one runs that is the same. Both ends lie within a
+        kernel."""
         left, step = self.timeline.left_out, self.steady.step
         if left is None:
             return None
@@ -75,7 +75,7 @@ class RankView:
         during = copy(self)
         during.steady = StepSpan(step, self.rank, middle - left.seconds, middle)
         during._on = {}
-        return during
+        return left.micro_steps, during
 
     def on(self, lane: str) -> list[OpRecord]:
         """Records on `lane` that overlap the steady step, in order."""

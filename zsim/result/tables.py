@@ -82,8 +82,9 @@ def link_rows(result: Result) -> list[Row]:
     `utilization` is the mean over the step, `peak` the largest share of the capacity in use at any time. Where equal
     nodes are simulated once, the links are those of the first.
     """
-    view, left = RankView(result.program, result.timeline, result.timeline.rank_classes[0][0]), result.timeline.left_out
-    spans = [(1, view.steady)] + ([(left.micro_steps, view.repeated.steady)] if left and view.repeated else [])
+    view = RankView(result.program, result.timeline, result.timeline.rank_classes[0][0])
+    parts = [(1, view), view.repeated] if view.repeated else [(1, view)]
+    spans = [(times, part.steady) for times, part in parts]
     step_s = sum(times * (span.end_s - span.start_s) for times, span in spans)
     carried: dict[str, float] = {}
     busy: dict[str, float] = {}

@@ -310,10 +310,6 @@ ATTENTION = {"DeepseekV2": V2Attention, "DeepseekV3": V3Attention, "DeepseekV32"
 
 
 class Block(llama.Block):
-    def __init__(self, net: Net, prefix: str, index: int) -> None:
-        super().__init__(net, prefix, index)
-        self.called_again = called_again(net)
-
     def attention(self, prefix: str, index: int) -> Module:  # type: ignore[override]
         earlier = self.net.arch.experts.modules
         return (EarlierV3Attention if earlier else ATTENTION[prefix])(self.net, prefix, index)
@@ -322,11 +318,6 @@ class Block(llama.Block):
         if self.net.arch.kinds[index].sparse:
             return experts(self.net, prefix)
         return llama.MLP(self.net, prefix)
-
-
-def called_again(net: Net) -> bool:
-    """modeling_layers.py GradientCheckpointingLayer, until it wrapped `forward` in transformers 5."""
-    return bool(net.arch.moe and net.arch.moe.modules)
 
 
 def experts(net: Net, prefix: str) -> Module:

@@ -114,6 +114,8 @@ class Block(Module):
         self.mlp = self.feed_forward(prefix, index)
         self.input_layernorm = RMSNorm(net, net.arch.hidden, f"{prefix}RMSNorm")
         self.post_attention_layernorm = RMSNorm(net, net.arch.hidden, f"{prefix}RMSNorm")
+        # modeling_layers.py GradientCheckpointingLayer, until it wrapped `forward` in transformers 5
+        self.called_again = bool(net.arch.moe and net.arch.moe.modules)
 
     def attention(self, prefix: str, index: int) -> Attention:
         return Attention(self.net, prefix, index)

@@ -186,8 +186,6 @@ def index_add(out: Tensor, rows: Tensor, source: Tensor) -> Tensor:
 
 
 class Block(PackedBlock):
-    called_again = True  # modeling_layers.py GradientCheckpointingLayer, until it wrapped `forward` in transformers 5
-
     def __init__(self, net: Net, prefix: str, index: int) -> None:
         super().__init__(net, prefix, index)
         if prefix == "Mixtral":  # the same place in the order of registration

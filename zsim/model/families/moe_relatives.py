@@ -268,10 +268,6 @@ FAMILIES = {
 
 
 class Block(llama.Block):
-    def __init__(self, net: Net, prefix: str, index: int) -> None:
-        super().__init__(net, prefix, index)
-        self.called_again = deepseek.called_again(net)
-
     def attention(self, prefix: str, index: int) -> llama.Attention:
         return FAMILIES[self.net.arch.family].attention(self.net, prefix, index)  # type: ignore[call-arg, return-value]
 
