@@ -106,16 +106,17 @@ def test_few_micro_steps_are_all_shown(tmp_path: Path) -> None:
     assert set(result.ops.query("phase == 'forward'")["micro_batch"]) == set(range(8))
 
 
-def test_where_memory_has_to_settle_all_are_simulated(tmp_path: Path) -> None:
-    """The allocator gives cached memory back: how often, each micro-step has to say."""
+def test_where_memory_is_full_each_micro_step_gives_cached_memory_back(tmp_path: Path) -> None:
     tight = "checkpointing: none\nallocator: {per_process_memory_fraction: 0.0305}"
-    result = simulate(scenario(tmp_path, SETUPS["zero2"], more=tight))
-    assert result.fits
-    assert result.gpu.allocator_retries > 0
-    assert result.timeline.left_out is None
+    path = scenario(tmp_path, SETUPS["zero2"], more=tight)
+    few, whole = simulate(path), simulate(path, fold=False)
+    assert few.fits
+    assert few.gpu.allocator_retries > 0
+    assert few.timeline.left_out is not None
+    same(few, whole)
 
 
-def test_where_cached_blocks_fall_apart_all_are_simulated(tmp_path: Path) -> None:
+def test_where_cached_blocks_fall_apart_memory_is_that_of_all(tmp_path: Path) -> None:
     """Of the shown ones alone, 63 MB less would be reserved."""
     more = "loss: hf\nallocator: {expandable_segments: true}\nload: rank0"
     setup = "framework: fsdp2\nfsdp: {cpu_offload: true, reshard_backward_only_last: true}"

@@ -234,6 +234,7 @@ class Reserved(NamedTuple):
     peak_at: MemoryEvent | None
     retried_in: tuple[int, ...]  # the steps in which the allocator gave cached segments back, one for each time
     out_of_memory: MemoryEvent | None
+    repetition: int = 0  # of a micro-step that stands for more: how many of it came before memory ran out
 
 
 class Replay:

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from zsim.engine.allocator import CachingAllocator, replay
+from zsim.engine.allocator import CachingAllocator, Replay
+from zsim.engine.repetition import Stretch, run_through
 from zsim.engine.timeline import MemoryEvent
 from zsim.program.ops import DELAYED_FREES, RANK_0, Alloc
 from zsim.program.saving import RESUMING, Moment, moments
 from zsim.result.critical_path import RankView
-from zsim.result.memory import PROCESSES, events_until, wanted_bytes
+from zsim.result.memory import PROCESSES, events_until, wanted_bytes, whole_steps
 from zsim.result.spec import HOST_TIGHT, CheckpointMemory, GpuMemory, HostMemory
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def _gpu(moment: Moment, view: RankView, setup: Setup, training: GpuMemory) -> t
         return 0, True, False
     room = training.capacity_bytes - training.framework_bytes
     allocator = CachingAllocator.on(training.capacity_bytes, room, setup.plan.allocator)
-    run = replay(events, allocator)
+    run = run_through(Replay(allocator), [*whole_steps(view, before), Stretch(events[len(before) :])])
     reserved, fits = wanted_bytes(run, events), run.out_of_memory is None
     if not fits:
         reserved = max(reserved, room + 1)  # what is free lies in pieces

@@ -71,7 +71,7 @@ def _shortened(setup: Setup) -> Iterator[tuple[Setup, int]]:
 def _timed(
     setup: Setup, few: Setup, more: int, program: Program | None, profile: Profile, *, fold: bool, begun: float
 ) -> Result | None:
-    """None where the `more` micro-steps that `few` has not are no repetition, or may be needed for memory to settle."""
+    """None where the `more` micro-steps that `few` has not are no repetition."""
     program = program or lower(few.model, few.tree, few.plan, few.workload)
     cluster = setup.cluster if fold else setup.cluster.unfolded()
     if cluster.devices[0].vendor == "CPU":
@@ -81,7 +81,7 @@ def _timed(
         price = Price(cluster, profile, setup.plan.omp_num_threads, paging=paging)
         left_out = (compared(few), more) if more else None
         timeline = run(program, rank_classes(cluster), price, fold=fold, left_out=left_out)
-        if more and timeline.left_out is None:
+        if more and (timeline.left_out is None or not memory_repeats(program, timeline)):
             return None
         if timeline.left_out:
             timeline.notes.append(_said(timeline.left_out))
@@ -90,10 +90,7 @@ def _timed(
     result = simulated(False)
     if result is not None and result.gpu.evicted_bytes:
         result = simulated(True)
-    if result is None or not more or not result.gpu.fits:
-        return result
-    settled = result.gpu.allocator_retries == 0 and memory_repeats(result, compared(few))
-    return result if settled else None
+    return result
 
 
 def _said(left: LeftOut) -> str:

@@ -13,6 +13,7 @@ from zsim.cluster.routes import through_host
 from zsim.cluster.spec import Cluster, Device
 from zsim.engine.allocator import CachingAllocator, Replay, Reserved
 from zsim.engine.ledger import TEMPORARY
+from zsim.engine.repetition import Stretch, run_through, stretches
 from zsim.engine.timeline import MemoryEvent
 from zsim.plan.spec import Allocator
 from zsim.program.ops import COMPUTE, DELAYED_FREES, RANK_0, Launch, Op, Program
@@ -111,12 +112,13 @@ def _gpu(view: RankView, cluster: Cluster, program: Program, settings: Allocator
     """
     # A step after the steady one repeats it.
     events = events_until(view, "gpu", view.steady.step)
+    again = events[bisect_left(events, view.steady.step, key=attrgetter("step")) :]
     device = cluster.devices[view.rank]
     outside = framework_bytes(device, program, cluster)
     allocator = CachingAllocator.on(device.usable_bytes, device.usable_bytes - outside, settings)
     allowed = allocator.allowed
     replay = Replay(allocator)
-    top, run = peak(events), replay.run(events)
+    top, run = peak(events), run_through(replay, whole_steps(view, events))
     failed, reserved = run.out_of_memory, wanted_bytes(run, events)
     paged = peak(view.ledgers["managed"]).total
     room = device.usable_bytes - outside - reserved
@@ -131,9 +133,9 @@ def _gpu(view: RankView, cluster: Cluster, program: Program, settings: Allocator
         peak_at=describe(view, top.event),
         peak_rank=view.rank,
         headroom_bytes=headroom if allowed is None else min(headroom, allowed - reserved),
-        out_of_memory_at=describe(view, failed) if failed else None,
+        out_of_memory_at=describe(view, failed, run.repetition) if failed else None,
         allocator_retries=len(run.retried_in),
-        allocator_retries_per_step=settled_retries(replay, run, events, view.steady.step),
+        allocator_retries_per_step=settled_retries(replay, run, whole_steps(view, again), view.steady.step),
         paged_bytes=paged,
         evicted_bytes=max(0, paged - beside),
         allowed_bytes=allowed,
@@ -146,15 +148,23 @@ def events_until(view: RankView, device: str, step: int) -> list[MemoryEvent]:
     return events[: bisect_right(events, step, key=attrgetter("step"))]
 
 
-def settled_retries(replay: Replay, run: Reserved, events: Sequence[MemoryEvent], steady: int) -> int:
-    """How often the allocator gives cached memory back in a step once its blocks suit the steps: `replay` of `events`
-    came to `run`, and goes on with steps like `steady`, the last, until one gives back as often as the one before."""
+def whole_steps(view: RankView, events: Sequence[MemoryEvent]) -> list[Stretch]:
+    """The ledger of a GPU with the micro-steps left out, for which `shortened.memory_repeats` has vouched."""
+    left = view.timeline.left_out
+    found = stretches(view.program, events, left.micro, left.micro_steps) if left else [Stretch(events)]
+    assert found is not None
+    return found
+
+
+def settled_retries(replay: Replay, run: Reserved, again: Sequence[Stretch], steady: int) -> int:
+    """How often the allocator gives cached memory back in a step once its blocks suit the steps: `replay` came to
+    `run`, and goes on with steps like `steady`, the last, as `again` has it, until one gives back as often as the one
+    before."""
     often = run.retried_in.count(steady)
     settled = steady > 2 and often == run.retried_in.count(steady - 1)  # the first step has states to make
-    again = events[bisect_left(events, steady, key=attrgetter("step")) :]
     for _ in range(SETTLING if often and not settled and not run.out_of_memory else 0):
         before, known = often, len(run.retried_in)
-        run = replay.run(again)
+        run = run_through(replay, again)
         if run.out_of_memory:
             break
         often = len(run.retried_in) - known
@@ -178,15 +188,18 @@ def wanted_bytes(run: Reserved, events: Sequence[MemoryEvent]) -> int:
     return max(run.peak_bytes + run.out_of_memory.nbytes, peak(events).total)
 
 
-def describe(view: RankView, event: MemoryEvent | None) -> str:
-    """Where an event lies: "step 2, backward of model.layers.63.mlp, down_proj, micro-batch 2"."""
+def describe(view: RankView, event: MemoryEvent | None, repetition: int = 0) -> str:
+    """Where an event lies: "step 2, backward of model.layers.63.mlp, down_proj, micro-batch 2".
+
+    `repetition`: in which of the micro-steps that its own one stands for, from 0.
+    """
     if event is None or event.step == 0:
         return "initialization"
     op = _op_at(view, event)
     if op is None:
         return f"step {event.step}, after its last kernel"
     where = f"step {event.step}, {op.phase}" + (f" of {op.module}" if op.module else "") + f", {op.label}"
-    return where + (f", micro-batch {view.timeline.micro_step(op) + 1}" if op.micro else "")
+    return where + (f", micro-batch {view.timeline.micro_step(op) + repetition + 1}" if op.micro else "")
 
 
 def _op_at(view: RankView, event: MemoryEvent) -> Op | None:

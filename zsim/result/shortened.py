@@ -6,17 +6,15 @@ one does, and only adds its own length (`engine.cycle`).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from zsim.engine.allocator import CachingAllocator, Replay
+from zsim.engine.repetition import stretches
+from zsim.engine.timeline import MemoryEvent, Timeline
 from zsim.plan.spec import AnyPlan, DeepSpeedPlan
-from zsim.result.memory import served
+from zsim.program.ops import Program
 from zsim.scenario import Setup
-
-if TYPE_CHECKING:
-    from zsim.result.spec import Result
 
 # Micro-steps simulated: the last two before the very last are compared. What the first one leaves behind may reach into
 # the second: where `_reaches_over`, one more is simulated at once. If that was not enough, two more are.
@@ -43,30 +41,12 @@ def _reaches_over(plan: AnyPlan) -> bool:
     return isinstance(plan, DeepSpeedPlan) and plan.stage >= 2
 
 
-def memory_repeats(result: Result, micro: int) -> bool:
-    """Whether micro-step `micro` of every step leaves cached blocks of the sizes that it found, wherever they lie:
-    equal segments take turns. Else they fall apart or come together further, and more may reserve more.
-    """
-    return all(_blocks_stay(result, ranks[0], micro) for ranks in result.timeline.rank_classes)
-
-
-def _blocks_stay(result: Result, rank: int, micro: int) -> bool:
-    timeline = result.timeline
-    micro_of = {(record.step, record.op.id): record.op.micro for record in timeline.ops if record.rank == rank}
-    events = [event for event in timeline.memory if event.rank == rank and event.device == "gpu"]
-    begins: dict[tuple[int, int], int] = {}  # by step and micro-step: its first event
-    for position, event in enumerate(events):
-        if event.step > 0 and event.op is not None:
-            begins.setdefault((event.step, micro_of[event.step, event.op]), position)
-    allocator = served(result, CachingAllocator)
-    replay, done = Replay(allocator), 0
-    for step in sorted({step for step, _ in begins}):
-        found = []
-        for number in (micro, micro + 1):
-            if (step, number) in begins:
-                replay.run(events[done : begins[step, number]])
-                found.append(allocator.cached())
-                done = begins[step, number]
-        if any(cached != found[0] for cached in found):
-            return False
-    return True
+def memory_repeats(program: Program, timeline: Timeline) -> bool:
+    """Whether the micro-step that stands for those left out is one for memory, too, on every rank."""
+    left = timeline.left_out
+    assert left is not None
+    ledgers: dict[int, list[MemoryEvent]] = defaultdict(list)
+    for event in timeline.memory:
+        if event.device == "gpu":
+            ledgers[event.rank].append(event)
+    return all(stretches(program, events, left.micro, left.micro_steps) is not None for events in ledgers.values())

@@ -10,13 +10,12 @@ from dataclasses import replace
 from itertools import islice
 
 from zsim.cluster.classes import rank_classes
-from zsim.cluster.spec import Cluster
-from zsim.engine.allocator import CachingAllocator, replay
+from zsim.engine.allocator import CachingAllocator, Replay
 from zsim.engine.cycle import cycle
 from zsim.engine.ledger import memory_events
+from zsim.engine.repetition import Stretch, run_through, stretches
 from zsim.engine.simulator import Simulation, uncollected
 from zsim.engine.steady import SAME
-from zsim.plan.spec import Allocator
 from zsim.program.lower import lower
 from zsim.result.measure import throughput
 from zsim.result.memory import framework_bytes, wanted_bytes
@@ -80,9 +79,11 @@ def _simulated(setup: Setup, more: int) -> Outcome | None:
     step_s += more * each
     whole = replace(setup, plan=replace(setup.plan, grad_accum=accumulated))
     speed = throughput(whole, setup.cluster.devices[slowest.number], step_s)
-    memory = min(_memories(simulation, setup.cluster, setup.plan.allocator), key=lambda gpu: gpu["headroom_bytes"])
+    memories = list(_memories(simulation, setup, more))
     simulation.dissolve()
-    return memory | {
+    if not all(memories):
+        return None
+    return min(memories, key=lambda gpu: gpu["headroom_bytes"]) | {
         "decided_by": "clock",
         "tokens_per_step": tokens,
         "step_s": step_s,
@@ -96,17 +97,21 @@ def _each(simulation: Simulation, setup: Setup, more: int) -> float | None:
     return cycle(simulation, compared(setup)) if more else 0.0
 
 
-def _memories(simulation: Simulation, cluster: Cluster, settings: Allocator) -> Iterator[Outcome]:
-    """Of each rank, as `result.memory.measure_gpu` has it."""
+def _memories(simulation: Simulation, setup: Setup, more: int) -> Iterator[Outcome]:
+    """Of each rank, as `result.memory.measure_gpu` has it; empty where `more` micro-steps do not repeat memory."""
     for rank in simulation.ranks:
-        device = cluster.devices[rank.number]
-        outside = framework_bytes(device, simulation.program, cluster)
-        allocator = CachingAllocator.on(device.usable_bytes, device.usable_bytes - outside, settings)
+        device = setup.cluster.devices[rank.number]
+        outside = framework_bytes(device, simulation.program, setup.cluster)
+        allocator = CachingAllocator.on(device.usable_bytes, device.usable_bytes - outside, setup.plan.allocator)
         limit = allocator.limit
         assert limit is not None
         steps = islice(memory_events(rank), simulation.reported + 1)
         events = [event for step in steps for event in step if event.device == "gpu"]
-        run = replay(events, allocator)
+        parts = stretches(simulation.program, events, compared(setup), more) if more else [Stretch(events)]
+        if parts is None:
+            yield {}
+            continue
+        run = run_through(Replay(allocator), parts)
         wanted = wanted_bytes(run, events)
         yield {
             "fits": run.out_of_memory is None and wanted <= limit,

@@ -1,0 +1,126 @@
+"""Reserved bytes over steps in which one micro-step stands for more: its events run as often as it does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from zsim.engine.allocator import Replay, Reserved
+from zsim.engine.timeline import TEMPORARY, MemoryEvent
+from zsim.program.ops import DELAYED_FREES, Launch, Program
+
+Events = Sequence[MemoryEvent]
+
+
+class Stretch(NamedTuple):
+    """Events of one GPU that follow each other, then `again`, `more` times."""
+
+    events: Events
+    again: Events = ()
+    more: int = 0
+
+
+def stretches(program: Program, events: Events, micro: int, more: int) -> list[Stretch] | None:
+    """The ledger of a rank's GPU over whole steps, with micro-step `micro` (from 0) of each `more` times more.
+
+    None where in some step it does something else to memory than the one before it, or keeps something.
+    """
+    found, done = [], 0
+    for begin, own, behind in _micro_steps(program, events, micro):
+        again = _again(events[begin:own], events[own:behind])
+        if again is None:
+            return None
+        found += [Stretch(events[done:own]), Stretch(events[own:behind], again, more)]
+        done = behind
+    return [*found, Stretch(events[done:])]
+
+
+def _micro_steps(program: Program, events: Events, micro: int) -> Iterator[tuple[int, int, int]]:
+    """Of each step: the first event of the micro-step before `micro`, of `micro`, and of the one behind it."""
+    known: dict[int, dict[int, int]] = {}  # by id of the step's instructions: the micro-step of each op
+    begins: dict[int, dict[int, int]] = {}  # by step and micro-step
+    for position, event in enumerate(events):
+        if event.step > 0 and event.op is not None:
+            steps = program.steps[min(event.step, len(program.steps)) - 1]
+            if id(steps) not in known:
+                known[id(steps)] = {each.op.id: each.op.micro for each in steps if isinstance(each, Launch)}
+            begins.setdefault(event.step, {}).setdefault(known[id(steps)][event.op], position)
+    for begin in begins.values():
+        yield begin[micro - 1], begin[micro], begin[micro + 1]
+
+
+def _again(before: Events, own: Events) -> Events | None:
+    """The events of a micro-step as they are once it follows itself, not the one before; None if it is not like that.
+
+    What it frees of the one before is what it then has left itself.
+    """
+    if [_done(event) for event in before] != [_done(event) for event in own]:
+        return None
+    born = {event.key: place for place, event in enumerate(before) if event.nbytes > 0}
+    held: Counter[tuple[str, bool]] = Counter()
+    renamed: dict[str, str] = {}
+    for event in own:
+        if event.key == TEMPORARY:
+            continue
+        if event.nbytes < 0 and not held[_tensor(event)]:
+            if event.key not in born:
+                return None
+            renamed[event.key] = own[born[event.key]].key
+        else:
+            held[_tensor(event)] += 1 if event.nbytes > 0 else -1
+    again = [event._replace(key=renamed.get(event.key, event.key)) for event in own] if renamed else own
+    return again if _leaves_what_it_finds(again, held) else None
+
+
+def _done(event: MemoryEvent) -> tuple[object, ...]:
+    return event.category, event.nbytes, event.lane, event.tensors
+
+
+def _tensor(event: MemoryEvent) -> tuple[str, bool]:
+    """And whether it is one that other streams still read."""
+    return event.key, event.category == DELAYED_FREES
+
+
+def _leaves_what_it_finds(events: Events, found: Counter[tuple[str, bool]]) -> bool:
+    """Whether `events` free what there is and allocate what there is not, and at the end there is what was `found`."""
+    there = Counter(found)
+    for event in events:
+        if event.key == TEMPORARY:
+            continue
+        tensor = _tensor(event)
+        there[tensor] += 1 if event.nbytes > 0 else -1
+        # one key may wait several times
+        if there[tensor] < 0 or (there[tensor] > 1 and event.category != DELAYED_FREES):
+            return False
+    return there == found and not sum(event.nbytes for event in events if event.key == TEMPORARY)
+
+
+def run_through(replay: Replay, parts: Iterable[Stretch]) -> Reserved:
+    """What is reserved up to the end of `parts`, of which there are some."""
+    for events, again, more in parts:
+        run = _run_often(replay, events, again, more) if more else replay.run(events)
+        if run.out_of_memory:
+            break
+    return run
+
+
+def _run_often(replay: Replay, events: Events, again: Events, more: int) -> Reserved:
+    """Until cached blocks have sizes that they had before, wherever they lie: equal segments take turns. From there on
+    all repeats what came between, how often the allocator gave memory back included."""
+    allocator, done, left = replay.allocator, 0, 1 + more
+    seen: dict[tuple[tuple[int, ...], ...], tuple[int, int]] = {}
+    while left:
+        state = tuple(map(tuple, allocator.cached()))
+        if state in seen:
+            earlier, retries = seen[state]
+            rounds, left = divmod(left, earlier - left)
+            allocator.retried_in += allocator.retried_in[retries:] * rounds
+            seen.clear()
+            continue
+        seen[state] = left, len(allocator.retried_in)
+        run = replay.run(again if done else events)
+        if run.out_of_memory:
+            return run._replace(repetition=done)
+        done, left = done + 1, left - 1
+    return run._replace(retried_in=tuple(allocator.retried_in))
