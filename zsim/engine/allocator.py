@@ -14,6 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
+from operator import itemgetter
 from typing import NamedTuple, Self
 
 from zsim.engine.blocks import Block, Cached, cache, split
@@ -103,9 +104,14 @@ class CachingAllocator:
         for block in self.delayed[key].popleft():
             self.free(block)
 
-    def cached(self) -> list[list[int]]:
-        """The size of every block that can be taken, list by list."""
-        return [[entry[0] for entry in pool] for pool in self._pools.values() if pool]
+    def cached(self) -> tuple[tuple[int, ...], ...]:
+        """Of every block that can be taken, in the order of addresses: its list, its size, and those of what is in use
+        on both sides of it."""
+        entries = [(entry[1], number, entry[2]) for number, pool in enumerate(self._pools.values()) for entry in pool]
+        return tuple(
+            (number, block.size, block.before.size if block.before else 0, block.behind.size if block.behind else 0)
+            for _, number, block in sorted(entries, key=itemgetter(0))
+        )
 
     def take(self, address: int, size: int, small: bool) -> bool:
         """Get memory from the driver, if it has that much."""

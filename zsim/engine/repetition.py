@@ -106,12 +106,12 @@ def run_through(replay: Replay, parts: Iterable[Stretch]) -> Reserved:
 
 
 def _run_often(replay: Replay, events: Events, again: Events, more: int) -> Reserved:
-    """Until cached blocks have sizes that they had before, wherever they lie: equal segments take turns. From there on
-    all repeats what came between, how often the allocator gave memory back included."""
+    """Until cached blocks lie as they lay before. From there on all repeats what came between, how often the allocator
+    gave memory back included."""
     allocator, done, left = replay.allocator, 0, 1 + more
     seen: dict[tuple[tuple[int, ...], ...], tuple[int, int]] = {}
     while left:
-        state = tuple(map(tuple, allocator.cached()))
+        state = allocator.cached()
         if state in seen:
             earlier, retries = seen[state]
             rounds, left = divmod(left, earlier - left)
