@@ -19,8 +19,7 @@ BARE = ["-c", "import simpy, numpy, networkx, pydantic, yaml"]
 FLAGSHIP = ["-m", "zsim", "scenarios/qwen32b_8xh100.yaml"]
 MANY = ["-m", "zsim", "scenarios/llama31_8b_512xh100_fsdp2.yaml"]
 FEW = [*MANY, "--set", "cluster=../topologies/hgx_h100_8.yaml"]
-ROOMY = ["-m", "zsim", "scenarios/llama31_8b_4xa100_zero3.yaml"]  # where memory is full, all micro-steps are simulated
-ACCUMULATED = {count: [*ROOMY, "--set", f"grad_accum={count}"] for count in (4, 256)}
+ACCUMULATED = {count: [*FLAGSHIP, "--set", f"grad_accum={count}"] for count in (4, 256)}
 LIMITS = {
     "flagship": ("bare imports", 3.0),
     "512 GPUs": ("8 GPUs", 1.5),
