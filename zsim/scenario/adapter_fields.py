@@ -47,6 +47,6 @@ class QuantizeField(Section):
     double_quant: bool = Field(True, description="of 4-bit weights")
     prepared: bool = Field(
         False,
-        description="ddp: by peft's prepare_model_for_kbit_training, in a script that calls it: what is not quantized is "
-        "float32 (axolotl, and TRL in bf16, turn it back)",
+        description="ddp: by peft's prepare_model_for_kbit_training, in a script that calls it: what is not quantized "
+        "is float32 (axolotl, and TRL in bf16, turn it back)",
     )
