@@ -9,10 +9,11 @@ from zsim.document import Document, dotted, parse_yaml, read_text
 from zsim.errors import InputError
 from zsim.plan.environment import read_environment
 from zsim.plan.reading import Reading
+from zsim.plan.swift_start import task_of
 
 READERS = (
     "DeepSpeed JSON, accelerate YAML, Trainer arguments (also in a shell script), axolotl YAML, LLaMA-Factory YAML, "
-    "torchtitan TOML, adapter_config.json of peft, config.json"
+    "ms-swift YAML, JSON and args.json, torchtitan TOML, adapter_config.json of peft, config.json"
 )
 
 _TOML, _SCRIPT, _YAML, _JSON = (
@@ -29,6 +30,9 @@ _BATCH = "per_device_train_batch_size"
 _OWN_BATCH = {
     "per_gpu_train_batch_size", "train_batch_size", "batch_size", "total_batch_size", "micro_batch", "max_epochs",
 }  # fmt: skip
+
+# Arguments of ms-swift, of which a recipe without tuner_type has some.
+_OF_SWIFT = {"torch_dtype", "lora_rank", "split_dataset_ratio", "max_length", "attn_impl", "freeze_vit", _BATCH}
 
 # Recipes of tools without a reader here: their name, and keys that only they have, in a section where there is a dot.
 _FOREIGN: tuple[tuple[str, frozenset[str]], ...] = (
@@ -47,8 +51,6 @@ _FOREIGN: tuple[tuple[str, frozenset[str]], ...] = (
     ("an Azure ML job", frozenset({"command", "environment", "compute"})),
     ("an llm-foundry configuration", frozenset({"parameters", "command", "image"})),
     ("a verl configuration", frozenset({"actor_rollout_ref"})),
-    ("an ms-swift configuration", frozenset({"tuner_type"})),
-    ("an ms-swift configuration", frozenset({"train_type"})),
     ("the start of a script with arguments of its own", frozenset({"deepspeed_config"})),
     ("the start of DeepSpeed-Chat, with arguments of its own", frozenset({"zero_stage", "deepspeed"})),
     ("the start of DeepSpeed-Chat, with arguments of its own", frozenset({"actor_model_name_or_path"})),
@@ -115,6 +117,8 @@ def identify(document: Document) -> str:
         return "llama_factory"
     if isinstance(document.data.get("training"), dict) and {"parallelism", "job", "activation_checkpoint"} & keys:
         return "torchtitan"
+    if _is_swift(document, keys):
+        return "swift"
     if {"peft_type", "base_model_name_or_path"} <= keys or {"r", "lora_alpha", "target_modules"} <= keys:
         return "peft"
     _refuse_foreign(document, keys)
@@ -140,6 +144,17 @@ def _refuse_foreign(document: Document, keys: set[str]) -> None:
     for name, marks in _FOREIGN:
         if marks <= keys | inner:
             raise InputError(f"is {name}, which is not read", document.file, accepted=READERS)
+
+
+def _is_swift(document: Document, keys: set[str]) -> bool:
+    """By who starts it; a file also by arguments of ms-swift's own, older ones too."""
+    if task_of(document.program):
+        return True
+    if document.script:
+        return "sft_type" in keys and bool({"model_type", "model_id_or_path", "dataset"} & keys)
+    if {"tuner_type", "train_type", "sft_type", "rlhf_type"} & keys:
+        return bool({"model", "model_type", "model_id_or_path", "dataset"} & keys)
+    return isinstance(document.data.get("model"), str) and "dataset" in keys and len(_OF_SWIFT & keys) > 1
 
 
 def _is_trainer(document: Document, keys: set[str]) -> bool:
@@ -209,6 +224,7 @@ def _readers() -> dict[str, Callable[[Document, int | None], Reading]]:
     from zsim.plan.llama_factory import read_llama_factory
     from zsim.plan.neox import read_neox
     from zsim.plan.peft import read_peft
+    from zsim.plan.swift import read_swift
     from zsim.plan.torchtitan import read_torchtitan
     from zsim.plan.trainer import read_trainer
 
@@ -217,6 +233,7 @@ def _readers() -> dict[str, Callable[[Document, int | None], Reading]]:
         "accelerate": read_accelerate,
         "axolotl": read_axolotl,
         "llama_factory": read_llama_factory,
+        "swift": read_swift,
         "torchtitan": read_torchtitan,
         "trainer": read_trainer,
         "neox": read_neox,

@@ -171,7 +171,8 @@ def _load(recipe: Recipe, method: str) -> None:
     float32 before DeepSpeed or FSDP get it (model/adapter.py, cast_trainable_params_to_fp32); neither in ZeRO-3, nor
     where rank 0 alone reads for FSDP."""
     fields = recipe.reading.fields
-    by_rank_0 = fields.get(("zero", "stage")) == 3 or fields.get(("load",)) == "rank0"
+    stage = fields.get(("zero", "stage"), 3 if fields.get(("framework", "name")) == "deepspeed" else 0)
+    by_rank_0 = stage == 3 or fields.get(("load",)) == "rank0"
     if by_rank_0 or not recipe.flag("low_cpu_mem_usage", True):
         return
     recipe.set("load", "gpu", "low_cpu_mem_usage")

@@ -34,7 +34,7 @@ OPTIMIZERS: dict[str, tuple[str, str | None]] = {
 ULYSSES = "1, or Ulysses with DeepSpeed: sequence_parallel_size of a scenario"
 _EMPTY: tuple[Any, ...] = ("", None, [], {})
 # Values that are only named.
-_NAMES = ("model_name_or_path", "vision_tower", "deepspeed")
+_NAMES = ("model_name_or_path", "vision_tower", "deepspeed", "model", "model_id_or_path")
 
 
 class Recipe:
@@ -51,6 +51,11 @@ class Recipe:
         if name in self.document.unknown and name not in _NAMES:
             raise self.error((name,), self.document.unknown[name], "its value")
         return default if value is None else value
+
+    def says(self, name: str) -> bool:
+        """Whether it says anything under that name, of whatever value, also one that is not known."""
+        self._read.add(name)
+        return self.document.data.get(name) is not None
 
     def flag(self, name: str, default: bool = False) -> bool:
         """A switch; "yes", "no", "true" and "false" as text too. Raises InputError."""

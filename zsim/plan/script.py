@@ -14,11 +14,12 @@ from typing import Any
 
 from zsim.document import Document, read_text
 from zsim.errors import InputError
-from zsim.plan.script_recipe import from_launcher, nothing_trains, parse_recipe, program_at, recipe_of
+from zsim.plan.script_recipe import from_launcher, nothing_trains, parse_recipe, program_at, program_name, recipe_of
 from zsim.plan.shell import Command, commands
+from zsim.plan.swift_start import task_of
 
 # What a command must have to be one that trains.
-_MARKS = ("per_device_train_batch_size", "deepspeed", "fsdp", "model_name_or_path")
+_MARKS = ("per_device_train_batch_size", "deepspeed", "fsdp", "model_name_or_path", "sft_type")
 _NAMED = re.compile(r"\$\{?([A-Za-z_]\w*)(?:\[[@*]\])?\}?")
 _UNKNOWN = re.compile(r"\$(?:\{?(\w+)|\()|`")
 _OWN_ARGUMENTS = re.compile(r"\$(?:[\d#]|\{\d)")
@@ -54,9 +55,9 @@ def parse_script(path: Path) -> Document:
     at = program_at(words)
     starting = Document(path, _options(words[:at] if launcher is None else launcher))
     if recipe := recipe_of(words):
-        document = _recipe(path, command, words, recipe, lines)
+        document = _recipe(path, command, words, recipe, lines, launcher is not None)
     else:
-        program = next((Path(word).name for word in words if word.endswith(".py")), "")
+        program = program_name(words, launcher is not None)
         own = {name: value for name, value in _options(words[at:]).items() if at is not None or name not in _COUNTS}
         document = Document(path, own, script=True, program=program, environment=dict(command.environment))
         _locate(document, lines, command.line)
@@ -81,14 +82,14 @@ def parse_script(path: Path) -> Document:
     return document
 
 
-def _recipe(path: Path, command: Command, words: list[str], recipe: str, lines: list[str]) -> Document:
+def _recipe(path: Path, command: Command, words: list[str], recipe: str, lines: list[str], launched: bool) -> Document:
     """The recipe that a command names, with the options that stand behind it."""
     given = words[(program_at(words) or 0) + 1 :]
     own = {name: value for name, value in _options(given).items() if value != recipe}
     own |= _options([f"--{word}" for word in given if re.match(r"[a-z]\w*=", word)])  # LLaMA-Factory's
     options = Document(path, own)
     _locate(options, lines, command.line)
-    document = parse_recipe(command, recipe, options)
+    document = parse_recipe(command, recipe, options, launched)
     document.environment = {name: (value, None) for name, (value, _) in command.environment.items()}
     return document
 
@@ -151,7 +152,8 @@ def _launched(words: list[str]) -> tuple[list[str] | None, list[str]]:
 
 
 def _trains(words: list[str]) -> bool:
-    return any(word.startswith(f"--{mark}") for word in words for mark in _MARKS)
+    marked = any(word.startswith(f"--{mark}") for word in words for mark in _MARKS)
+    return marked or task_of(program_name(words, False)) is not None
 
 
 def _options(words: list[str]) -> dict[str, Any]:

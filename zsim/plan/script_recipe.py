@@ -13,21 +13,27 @@ from pathlib import Path
 from typing import Any
 
 from zsim.document import Document, Place
-from zsim.errors import InputError
+from zsim.errors import InputError, NotModeled
+from zsim.plan import swift_start
 from zsim.plan.shell import Command
 
 _LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
 _LAUNCHING_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _TRAIN = {  # commands of tools, by the subcommand that trains
     "axolotl": ("train",), "llamafactory-cli": ("train",), "lmf": ("train",), "trl": ("sft",),
+    "swift": swift_start.TASKS,
 }  # fmt: skip
 _OPTIONS = ("config", "config_file", "job.config_file")
 _RECIPE = re.compile(r"[^=]*\.(ya?ml|toml)$")
 _POSITIONAL = re.compile(r"[^=]*\.(ya?ml|toml|json)$")
 _OTHER_WORK = re.compile(r"eval|infer|generat|convert|merge|export|test|preprocess|prepare|serve|dry_run|download")
+_WITHOUT_TRAINING = re.compile(
+    r"infer|export|deploy|eval|merge[-_]lora|rollout|sample|app|web[-_]ui|webui|chat|api|preprocess|inference|vllm-serve"
+)
+_MEGATRON = re.compile(r"(^|[ /])(_?megatron[ /](sft|pt|rlhf)\b)")
 # What else is started by its name, for which there is no reader.
 _TOOLS = {
-    "openrlhf": "OpenRLHF", "verl": "verl", "swift": "ms-swift", "oumi": "oumi", "tune": "torchtune",
+    "openrlhf": "OpenRLHF", "verl": "verl", "oumi": "oumi", "tune": "torchtune",
     "xtuner": "xtuner", "litgpt": "LitGPT", "nanotron": "nanotron", "megatron": "Megatron", "nemo": "NeMo",
     "nemo_automodel": "NeMo AutoModel",
 }  # fmt: skip
@@ -53,6 +59,16 @@ def program_at(words: list[str]) -> int | None:
     return None
 
 
+def program_name(words: list[str], launched: bool) -> str:
+    """What a document says of its program: ms-swift's by what it does, else the name of a Python file."""
+    at = program_at(words)
+    if at is not None:
+        launched = launched or any(Path(word).name in (*_LAUNCHERS, *_LAUNCHING_MODULES) for word in words[:at])
+        if program := swift_start.program_of(words[at], words[at + 1 :], launched):
+            return program
+    return next((Path(word).name for word in words if word.endswith(".py")), "")
+
+
 def recipe_of(words: list[str]) -> str | None:
     """The recipe that a command's program reads. None: it reads none, or trains nothing."""
     at = program_at(words)
@@ -75,7 +91,7 @@ def recipe_of(words: list[str]) -> str | None:
     return first if _POSITIONAL.fullmatch(first) and not first.startswith("-") else None
 
 
-def parse_recipe(command: Command, recipe: str, options: Document) -> Document:
+def parse_recipe(command: Command, recipe: str, options: Document, launched: bool) -> Document:
     """The recipe that `command` names, with the `options` that follow it there. Raises InputError."""
     from zsim.plan import detect
 
@@ -86,10 +102,15 @@ def parse_recipe(command: Command, recipe: str, options: Document) -> Document:
         why = f"starts {Path(program).name} with {recipe}, which is not " + ("known" if "$" in recipe else "there")
         raise InputError(why, path, command.line, accepted="that recipe itself, or beside the script that names it")
     document = detect.parse(file)
-    document.program = Path(program).name
-    document.notes.append(f"started by {path}, line {command.line}, whose options go before the recipe's")
+    document.program = (
+        swift_start.program_of(program, words[(program_at(words) or 0) + 1 :], launched) or Path(program).name
+    )
+    # ms-swift appended what its own `--config` held to the command, up to 4.0 (cli/main.py)
+    last = swift_start.task_of(document.program) is not None and "--config" in words
+    order = "behind" if last else "before"
+    document.notes.append(f"started by {path}, line {command.line}, whose options go {order} the recipe's")
     for name, value in options.data.items():
-        if name not in _OPTIONS:
+        if name not in _OPTIONS and not (last and name in document.data):
             _put(document, name, value, options.place((name,)))
     return document
 
@@ -109,6 +130,10 @@ def nothing_trains(path: Path, found: Iterable[Command]) -> InputError:
     """Of a script without a command that is read: what it starts instead."""
     accepted = "a command with --per_device_train_batch_size, --deepspeed or --fsdp, or one that names a recipe"
     for command in found:
+        if _MEGATRON.search(" ".join(command.words)):
+            why = "starts Megatron-SWIFT: training by Megatron, whose parallelism and optimizer are others"
+            return NotModeled(why, path, command.line, accepted="swift sft, swift pt")
+    for command in found:
         words = command.words
         tool = next((_TOOLS[part] for word in words for part in re.split(r"[./]", word) if part in _TOOLS), None)
         if tool and program_at(words) is not None:
@@ -116,6 +141,9 @@ def nothing_trains(path: Path, found: Iterable[Command]) -> InputError:
     for command in found:
         words = command.words
         at = program_at(words)
+        if at is not None and Path(words[at]).name in _TRAIN and _WITHOUT_TRAINING.fullmatch(words[at + 1]):
+            why = f"starts {Path(words[at]).name} {words[at + 1]}, which does not train"
+            return InputError(why, path, command.line, accepted=accepted)
         if at is not None and any(Path(word).name in (*_LAUNCHERS, *_LAUNCHING_MODULES) for word in words[:at]):
             why = f"starts {Path(words[at]).name}, with options that are not those of Hugging Face's Trainer"
             why = f"starts {words[at]}, which is not known here" if words[at].startswith("$") else why

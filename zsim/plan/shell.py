@@ -13,10 +13,13 @@ from dataclasses import dataclass, field
 from zsim.plan.shell_values import calculated, holds, sheltered, without_redirections
 
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_SEVERAL_ASSIGNED = re.compile(r"[A-Z_]+=\S*(?: [A-Z_]+=\S*)+")
 _DECLARED = r"\s*(?:(?:export|local|readonly|declare|typeset)\s+(?:-\w+\s+)*)?"
 _ARRAY = re.compile(_DECLARED + r"([A-Za-z_]\w*)(\+?)=\((.*)\)\s*", re.DOTALL)
 _ARRAY_OPENS = re.compile(_DECLARED + r"\w+\+?=\(")
-_VARIABLE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\}|\$(\w+)")
+_VARIABLE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(?::?([-=])([^{}]*))?\}|\$(\w+)")
+_COMMENTS = 50  # lines within one command
+_DEEPEST = 8  # defaults within defaults: ${A:-${B:-c}}
 _BUILTINS = ("export", "local", "readonly", "declare", "typeset", "-x", "-a", "-r", "-g", "-i")
 _OPENS, _CLOSES = ("if", "for", "while", "until", "case", "select"), ("fi", "done", "esac")
 _BRANCHES, _KEYWORDS = ("elif", "else", ";;"), ("then", "do", "{", "}", "!", "time")
@@ -126,8 +129,8 @@ class _Shell:
             for name in words[1:]:
                 self.values.pop(name, None)
                 self.exported.pop(name, None)
-        elif words and words[0] == "read":
-            self.values.update(dict.fromkeys(words[1:]))
+        elif words and words[0] in ("read", "mapfile", "readarray"):
+            self.values.update(dict.fromkeys(word for word in words[1:] if not word.startswith("-")))
         elif words and words[0] not in _BUILTINS:
             self.command(words, line)
 
@@ -142,6 +145,8 @@ class _Shell:
                 name, _, value = words[0].partition("=")
                 environment[name] = value, line
             words = words[1:]
+            if words and _SEVERAL_ASSIGNED.fullmatch(words[0]):  # an array of them
+                words = [*words[0].split(), *words[1:]]
         unknown = frozenset(name for name, value in self.values.items() if value is None)
         if words:
             self.found.append(Command(line, _flat(words), environment, unknown))
@@ -200,11 +205,18 @@ class _Shell:
 
     def filled(self, text: str) -> str:
         def value(match: re.Match[str]) -> str:
-            name, default = match.group(1) or match.group(3), match.group(2)
+            name, sets, default = match.group(1) or match.group(4), match.group(2) == "=", match.group(3)
             found = self.values.get(name, default)
+            if sets and name not in self.values and not any(block.live is False for block in self.blocks):
+                self.values[name] = default  # ${A:=b}
             return match.group() if found is None else found
 
-        return sheltered(calculated(_VARIABLE.sub(value, text.replace("$#", "0")), self.values))
+        text = text.replace("$#", "0")
+        for _ in range(_DEEPEST if text.count("${") > 1 else 1):
+            before, text = text, _VARIABLE.sub(value, text)
+            if text == before:
+                break
+        return sheltered(calculated(text, self.values))
 
 
 def _joined(lines: list[str]) -> Iterator[tuple[int, str]]:
@@ -216,7 +228,7 @@ def _joined(lines: list[str]) -> Iterator[tuple[int, str]]:
             continue
         quoted = bool(quote)
         text = line if quoted else re.sub(r"(^|\s)#.*$", "", line).rstrip()
-        if command and not quoted and not text.strip():
+        if command and not quoted and not text.strip() and _goes_on(lines, number):
             continue  # a comment between continued lines
         start = start or number
         if text.endswith("\\") and not quoted:
@@ -227,6 +239,8 @@ def _joined(lines: list[str]) -> Iterator[tuple[int, str]]:
         quote = _quote_after(text, quote)
         if quote:
             command += "\n"
+            if (here := _HERE_DOCUMENT.search(line)) and "$(" in command:  # of a command whose output this is
+                until, command = here.group(1), command.replace(here.group(), "")
             continue
         if _ARRAY_OPENS.match(command) and command.count("(") > command.count(")"):
             command += " "
@@ -237,6 +251,13 @@ def _joined(lines: list[str]) -> Iterator[tuple[int, str]]:
         command, start = "", 0
     if command:
         yield start, command  # its last line ends with a backslash
+
+
+def _goes_on(lines: list[str], number: int) -> bool:
+    """Whether options follow line `number`, which is empty or a comment: bash would end the command here, but then they
+    would be none."""
+    following = (line.strip() for line in lines[number : number + _COMMENTS])
+    return next((line for line in following if line and not line.startswith("#")), "").startswith("-")
 
 
 def _quote_after(text: str, quote: str) -> str:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 
 _ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
+_EXPR = re.compile(r"(?:\$\(\s?|`\s?)expr\s([\d\s+*/%\\'\"-]{1,80})(?:\)|`)")  # of numbers alone
 _SUBSTITUTED = re.compile(r"\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`")
 _REDIRECTION = re.compile(r"(?:\d*|&)(>>?|<|<<<|<<-?|>\|)(?!\()(&?\S*)")
 _GAP = "\N{NO-BREAK SPACE}"  # which ends no word
@@ -23,13 +24,13 @@ _NUMBERS = {
 
 
 def calculated(text: str, values: Mapping[str, str | None]) -> str:
-    """`text` with $(( ... )) of whole numbers calculated where all of its variables are known."""
+    """`text` with $(( ... )) and $(expr ...) of whole numbers calculated where all of its variables are known."""
 
     def result(match: re.Match[str]) -> str:
         number = _number(match.group(1), values)
         return match.group() if number is None else str(number)
 
-    return _ARITHMETIC.sub(result, text)
+    return _EXPR.sub(result, _ARITHMETIC.sub(result, text))
 
 
 def _number(expression: str, values: Mapping[str, str | None]) -> int | None:
@@ -45,7 +46,8 @@ def _number(expression: str, values: Mapping[str, str | None]) -> int | None:
         raise ValueError
 
     try:
-        return of(ast.parse(expression.strip().replace("/", "//"), mode="eval").body)
+        plain = re.sub(r"[\\'\"]", "", expression).strip()  # 2 \* 4, else the shell's pattern
+        return of(ast.parse(plain.replace("/", "//"), mode="eval").body)
     except (SyntaxError, ValueError, KeyError, ZeroDivisionError, RecursionError):
         return None
 

@@ -119,9 +119,7 @@ def _peft(recipe: Recipe) -> None:
 
 def saving(recipe: Recipe, names: tuple[str, ...] = ("save_strategy", "save_steps", "save_total_limit")) -> None:
     """How checkpoints are written, of a recipe that says so: the Trainer would write them where nothing does."""
-    said = next((name for name in names if recipe.get(name) is not None), None)
-    for name in names:
-        recipe.get(name)
+    said = next(iter([name for name in names if recipe.says(name)]), None)
     without = recipe.flag("save_only_model")
     resumes = recipe.get("resume_from_checkpoint")
     never = str(recipe.get("save_strategy", "")).lower() in ("no", "false")
@@ -336,6 +334,8 @@ def checkpointing(recipe: Recipe, default: bool) -> None:
         recipe.set("checkpointing.offload", True if legacy else "stream", given)
     else:
         recipe.set("checkpointing", "full" if on else "none", name)
+        if not on:  # FSDP has an option of its own beside the Trainer's
+            recipe.reading.defaults.add(("checkpointing",))
 
 
 def attention(recipe: Recipe, name: str) -> None:
