@@ -185,7 +185,6 @@ def test_pure_bf16_of_llama_factory():
     ("keys", "says"),
     [
         (("model", "max_duration", "fsdp_config"), "an llm-foundry configuration"),
-        (("tuner_type", "model", "num_train_epochs"), "an ms-swift configuration"),
         (("with_tracking", "model_name_or_path", "learning_rate"), "a loop of its own on accelerate"),
         (("os", "python", "gpu"), "Weights & Biases"),
     ],

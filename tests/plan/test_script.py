@@ -142,7 +142,6 @@ def test_options_of_a_scripts_own_that_change_nothing(tmp_path: Path):
         ("deepspeed run.py --deepspeed --deepspeed_config ds.json", InputError, "arguments of its own"),
         ("deepspeed t.py --deepspeed --per_device_train_batch_size 1", InputError, "a switch of the script's own"),
         ("python t.py --per_device_train_batch_size 1 --lora_enable True", NotModeled, "the script's own code"),
-        ("swift sft --model m --train_type full --deepspeed zero3", InputError, "an ms-swift configuration"),
         ("python t.py --per_device_train_batch_size $((2 * N))", InputError, "calculated of what is not known"),
     ],
 )
@@ -287,7 +286,7 @@ def test_what_is_no_number_of_gpus(tmp_path: Path, option: str):
 
 
 def test_sequences_that_a_scripts_own_code_shares_are_refused(tmp_path: Path):
-    text = "swift sft --per_device_train_batch_size 1 --sequence_parallel_size {}\n"
+    text = "python t.py --per_device_train_batch_size 1 --sequence_parallel_size {}\n"
     with pytest.raises(NotModeled, match="sequence_parallel_size"):
         script(tmp_path, text.format(4))
     assert not script(tmp_path, text.format(1)).not_modeled

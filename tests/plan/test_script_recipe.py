@@ -113,7 +113,7 @@ def test_torchtitan_with_options_of_its_sections(tmp_path: Path) -> None:
     [
         ("axolotl train other.yml", r"run.sh:3: starts axolotl with other.yml, which is not there"),
         ("torchrun train.py --config $WHICH.yaml", r"run.sh:3: starts train.py with \$WHICH.yaml, which is not known"),
-        ("axolotl inference r.yml", "no command in it that trains"),
+        ("axolotl inference r.yml", "starts axolotl inference, which does not train"),
         ("python evaluate.py --config r.yaml", "no command in it that trains"),
         ("python3 -m openrlhf.cli.train_sft --train_batch_size 8", "run.sh:3: starts OpenRLHF, whose options"),
         ("torchrun -m verl.trainer.fsdp_sft_trainer data.x=1", "run.sh:3: starts verl, whose options"),

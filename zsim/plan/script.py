@@ -60,6 +60,7 @@ def parse_script(path: Path) -> Document:
         program = program_name(words, launcher is not None)
         own = {name: value for name, value in _options(words[at:]).items() if at is not None or name not in _COUNTS}
         document = Document(path, own, script=True, program=program, environment=dict(command.environment))
+        document.places[()] = path, command.line
         _locate(document, lines, command.line)
     if any(_OWN_ARGUMENTS.search(text) for text in lines if not text.lstrip().startswith("#")):
         document.notes.append(

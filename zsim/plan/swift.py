@@ -21,6 +21,7 @@ from zsim.plan.swift_start import processes, task_of
 from zsim.plan.trainer import attention, checkpointing, model_length, name_model, training
 from zsim.plan.trainer_keys import HARMLESS as TRAINERS
 from zsim.plan.trainer_keys import OTHER_TRAINERS
+from zsim.plan.values import names_in
 
 _NAMES_OF_3 = ("model", "train_type", "tuner_type")
 _ONLY_IN_2 = ("sft_type", "model_id_or_path", "model_type", "template_type", "batch_size", "lora_target_modules")
@@ -190,8 +191,7 @@ def _adapters(recipe: Recipe, is_of_2: bool) -> None:
     elif any(name in (*_ALL_LINEAR, *_WHOLE_SETS) for name in names):
         why = "adapters on embeddings, or on other modules beside all linear ones"
         raise document.error(("target_modules",), why, "all-linear, or names of linear modules", kind=NotModeled)
-    saved = recipe.get("modules_to_save") or []
-    saved = saved if isinstance(saved, list) else [saved]
+    saved = names_in(document, ("modules_to_save",), recipe.get("modules_to_save"))
     if {"all-norm", "LN"} & set(saved):
         why = "norms that train whole beside adapters"
         raise document.error(("modules_to_save",), why, "names of modules, all-embedding", kind=NotModeled)
@@ -236,8 +236,8 @@ def _quantized(recipe: Recipe) -> None:
 
 def _parts(recipe: Recipe, tuner: str, is_of_2: bool) -> None:
     """Of a vision-language model (tuner_args.py; utils/transformers_utils.py, get_multimodal_target_regex): what is
-    frozen, or has no adapters where they are on all linear modules. A frozen tower runs without autograd (model/
-    patcher.py, patch_frozen_module)."""
+    frozen, or has no adapters where they are on all linear modules. A frozen tower runs without autograd from
+    4.6 on (model/patcher.py, patch_frozen_module)."""
     names = {
         "vision_tower": recipe.flag("freeze_vit", not is_of_2),
         "multi_modal_projector": recipe.flag("freeze_aligner", not is_of_2),
@@ -286,9 +286,10 @@ def _deepspeed(recipe: Recipe) -> None:
     value = data.get("deepspeed")
     config = deepspeed_config(value)
     if config is not None:
-        since = ", with overlap_comm off, as from 3.2.2 on" if value in ("zero0", "zero1", "zero2", "zero3") else ""
+        since = "" if config["zero_optimization"]["overlap_comm"] else ", with overlap_comm off, as from 3.2.2 on"
         recipe.reading.notes.append(f"deepspeed: {value} is the configuration that ms-swift brings{since}")
         data["deepspeed"] = config
+        document.places |= {("deepspeed", section): document.place(("deepspeed",)) for section in config}
     size = recipe.count("zero_hpz_partition_size")
     if size is None:
         return
@@ -330,6 +331,8 @@ def _after(recipe: Recipe, task: str, is_of_2: bool) -> None:
     framework, stage = fields.get(("framework", "name")), fields.get(("zero", "stage"), 3)
     if framework == "ddp" or (framework == "deepspeed" and stage < 3):  # model/utils.py, get_default_device_map
         recipe.set("load", "gpu", "device_map")
+    if framework == "ddp" and data["torch_dtype"] == "float16" and ("lora", "modules_to_save") in fields:
+        recipe.set("lora.modules_dtype", "float32", "torch_dtype")  # pipelines/train/tuner.py, prepare_model
     if (reading.ranks or 1) > 1 and not recipe.document.launch:
         recipe.threads("torchrun")
     scales = set(re.split(r"[+,\s]+", str(recipe.get("loss_scale", "default"))))

@@ -149,9 +149,10 @@ def deepspeed_config(name: Any) -> dict[str, Any] | None:
     if own not in _STAGES:
         return None
     stage, device, is_of_2 = _STAGES[own], "cpu" if own.endswith("offload") else "none", name in _OF_2
+    states = "none" if name == "zero3-offload" else device  # of 2, which kept them on the GPU
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": is_of_2, "contiguous_gradients": True}
     if stage:
-        zero["offload_optimizer"] = {"device": device, "pin_memory": True}
+        zero["offload_optimizer"] = {"device": states, "pin_memory": True}
     if stage < 3:
         zero |= {"allgather_partitions": True, "allgather_bucket_size": 200_000_000, "reduce_scatter": True,
                  "reduce_bucket_size": 200_000_000}  # fmt: skip

@@ -40,7 +40,10 @@ def processes(recipe: Recipe) -> int | None:
     """How many ms-swift starts. None: not known, or somebody else starts them. Raises NotModeled for one that has
     several GPUs."""
     document = recipe.document
-    for name, value in (recipe.get("ENV") or {}).items():  # cli/main.py of 4.1 on: where it is not set already
+    variables = recipe.get("ENV") or {}
+    if not isinstance(variables, dict):
+        raise recipe.error(("ENV",), f"{variables!r} is not a section", "a mapping of variables")
+    for name, value in variables.items():  # cli/main.py of 4.1 on: where it is not set already
         document.environment.setdefault(str(name), (str(value), document.place(("ENV", name))[1]))
     if document.program.endswith("launched") or document.ranks or document.launch:
         return None

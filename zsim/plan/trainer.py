@@ -275,6 +275,9 @@ def _loaded_dtype(recipe: Recipe) -> None:
             notes.append(f"{name}: {dtype} without mixed precision; float32 is taken")
     elif short is None:
         notes.append(f"{name}: auto is the checkpoint's; float32 is taken, or what ddp.dtype says")
+    elif short == fields[("precision",)] == "fp16":
+        why = "float16 weights, whose gradients torch's GradScaler refuses (Attempting to unscale FP16 gradients)"
+        raise recipe.error((name,), why, "float32, or bfloat16 with bf16")
     else:
         recipe.set("ddp.dtype", dtype, name)
         notes.append(LOADED_IN.format(dtype))
