@@ -93,6 +93,10 @@ def test_ddp_trains_in_the_type_that_the_model_is_loaded_in(name: str) -> None:
     assert "ddp.dtype" not in said(trainer({"bf16": True, name: "bfloat16", "architectures": ["LlamaForCausalLM"]}))
     inside = {"bf16": True, "model_init_kwargs": {name: "bfloat16", "attn_implementation": "flash_attention_2"}}
     assert (said(trainer(inside))["ddp.dtype"], said(trainer(inside))["attention"]) == ("bfloat16", "flash")
+    with pytest.raises(InputError, match="GradScaler refuses") as caught:
+        trainer({"fp16": True, name: "float16"})
+    assert caught.value.field == name
+    assert said(trainer({name: "float16"}))["ddp.dtype"] == "float16"  # without a GradScaler
     odd = trainer({"model_init_kwargs": {3: "x"}}).not_modeled  # a key that is no text
     assert "model_init_kwargs: 3, of which nothing is read" in odd
 

@@ -110,5 +110,6 @@ def test_llama_factory_loads_to_the_gpu_in_float32():
     assert load not in read("llama_factory", {**LLAMA_FACTORY, "deepspeed": zero}).fields
     zero["zero_optimization"]["stage"] = 2
     assert read("llama_factory", {**LLAMA_FACTORY, "deepspeed": zero}).fields[dtype] == "float32"
+    assert load not in read("llama_factory", {**LLAMA_FACTORY, "deepspeed": "elsewhere.json"}).fields  # of any stage
     fsdp = {"fsdp": "full_shard auto_wrap", "fsdp_config": {"cpu_ram_efficient_loading": True}}
     assert read("llama_factory", {**LLAMA_FACTORY, **fsdp}).fields[load] == "rank0"
