@@ -105,6 +105,10 @@ def test_names_and_defaults_of_2(tmp_path: Path) -> None:
     assert "optimizer.decay_groups" not in fields  # its file names an optimizer
     assert "model (the config.json of qwen2-7b)" in reading.still_missing()
     assert not said(script(tmp_path, command))["ddp.find_unused_parameters"]
+    whole = "NPROC_PER_NODE=4 swift sft --model_type qwen2-7b --sft_type full --dataset d --dtype {}"
+    for dtype, precision, own in (("AUTO", "bf16", "bfloat16"), ("bf16", "bf16", "bfloat16"), ("fp16", "fp16", None)):
+        fields = said(script(tmp_path, whole.format(dtype)))
+        assert (fields["precision"], fields.get("ddp.dtype")) == (precision, own)
     without = script(tmp_path, command.replace("--lora_target_modules ALL", ""))
     assert any(what.startswith("lora.targets (chosen by model") for what in without.still_missing())
 
@@ -295,6 +299,12 @@ def test_gradients_that_torch_refuses(tmp_path: Path) -> None:
 def test_code_of_the_users_own_is_listed(tmp_path: Path) -> None:
     listed = script(tmp_path, SFT + "--external_plugins my.py --adapters $(last) --enable_dft_loss true").not_modeled
     assert {"external_plugins", "adapters", "enable_dft_loss"} <= {text.split(":")[0] for text in listed}
+
+
+def test_diffusion_models_are_not_read_as_language_models(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("python animatediff_infer.py --sft_type full --model_id_or_path m --dataset d\n")
+    with pytest.raises(InputError, match="no command in it that trains"):
+        read_file(tmp_path / "run.sh")
 
 
 def test_another_scripts_train_type_is_not_ms_swifts(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def _is_swift(document: Document, keys: set[str]) -> bool:
     if task_of(document.program):
         return True
     if document.script:
-        return "sft_type" in keys and bool({"model_type", "model_id_or_path", "dataset"} & keys)
+        return False
     if {"tuner_type", "train_type", "sft_type", "rlhf_type"} & keys:
         return bool({"model", "model_type", "model_id_or_path", "dataset"} & keys)
     return isinstance(document.data.get("model"), str) and "dataset" in keys and len(_OF_SWIFT & keys) > 1

@@ -19,7 +19,7 @@ from zsim.plan.shell import Command, commands
 from zsim.plan.swift_start import task_of
 
 # What a command must have to be one that trains.
-_MARKS = ("per_device_train_batch_size", "deepspeed", "fsdp", "model_name_or_path", "sft_type")
+_MARKS = ("per_device_train_batch_size", "deepspeed", "fsdp", "model_name_or_path")
 _NAMED = re.compile(r"\$\{?([A-Za-z_]\w*)(?:\[[@*]\])?\}?")
 _UNKNOWN = re.compile(r"\$(?:\{?(\w+)|\()|`")
 _OWN_ARGUMENTS = re.compile(r"\$(?:[\d#]|\{\d)")

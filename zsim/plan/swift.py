@@ -98,6 +98,7 @@ def _rename(recipe: Recipe, is_of_2: bool) -> None:
             data[new] = value
             document.places[(new,)] = document.place((old,))
             document.unknown |= {new: document.unknown[old]} if old in document.unknown else {}
+    data.pop("dtype", None)  # another one in the Trainer's arguments
     flash = recipe.get("use_flash_attn") if is_of_2 else None
     if flash is not None and data.get("attn_impl") is None:  # get_model_tokenizer_... of 2, by model
         data["attn_impl"] = "flash_attn" if recipe.flag("use_flash_attn") else "eager"
