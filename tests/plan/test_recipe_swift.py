@@ -290,6 +290,12 @@ def test_what_trains_nothing_is_said(tmp_path: Path, command: str) -> None:
         script(tmp_path, f"CUDA_VISIBLE_DEVICES=0 swift {command}")
 
 
+@pytest.mark.parametrize(("kernel", "noted"), [("sdpa", True), ("flash_attn", False), ("flash_attention_3", False)])
+def test_packing_without_flash_attention_is_noted(tmp_path: Path, kernel: str, noted: bool) -> None:
+    notes = script(tmp_path, SFT + f"--packing true --attn_impl {kernel}").notes
+    assert any(text.startswith("packing: ms-swift refuses it") for text in notes) is noted
+
+
 def test_gradients_that_torch_refuses(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="Attempting to unscale FP16 gradients") as caught:
         script(tmp_path, SFT + "--tuner_type full --torch_dtype float16")

@@ -174,6 +174,9 @@ def _attention(recipe: Recipe) -> None:
     if recipe.get("attn_impl") == "flash_attn":
         recipe.document.data["attn_impl"] = "flash_attention_2"
     attention(recipe, "attn_impl")
+    flat = next((name for name in ("packing", "padding_free") if recipe.flag(name)), None)
+    if flat and "flash" not in str(recipe.reading.fields.get(("attention",))):
+        recipe.reading.notes.append(f"{flat}: ms-swift refuses it today without flash attention (sft_args.py)")
 
 
 def _adapters(recipe: Recipe, is_of_2: bool) -> None:
