@@ -59,16 +59,19 @@ class Document:
         notes: tuple[str, ...] = (),
         kind: type[InputError] = InputError,
     ) -> InputError:
-        """An InputError (or NotModeled: `kind`) that points at the field `path`."""
-        return kind(message, *self.place(path), dotted(path) or None, accepted, notes)
+        """An InputError (or NotModeled: `kind`) that points at the field `path`, else at the whole."""
+        file, line = self.place(path)
+        if line is None:
+            file, line = self.places.get((), (file, None))
+        return kind(message, file, line, dotted(path) or None, accepted, notes)
 
     def place(self, path: Path_) -> Place:
-        """File and line of the field, of the nearest one that encloses it, of the first one in it, or of it all."""
+        """File and line of the field, of the nearest one that encloses it, or of the first one in it."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.places:
                 return self.places[path[:end]]
         inside = (place for its, place in self.places.items() if path and its[: len(path)] == path)
-        return next(inside, self.places.get((), (self.file, None)))
+        return next(inside, (self.file, None))
 
     def beside(self, name: str, kind: str | None = None) -> Path:
         """A file that this one names: from its own folder or from where one works, else among those read with it, else,
