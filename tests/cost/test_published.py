@@ -13,19 +13,9 @@ from zsim.cost.profile import load_profile
 from zsim.errors import InputError, NotModeled
 from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
 from zsim.validation import stated
-from zsim.validation.calibrate import (
-    KNOBS,
-    Knob,
-    cases,
-    errors,
-    extrapolate,
-    fit,
-    micro_steps,
-    unfitted,
-    with_values,
-    without_device,
-)
+from zsim.validation.calibrate import KNOBS, Knob, errors, fit, unfitted, with_values, without_device
 from zsim.validation.evidence import setup_of
+from zsim.validation.fit_cases import cases, extrapolate, micro_steps
 from zsim.validation.published import Score, predict, text, to_dict
 from zsim.validation.published_report import kendall
 from zsim.validation.rows import REQUIRED, Row, read_folder, read_rows, split_of

@@ -12,13 +12,15 @@ from tests.model.relative_counts import MODELS as relatives
 from tests.model.test_hybrids import MODELS as hybrids
 from tests.model.test_linear_attention import MODELS as linear
 from tests.model.test_seq2seq import COUNTS as seq2seq
+from zsim.api import simulate
 from zsim.cost.profile import Evidence, load_profile
 from zsim.errors import InputError
 from zsim.model.huggingface import from_config
-from zsim.result.accuracy import accuracy, unmeasured
+from zsim.result.accuracy import accuracy, unmeasured, waits_for_host
 from zsim.result.reported import NEVER_SEEN
-from zsim.validation.calibrate import cases, float8_evidence
+from zsim.validation.calibrate import float8_evidence
 from zsim.validation.evidence import setup_of
+from zsim.validation.fit_cases import cases
 from zsim.validation.printed_error import section
 from zsim.validation.report import ROUNDS
 from zsim.validation.rows import read_folder
@@ -226,3 +228,25 @@ def test_float8_is_as_uncertain_as_its_runs() -> None:
     nobody = accuracy(load_profile("RTX 4090"), 8, "fsdp2", float8=True)
     assert nobody.step_time_error is None
     assert nobody.evidence == "no run in float8 on this kind of GPU has been measured"
+
+
+WAITING = Evidence("steps that wait for a host of unknown speed", 30.0, -29.0, 23, 1, 32)
+
+
+def test_a_step_that_a_host_of_unknown_speed_holds_up_says_how_far_off_such_ones_were(tmp_path: Path) -> None:
+    """The share decides; and not where the host's own pace was measured."""
+    profile = dataclasses.replace(load_profile("H100-SXM"), evidence=(FOUNDRY,), held_up=WAITING)
+    found = accuracy(profile, 8, "fsdp1", held_up=True)
+    assert found.step_time_error == percent(30.0)
+    assert found.evidence.endswith(
+        "; steps that wait for a host of unknown speed: 30% on 23 runs, 29% too fast on average"
+    )
+    assert "unknown speed" not in accuracy(profile, 8, "fsdp1").evidence
+    time = simulate(ROOT / "scenarios" / "llama31_8b_4xa100_zero3.yaml").time
+    assert not waits_for_host(time)
+    assert waits_for_host(dataclasses.replace(time, host_s=0.21 * time.step_s))
+    assert load_profile("H100-SXM").held_up is not None
+    for measured in (False, True):
+        own = {"device": "H100-SXM", "base": "default", "values": {}, "host": {"pace": 1.4} if measured else {}}
+        (tmp_path / "mine.yaml").write_text(json.dumps(own))
+        assert (load_profile("H100-SXM", str(tmp_path / "mine.yaml")).held_up is None) is measured

@@ -148,6 +148,7 @@ class Profile:
     cpu: CpuCost
     evidence: tuple[Evidence, ...] = ()
     full_memory: Evidence | None = None  # of runs whose allocator gives memory back in every step, which is not timed
+    held_up: Evidence | None = None  # of runs whose host holds up the step; None too where it was measured itself
     float8: Evidence | None = None  # of runs in float8 on this kind of GPU
     # By kind, where the machine itself was measured.
     collectives: Mapping[str, Measured] = field(default_factory=dict)
@@ -185,7 +186,8 @@ def _load_file(device: str, path: Path) -> Profile:
         }  # fmt: skip
         made = build(device, base, lambda wanted: _merge(read(wanted) or {}, changes.get(wanted, {})) or None)
         measured, copies = read_measured(own["collectives"]), read_copies(own["copies"])
-        return replace(made, stack=str(path), collectives=measured, copies=copies)
+        held_up = None if "pace" in own["host"] else made.held_up
+        return replace(made, stack=str(path), collectives=measured, copies=copies, held_up=held_up)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"is no profile: {error!r}", path, accepted=accepted) from None
 
@@ -217,7 +219,7 @@ def build(device: str, stack: str, read: Callable[[str], Document | None]) -> Pr
     if stack not in stacks:
         raise InputError(f"unknown software stack '{stack}'", field="profile", accepted=", ".join(sorted(stacks)))
     content, fitted = document(slug(device), read), read("fitted") or {}
-    full, float8 = fitted.get("full_memory"), fitted.get("float8", {}).get(kind(device))
+    full, held_up, float8 = fitted.get("full_memory"), fitted.get("held_up"), fitted.get("float8", {}).get(kind(device))
     host = _merge(stacks["default"], stacks[stack])
     renamed, pace = host.pop("attention", {}), host.pop("pace")
     attention = {name: AttentionCost(**entry) for name, entry in content["attention"].items()}
@@ -235,6 +237,7 @@ def build(device: str, stack: str, read: Callable[[str], Document | None]) -> Pr
         cpu=CpuCost(**content["cpu"]),
         evidence=tuple(Evidence(**entry) for entry in content.get("evidence", ())),
         full_memory=Evidence(**full) if full else None,
+        held_up=Evidence(**held_up) if held_up else None,
         float8=Evidence(**float8) if float8 else None,
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from zsim.cost.profile import Evidence, Profile
 from zsim.result.reported import NEVER_SEEN
-from zsim.result.spec import Accuracy
+from zsim.result.spec import Accuracy, Time
 
 _TITLES = {"deepspeed": "DeepSpeed", "fsdp2": "FSDP2", "fsdp1": "FSDP1", "ddp": "DDP"}
 # The sources of a GPU say little of the next one: left out in turn, every fourth was more than twice as far off as the
@@ -14,6 +14,7 @@ _TITLES = {"deepspeed": "DeepSpeed", "fsdp2": "FSDP2", "fsdp1": "FSDP1", "ddp": 
 # or eight of them serve as well. Chosen on four rounds, it held in the fifth; of all 64 sources of six rounds 10 are so
 # far off, 16 without it (validation/REPORT.md, "What the printed error is worth").
 UNSEEN_SOURCES = 4
+HELD_UP = 0.2
 LINEAR_ATTENTION = "linear attention"
 
 
@@ -27,12 +28,13 @@ def accuracy(
     full: bool = False,
     unmeasured: Sequence[str] = (),
     float8: bool = False,
+    held_up: bool = False,
 ) -> Accuracy:
     """The error to expect in a step of `framework` ("deepspeed", "fsdp2", "fsdp1" or "ddp") on `gpus` GPUs.
 
     `on_cpu`: of the optimizer's step. `tokens`: in a micro-batch. `full`: of a GPU whose allocator gives memory back in
     every step. `unmeasured`: kinds of layers that none of these runs had, so that their error says nothing of this one.
-    `float8`: of products in it.
+    `float8`: of products in it. `held_up`: by the host, as `waits_for_host` has it.
 
     No evidence is of offload alone, and the rows of validation/published that are furthest off all offload.
     """
@@ -49,14 +51,20 @@ def accuracy(
     text = f"{_said_of(found, profile, framework, tokens, gpus, adapters)}; {_NEVER_SEEN}"
     if on_cpu:
         text += "; with the optimizer on the CPU, steps up to twice as long as predicted were measured"
-    if full and (others := profile.full_memory):
-        error = max(error, others.mape)
-        way = f"{abs(others.bias):.0f}% too {'fast' if others.bias < 0 else 'slow'} on average"
-        text += f"; {others.source}: {others.mape:.0f}% on {others.rows} runs, {way}"
+    for others in (profile.full_memory if full else None, profile.held_up if held_up else None):
+        if others:
+            error = max(error, others.mape)
+            way = f"{abs(others.bias):.0f}% too {'fast' if others.bias < 0 else 'slow'} on average"
+            text += f"; {others.source}: {others.mape:.0f}% on {others.rows} runs, {way}"
     if float8 and (own := profile.float8):
         error = max(error, own.mape)
         text = f"{own.mape:.0f}% on {own.rows} {own.source} on this kind of GPU; in 16 bits {text}"
     return Accuracy(profile.device, profile.stack, error / 100, text)
+
+
+def waits_for_host(time: Time) -> bool:
+    """Whether the host holds up so much of the step that how fast it is, which few sources state, decides."""
+    return time.host_s > HELD_UP * time.step_s
 
 
 def near(evidence: Sequence[Evidence], framework: str, tokens: int) -> list[Evidence]:

@@ -20,7 +20,7 @@ from zsim.program.lower import lower
 from zsim.program.ops import Program
 from zsim.program.serial import serial
 from zsim.result import bottleneck, flops, memory, textbook
-from zsim.result.accuracy import accuracy, unmeasured
+from zsim.result.accuracy import accuracy, unmeasured, waits_for_host
 from zsim.result.breakdown import measure_time
 from zsim.result.critical_path import RankView, slowest_of
 from zsim.result.shortened import SHOWN, compared, memory_repeats, shortened
@@ -142,6 +142,7 @@ def measure(*, setup: Setup, program: Program, timeline: Timeline, profile: Prof
             gpu.allocator_retries_per_step > 0,
             unmeasured(model.arch),
             setup.workload.float8 is not None,
+            waits_for_host(time),
         ),
         meta=Meta(
             __version__, len(views), len(timeline.rank_classes), timeline.events, round(clock.perf_counter() - begun, 4)

@@ -10,7 +10,8 @@ from zsim.cost.price import Price
 from zsim.cost.profile import Document
 from zsim.cost.transfer import Transfer
 from zsim.program.ops import Collective, Copy
-from zsim.validation.calibrate import KNOBS, Case, Knob, Reader, errors, fit, unfitted, with_values
+from zsim.validation.calibrate import KNOBS, Knob, errors, fit, unfitted, with_values
+from zsim.validation.fit_cases import Case, Reader
 
 
 class Uncontended(Price):

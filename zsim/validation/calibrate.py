@@ -7,30 +7,24 @@ everything else held as simulated, and repeat until both agree.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from zsim.cluster.classes import rank_classes
 from zsim.cost import profile as profiles
-from zsim.cost.price import Price, kernel_seconds, slowest
+from zsim.cost.price import Price
 from zsim.cost.profile import Document, Profile
-from zsim.engine.simulator import run
 from zsim.errors import InputError
-from zsim.model.kernels import Kernel
 from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
-from zsim.program.lower import lower
-from zsim.program.ops import COMPUTE, Compute, Launch, Program
-from zsim.result.measure import Lowered, timed
-from zsim.scenario import Setup
-from zsim.validation.evidence import setup_of
+from zsim.result.accuracy import HELD_UP, waits_for_host
+from zsim.validation.fit_cases import Case, Reader, cases
 from zsim.validation.rows import Row
 
 ROUNDS = 3
 ROBUST_SCALE = 0.02  # errors beyond 2 % pull less and less: single odd rows must not set a constant
 DIGITS = 3  # of a fitted constant; more would be noise
-Reader = Callable[[str], Document | None]
+FULL = "GPUs as full as this one, whose allocator gives memory back in every step"
+WAITING = f"steps that wait for a host of unknown speed for {HELD_UP:.0%} of their time and more, as this one does"
 
 
 @dataclass(frozen=True)
@@ -61,92 +55,6 @@ KNOBS = (
     Knob("h100-sxm", "attention.flash1.backward", 0.1, 0.35),
     Knob("h100-sxm-96gb", "gemm.efficiency", 0.4, 0.80),
 )
-
-
-@dataclass(frozen=True)
-class Case:
-    """A row with its kernels counted. `runs`: the programs whose steps give the row's step (`micro_steps`)."""
-
-    row: Row
-    setup: Setup
-    runs: Sequence[tuple[Setup, Program]]
-    kernels: Mapping[Kernel, float]
-    measured_s: float
-
-    @property
-    def device(self) -> str:
-        return self.setup.cluster.devices[0].name
-
-    def profile(self, read: Reader) -> Profile:
-        return profiles.build(self.device, self.setup.profile, read)
-
-    def compute_alone(self, profile: Profile) -> float:
-        device = self.setup.cluster.devices[0]
-        average = sum(count * kernel_seconds(kernel, device, profile) for kernel, count in self.kernels.items())
-        return slowest(self.setup.cluster.world_size, profile.device_spread) * average
-
-    def simulate(self, profile: Profile, price: type[Price] = Price) -> tuple[float, float]:
-        """Seconds of the steady step, and those of them by which interference stretches kernels."""
-        times, stretches = [], []
-        for setup, program in self.runs:
-            timeline = run(
-                program, rank_classes(setup.cluster), price(setup.cluster, profile, setup.plan.omp_num_threads)
-            )
-            steady = timeline.steps[timeline.steady_step]
-            times.append(steady.end_s - steady.start_s)
-            kernels = (op for op in timeline.ops if op.op.lane == COMPUTE and op.step == steady.step)
-            stretches.append(sum(op.stretch_s for op in kernels if op.rank == steady.rank))
-        return extrapolate(self.setup, times), extrapolate(self.setup, stretches)
-
-    def fills_memory(self, profile: Profile) -> bool:
-        """Whether the allocator gives memory back in every step, for which zsim has no time."""
-        setup, program = self.runs[-1]
-        return timed(setup, profile, Lowered(program, 0)).gpu.allocator_retries_per_step > 0
-
-
-def micro_steps(setup: Setup) -> list[Setup]:
-    """The setups whose steps tell how long `setup`'s takes: itself, or the same with 2 and with 3 micro-steps.
-
-    From the second on, micro-steps of a steady step repeat exactly (tests/cost/test_published.py), so the step with n
-    of them takes n - 3 periods more than the one with 3.
-    """
-    if setup.plan.grad_accum <= 3:
-        return [setup]
-    return [replace(setup, plan=replace(setup.plan, grad_accum=count)) for count in (2, 3)]
-
-
-def extrapolate(setup: Setup, seconds: Sequence[float]) -> float:
-    """From the times of `micro_steps(setup)` to that of `setup`."""
-    if len(seconds) == 1:
-        return seconds[0]
-    two, three = seconds
-    return three + (setup.plan.grad_accum - 3) * (three - two)
-
-
-def cases(rows: Iterable[Row]) -> list[Case]:
-    """Of the rows that can be simulated and have a step time."""
-    found = []
-    for row in rows:
-        try:
-            setup, measured = setup_of(row), row.step_s
-            runs = [(part, lower(part.model, part.tree, part.plan, part.workload)) for part in micro_steps(setup)]
-        except InputError:
-            continue
-        if measured is not None:
-            counts = [_kernels(program) for _, program in runs]
-            kernels = {kernel: extrapolate(setup, [count[kernel] for count in counts]) for kernel in counts[-1]}
-            found.append(Case(row, setup, runs, kernels, measured))
-    return found
-
-
-def _kernels(program: Program) -> Counter[Kernel]:
-    """Kernels of a steady step on the compute lane."""
-    kernels: Counter[Kernel] = Counter()
-    ops = [instruction.op for instruction in program.steps[-1] if isinstance(instruction, Launch)]
-    for op in ops:
-        if op.lane == COMPUTE and isinstance(op.work, Compute):
-            kernels.update(op.work.kernels)
-    return kernels
 
 
 def fit(
@@ -247,6 +155,7 @@ class Calibration:
     left_out: Mapping[str, float]
     evidence: Mapping[str, Sequence[Mapping[str, Any]]]
     full_memory: Mapping[str, Any] | None
+    held_up: Mapping[str, Any] | None
     float8: Mapping[str, Mapping[str, Any]]
     train: Sequence[Case]
     test: Sequence[Case]
@@ -262,6 +171,7 @@ class Calibration:
             "values": values,
             "evidence": dict(self.evidence),
             "full_memory": self.full_memory,
+            "held_up": self.held_up,
             "float8": dict(self.float8),
         }
 
@@ -300,11 +210,25 @@ def calibrate(rows: Sequence[Row], holdout: Sequence[Row] = ()) -> Calibration:
         where = {"device": same[0].device, "framework": program}
         evidence.setdefault(group.document, []).append(_evidence(group.source, same, found) | where)
     built = _built((*test, *unseen), read)
-    full = [case for case in (*test, *unseen) if case.fills_memory(built[case.device, case.setup.profile])]
-    text = "GPUs as full as this one, whose allocator gives memory back in every step"
-    full_memory = _evidence(text, full, found) if full else None
-    float8 = float8_evidence(low, errors(low, read))
-    return Calibration(values, errors(train, read), test_errors, left_out, evidence, full_memory, float8, train, test)
+    full, held_up = [], []
+    for case in (*test, *unseen):
+        report = case.report(built[case.device, case.setup.profile])
+        if report.gpu.allocator_retries_per_step > 0:
+            full.append(case)
+        if waits_for_host(report.time):
+            held_up.append(case)
+    return Calibration(
+        values=values,
+        fit_errors=errors(train, read),
+        test_errors=test_errors,
+        left_out=left_out,
+        evidence=evidence,
+        full_memory=_evidence(FULL, full, found) if full else None,
+        held_up=_evidence(WAITING, held_up, found) if held_up else None,
+        float8=float8_evidence(low, errors(low, read)),
+        train=train,
+        test=test,
+    )
 
 
 def float8_evidence(low: Sequence[Case], found: Mapping[str, float]) -> dict[str, dict[str, Any]]:
