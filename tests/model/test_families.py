@@ -42,6 +42,7 @@ LATE_TABLES = {
     **dict.fromkeys(("gemma3", "gemma3-windows"), 4 * 64 * 32 * 2),
     "opt-post-norm": 8 * 64,
     "olmo3": 4 * 64 * 16,
+    "mellum-windows": 2 * 64 * 32,
     **dict.fromkeys(("gemma4-dense", "gemma4-moe"), 2 * 64 * 64),
     "modernbert": 2 * 64 * (2 * 16 + 64),
     "modernbert-decoder": 2 * 64 * (2 * 16 + 64),
@@ -57,7 +58,9 @@ FEW_MASKED = (
     "bamba",
     "qwen2-windows",
 )  # some layers have no mask
-FEW_WINDOWS = ("dots1-windows", "cwm", "ministral-types", "qwen2-windows", "gemma3-windows")  # SDPA's mask of bools
+FEW_WINDOWS = (  # SDPA's mask of bools
+    "dots1-windows", "cwm", "ministral-types", "qwen2-windows", "gemma3-windows", "mellum-windows",
+)  # fmt: skip
 HANDED_WEIGHTS = {"mpt", "bloom", "gpt_neo"}
 # A block is recomputed where its first saved tensor is asked for. Experts copy their rows' gradient before that, and
 # the tape after it: that copy is missing from the peak, where recomputation is the peak.

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from tests.model import relative_counts, test_hybrids, test_masked_models, test_moe_relatives, test_siblings
+from tests.model import (
+    relative_counts,
+    test_further,
+    test_hybrids,
+    test_masked_models,
+    test_moe_relatives,
+    test_siblings,
+)
 from zsim.model.huggingface import from_config
 from zsim.model.spec import Workload
 from zsim.model.trace import trace
 
-TABLES = (relative_counts, test_hybrids, test_masked_models, test_moe_relatives, test_siblings)
+TABLES = (relative_counts, test_further, test_hybrids, test_masked_models, test_moe_relatives, test_siblings)
 MODELS = {name: model for table in TABLES for name, model in table.MODELS.items()}
 
 

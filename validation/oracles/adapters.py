@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import masking_utils as masking
 
 from validation.oracles import families, hybrids, models, seq2seq, vision_models
-from validation.oracles.family_configs import ENCODERS
+from validation.oracles.family_configs import ENCODERS, UNLISTED
 
 RANK = 4
 ROOMS = {
@@ -58,7 +58,7 @@ def on_meta(room: str, config: dict[str, Any]) -> Any:
         "seq2seq": transformers.AutoModelForSpeechSeq2Seq if kind == "whisper" else transformers.AutoModelForSeq2SeqLM,
     }[room]
     with torch.device("meta"):
-        return auto.from_config(
+        return (transformers.AutoModelForImageTextToText if kind in UNLISTED else auto).from_config(
             transformers.AutoConfig.for_model(
                 kind, **{key: value for key, value in config.items() if key != "model_type"}
             )

@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from transformers import masking_utils as masking
 
-from validation.oracles.family_configs import CONFIGS, ENCODERS, EXPERTS
+from validation.oracles.family_configs import CONFIGS, ENCODERS, EXPERTS, UNLISTED
 from validation.oracles.memory import flash_attention, use_flash_attention
 
 KERNELS = {"convolution": 1, "convolution_backward": 2}  # the argument that has them
@@ -80,6 +80,8 @@ def build(config: dict[str, Any], attention: str) -> Any:
         made._experts_implementation = "grouped_mm"
     torch.set_default_dtype(torch.bfloat16)
     auto = transformers.AutoModelForMaskedLM if config["model_type"] in ENCODERS else transformers.AutoModelForCausalLM
+    if config["model_type"] in UNLISTED:
+        auto = transformers.AutoModelForImageTextToText
     TORCH_INIT_FUNCTIONS["trunc_normal_"] = lambda tensor, **_: tensor  # it would look at numbers
     model = auto.from_config(made).train()
     torch.set_default_dtype(torch.float32)
@@ -118,7 +120,7 @@ def window_mask(
 
 def record(config: dict[str, Any], attention: str, batch: int, seq: int, checkpointing: str) -> dict[str, Any]:
     torch.nn.functional.scaled_dot_product_attention = partial(attend, attention == "padded")
-    always = config["model_type"] == "deepseek_v32"  # asks for it
+    always = config["model_type"] in ("deepseek_v32", "glm_moe_dsa")  # ask for it
     masking.ALL_MASK_ATTENTION_FUNCTIONS.register("sdpa", partial(window_mask, always=always))
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build(config, attention)

@@ -17,8 +17,10 @@ EXPERTS = (
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe", "granitemoe",
     "glm4_moe_lite", "dots1", "solar_open", "exaone_moe", "minimax_m2", "hunyuan_v1_moe", "granitemoeshared",
     "ernie4_5_moe", "phimoe", "lfm2_moe", "qwen3_next", "qwen3_5_moe_text", "gemma4_text", "nemotron_h",
-    "granitemoehybrid", "deepseek_v32",
+    "granitemoehybrid", "deepseek_v32", "glm_moe_dsa", "mistral4", "axk1", "hy_v3", "mellum", "afmoe", "flex_olmo",
+    "kolibri1",
 )  # fmt: skip
+UNLISTED = ("mistral4",)  # text models that AutoModelForImageTextToText knows alone
 ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "modernbert")
 ENCODER = {"intermediate_size": 256, "max_position_embeddings": 130, "attention_probs_dropout_prob": 0.0}
 LATENT = {  # four heads of 24 + 8, values of 16
@@ -287,6 +289,60 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         BOTH,
         {"model_type": "deepseek_v32", **LATENT, "n_group": 1, "topk_group": 1, "index_head_dim": 32,
          "index_n_heads": 16, "mlp_layer_types": ["dense", "sparse", "sparse"], "attention_bias": True},
+    ),
+    "glm_moe_dsa": (
+        BOTH,
+        {"model_type": "glm_moe_dsa", **LATENT, "num_hidden_layers": 5, "index_topk": 24, "index_head_dim": 20,
+         "index_n_heads": 2, "indexer_types": ["full", "full", "shared", "shared", "full"],
+         "pad_token_id": None},
+    ),
+    "mistral4": (
+        PADDED,
+        {"model_type": "mistral4", **LATENT, "n_group": 4, "topk_group": 2, "pad_token_id": None, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 128.0, "original_max_position_embeddings": 8192,
+            "llama_4_scaling_beta": 0.1}},
+    ),
+    "axk1": (PADDED, {"model_type": "axk1", **LATENT, **TOKENS, "n_group": 4, "topk_group": 2}),
+    "hy_v3": (
+        BOTH, {"model_type": "hy_v3", **SMALL, "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2,
+               "moe_intermediate_size": 48},
+    ),
+    "hy_v3-narrow": (
+        FLASH, {"model_type": "hy_v3", **SMALL, "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2,
+                "moe_intermediate_size": 48, "num_shared_experts": 2, "enable_moe_fp32_combine": False,
+                "attention_bias": True, "mlp_bias": True},
+    ),
+    "mellum": (
+        BOTH, {"model_type": "mellum", **SMALL, "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2,
+               "moe_intermediate_size": 48},
+    ),
+    "mellum-windows": (
+        FLASH, {"model_type": "mellum", **SMALL, "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2,
+                "moe_intermediate_size": 48, "sliding_window": 32, "layer_types": [
+                    "full_attention", "sliding_attention", "sliding_attention"],
+                "mlp_layer_types": ["dense", "sparse", "sparse"]},
+    ),
+    "afmoe": (
+        FLASH, {"model_type": "afmoe", **SMALL, **WINDOWS, "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2,
+               "moe_intermediate_size": 48, "mup_enabled": True},
+    ),
+    "flex_olmo": (
+        BOTH, {"model_type": "flex_olmo", **SMALL, **TOKENS, "num_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "kolibri1": (
+        FLASH, {"model_type": "kolibri1", **SMALL, **WINDOWS, "head_dim": 32, "num_experts": 8,
+                "num_experts_per_tok": 2, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 40,
+                "norm_topk_prob": True},
+    ),
+    "minicpm3": (
+        PADDED, {"model_type": "minicpm3", **{key: LATENT[key] for key in LATENT if "expert" not in key and key not in (
+            "first_k_dense_replace", "moe_intermediate_size")}, "scale_emb": 12.0},  # 12: another 2 bytes, of a cast
+    ),
+    "nanochat": (BOTH, {"model_type": "nanochat", **SMALL}),
+    "bitnet": (BOTH, {"model_type": "bitnet", **SMALL}),
+    "codegen": (
+        BOTH, {"model_type": "codegen", "n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 199, "n_positions": 128,
+               "rotary_dim": 8},
     ),
     "youtu": (
         PADDED, {"model_type": "youtu", **{key: LATENT[key] for key in LATENT if "expert" not in key and key not in (

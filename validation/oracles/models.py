@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from validation.oracles.family_configs import UNLISTED
 from validation.oracles.tiny import TINY_PAIRS, TINY_VISION
 from validation.oracles.tiny_gemma import TINY_GEMMA
 from validation.oracles.tiny_hybrid import TINY_HYBRIDS
@@ -130,7 +131,8 @@ def build(
         config.audio_config._attn_implementation = "eager"  # all that it has
     if kind == "llama4":
         mend_llama4()
-    auto = transformers.AutoModelForImageTextToText if kind in TINY_VISION else transformers.AutoModelForCausalLM
+    seeing = kind in TINY_VISION or kind in UNLISTED
+    auto = transformers.AutoModelForImageTextToText if seeing else transformers.AutoModelForCausalLM
     if kind in TINY_ENCODERS:
         auto = transformers.AutoModelForMaskedLM
     if kind in TINY_PAIRS:

@@ -10,6 +10,11 @@ _SMALL = {
 }  # fmt: skip
 _ROUTED = {"moe_intermediate_size": 96, "n_routed_experts": 8, "num_experts_per_tok": 2}
 _FOUR = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_LATENT = {
+    "num_key_value_heads": 4, "q_lora_rank": 64, "kv_lora_rank": 48, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8,
+    "v_head_dim": 32,
+}  # fmt: skip
+_TOKENS = {"eos_token_id": 1, "bos_token_id": 2}
 _ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
 
 TINY_RELATIVES: dict[str, dict[str, Any]] = {
@@ -58,6 +63,38 @@ TINY_RELATIVES: dict[str, dict[str, Any]] = {
         "local_attention": 16,
     },
     "phimoe": _SMALL | {"intermediate_size": 96, "num_local_experts": 4},
+    "glm_moe_dsa": _SMALL | _ROUTED | _ROPE | _LATENT | {
+        "num_hidden_layers": 4, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "index_n_heads": 2,
+        "index_head_dim": 32, "index_topk": 12, "indexer_types": ["full", "full", "shared", "shared"],
+    },
+    "mistral4": _SMALL | _ROUTED | _LATENT | {
+        "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 128.0, "original_max_position_embeddings": 8192,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+    "axk1": _SMALL | _ROUTED | _LATENT | {"first_k_dense_replace": 1, "n_group": 4, "topk_group": 2},
+    "hy_v3": _SMALL | {
+        "head_dim": 32, "moe_intermediate_size": 96, "num_experts": 8, "num_experts_per_tok": 2,
+    },
+    "mellum": _SMALL | {
+        "head_dim": 32, "moe_intermediate_size": 96, "num_experts": 8, "num_experts_per_tok": 2, "sliding_window": 16,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    },
+    "afmoe": _SMALL | {
+        "head_dim": 32, "moe_intermediate_size": 96, "num_experts": 8, "num_experts_per_tok": 2, "sliding_window": 16,
+    },
+    "flex_olmo": _SMALL | {"intermediate_size": 96, "num_experts": 4, "num_experts_per_tok": 2, **_TOKENS},
+    "kolibri1": {key: size for key, size in _SMALL.items() if key != "intermediate_size"} | {
+        "head_dim": 32, "moe_intermediate_size": 96, "num_experts": 8, "num_experts_per_tok": 2, "sliding_window": 16,
+        "shared_expert_intermediate_size": 96,
+    },
+    "minicpm3": _SMALL | _LATENT,
+    "nanochat": _SMALL,
+    "bitnet": _SMALL,
+    "codegen": {
+        "n_embd": 128, "n_layer": 3, "n_head": 4, "vocab_size": 1000, "n_positions": 256, "rotary_dim": 16,
+    },
     "granitemoeshared": _SMALL | _FOUR | {"intermediate_size": 96, "shared_intermediate_size": 96},
 }  # fmt: skip
 

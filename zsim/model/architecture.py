@@ -20,6 +20,7 @@ class Moe:
     groups: int = 0  # of experts, of which a token's choice is limited to the best few (DeepSeek); 0: any
     bias: bool = False  # of experts, which takes part in their choice alone (LFM2)
     latent: int = 0  # width that tokens are projected to before them (Nemotron-H); 0: they are not
+    wide_sum: bool = False  # with the shared expert's result, in float32 (Hunyuan 3)
     # A module for each, as transformers before 5 had them: "all" are called, or those that were "hit". "": one for all
     modules: str = ""
 
@@ -97,6 +98,8 @@ class LayerKind:
     # or what takes its place: "conv", a short convolution (LFM2), "delta", linear attention, "mamba", a state space,
     # "mlp" or "moe" (Nemotron-H), "hybrid", attention and a state space (Falcon-H1)
     mixer: str = "attention"
+    shares_choice: bool = False  # of the tokens it attends to, with the layer before (GLM-5)
+    after_choice: bool = False  # which the layer before made, and does not share itself
     later: bool = False  # not the first, whose input is the embedding itself, where that shows
 
 
@@ -233,6 +236,7 @@ class Architecture:
     mamba: StateSpace | None = None
     rotary: bool = True  # layers with attention rotate queries and keys
     wide_residual: bool = False  # the residual stream is float32
+    scaled_embedding: bool = False  # what the embedding returns is multiplied, where that is a choice (AFMoE)
     remainder: int = 0  # of a bare parameter count: a vector that makes the count exact
 
     @property

@@ -125,7 +125,7 @@ def _gemma(fields: Fields, family: str) -> Architecture:
 
 
 def _gpt2(fields: Fields, family: str) -> Architecture:
-    """GPT-2 and GPT-J."""
+    """GPT-2, GPT-J and CodeGen."""
     values = shape(
         fields,
         family,
@@ -295,7 +295,7 @@ READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2"), _llama),
     **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"), _llama),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "vaultgemma"), _gemma),
-    **dict.fromkeys(("gpt2", "gptj"), _gpt2),
+    **dict.fromkeys(("gpt2", "gptj", "codegen"), _gpt2),
     **dict.fromkeys(("phi", "phi3"), _phi),
     "gpt_neox": _gpt_neox,
     "opt": _opt,

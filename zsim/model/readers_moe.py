@@ -38,32 +38,62 @@ def _gpt_oss(fields: Fields, family: str) -> Architecture:
     return Architecture(**values)
 
 
-def _deepseek(fields: Fields, family: str) -> Architecture:
+def deepseek(fields: Fields, family: str) -> Architecture:
     """transformers 5.24 reads neither moe_layer_freq nor scoring_func, and of topk_method only V2's."""
     dense = fields.size("first_k_dense_replace", default=0 if family == "deepseek_v2" else 3, least=0)
-    values = _latent(fields, family)
+    values = latent(fields, family)
     kinds = tuple(LayerKind(sparse=layer >= dense) for layer in range(len(values["kinds"])))
     return Architecture(**values | {"kinds": kinds}, moe=_deepseek_experts(fields, family == "deepseek_v2"))
 
 
 def _deepseek_v32(fields: Fields, family: str) -> Architecture:
     """DeepSeek-V3 with an indexer in every layer; queries always come out of a narrow projection."""
-    arch = _deepseek(fields, family)
+    arch = deepseek(fields, family)
     fields.size("q_lora_rank", default=1536)
     heads, width = fields.size("index_n_heads", default=64), fields.size("index_head_dim", default=128)
     if width < arch.mla.rope:
         fields.fail("index_head_dim", f"is {width}, less than qk_rope_head_dim", f"at least {arch.mla.rope}")
     index = Index(heads, width, fields.size("index_topk", default=2048))
     latent = replace(arch.mla, index=index, interleaved=True)
-    return replace(arch, latent=latent, kinds=_sparse(fields, arch.kinds, sum(not kind.sparse for kind in arch.kinds)))
+    return replace(arch, latent=latent, kinds=sparse(fields, arch.kinds, sum(not kind.sparse for kind in arch.kinds)))
+
+
+def _glm_moe_dsa(fields: Fields, family: str) -> Architecture:
+    """DeepSeek-V3.2 whose layers share what an indexer chose. rope_interleave is not read."""
+    ours = {
+        "q_lora_rank": 2048, "qk_nope_head_dim": 192, "v_head_dim": 256, "n_group": 1, "topk_group": 1,
+        "index_n_heads": 32,
+    }  # fmt: skip
+    arch = _deepseek_v32(fields.over(ours), family)
+    types = read_types(fields, arch.layers, "indexer_types", "full", "shared") or _indexer_types(fields, arch.layers)
+    if types[0] == "shared":
+        fields.fail("indexer_types", "shares the first layer's choice with none", "full, for the first layer")
+    kinds = (
+        replace(kind, shares_choice=entry == "shared", after_choice=before == "full", later=bool(before))
+        for kind, entry, before in zip(arch.kinds, types, ["", *types], strict=False)
+    )
+    return replace(arch, kinds=tuple(kinds))
+
+
+def _indexer_types(fields: Fields, layers: int) -> list[str]:
+    pattern = fields.raw("index_topk_pattern")
+    if isinstance(pattern, str):
+        pattern = [{"F": "full", "S": "shared"}.get(letter, letter) for letter in pattern]
+    if pattern is not None:
+        return (
+            read_types(fields.over({"index_topk_types": pattern}), layers, "index_topk_types", "full", "shared") or []
+        )
+    freq = fields.size("index_topk_freq", default=1, least=0) or 1
+    offset = fields.size("index_skip_topk_offset", default=2, least=0)
+    return ["full" if max(layer - offset + 1, 0) % freq == 0 else "shared" for layer in range(layers)]
 
 
 def _youtu(fields: Fields, family: str) -> Architecture:
     """Attention of DeepSeek-V3, MLPs of Llama."""
-    return Architecture(**_latent(fields, family) | {"tied": fields.flag("tie_word_embeddings", default=True)})
+    return Architecture(**latent(fields, family) | {"tied": fields.flag("tie_word_embeddings", default=True)})
 
 
-def _latent(fields: Fields, family: str) -> dict[str, Any]:
+def latent(fields: Fields, family: str) -> dict[str, Any]:
     second = family == "deepseek_v2"
     latent = Latent(
         query_rank=fields.size("q_lora_rank", default=1536 if fields.absent("q_lora_rank") else 0),
@@ -109,7 +139,7 @@ def _deepseek_experts(fields: Fields, second: bool) -> Moe:
     return Moe(experts, top_k, width, norm, shared, groups=groups)
 
 
-def _grouped(fields: Fields, *names: str, shared: str = "n_shared_experts", top_k: int | None = 8) -> Moe:
+def grouped(fields: Fields, *names: str, shared: str = "n_shared_experts", top_k: int | None = 8) -> Moe:
     """Experts that DeepSeek-V3's router chooses from, as many as one of `names` says, and those beside them."""
     experts, groups = fields.size(*names), fields.size("n_group", default=1)
     if experts % groups:
@@ -119,7 +149,7 @@ def _grouped(fields: Fields, *names: str, shared: str = "n_shared_experts", top_
     return Moe(experts, top_k, width, norm, width * fields.size(shared, default=1), groups=groups)
 
 
-def _sparse(fields: Fields, kinds: tuple[LayerKind, ...], dense: int) -> tuple[LayerKind, ...]:
+def sparse(fields: Fields, kinds: tuple[LayerKind, ...], dense: int) -> tuple[LayerKind, ...]:
     """Layers that have experts as the file lists them, or all but the first `dense`."""
     types = read_types(fields, len(kinds), "mlp_layer_types", "dense", "sparse")
     types = types or ["dense"] * dense + ["sparse"] * (len(kinds) - dense)
@@ -133,7 +163,7 @@ def _glm4_moe(fields: Fields, family: str) -> Architecture:
     values["qk_norm"] = "head" if fields.flag("use_qk_norm", default=False) else ""
     dense = fields.size("first_k_dense_replace", default=1, least=0)
     values["kinds"] = tuple(LayerKind(sparse=layer >= dense) for layer in range(len(values["kinds"])))
-    return Architecture(**values, moe=_grouped(fields, "n_routed_experts", "num_local_experts"))
+    return Architecture(**values, moe=grouped(fields, "n_routed_experts", "num_local_experts"))
 
 
 def _glm4_moe_lite(fields: Fields, family: str) -> Architecture:
@@ -142,8 +172,8 @@ def _glm4_moe_lite(fields: Fields, family: str) -> Architecture:
         "q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256, "n_routed_experts": 64, "n_group": 1,
         "topk_group": 1, "moe_intermediate_size": 1536, "num_experts_per_tok": 4,
     }  # fmt: skip
-    arch = _deepseek(fields.over(ours), family)
-    return replace(arch, kinds=_sparse(fields, arch.kinds, dense=1))
+    arch = deepseek(fields.over(ours), family)
+    return replace(arch, kinds=sparse(fields, arch.kinds, dense=1))
 
 
 def _dots1(fields: Fields, family: str) -> Architecture:
@@ -157,7 +187,7 @@ def _dots1(fields: Fields, family: str) -> Architecture:
     )
     sliding = read_sliding(fields, layers, lambda layer: window is not None and layer >= first)
     kinds = tuple(LayerKind(sliding=is_sliding, sparse=i >= dense) for i, is_sliding in enumerate(sliding))
-    experts = _grouped(fields.over({"norm_topk_prob": False}), "n_routed_experts", "num_local_experts", top_k=None)
+    experts = grouped(fields.over({"norm_topk_prob": False}), "n_routed_experts", "num_local_experts", top_k=None)
     return Architecture(**values | {"kinds": kinds, "window": window}, moe=experts)
 
 
@@ -166,15 +196,15 @@ def _solar_open(fields: Fields, family: str) -> Architecture:
     values = common(fields.over({"intermediate_size": 1}), family)  # of no layer
     values["attention_bias"] = fields.flag("attention_bias", default=False)
     values["kinds"] = (LayerKind(sparse=True),) * len(values["kinds"])
-    return Architecture(**values, moe=_grouped(fields, "n_routed_experts", "num_local_experts"))
+    return Architecture(**values, moe=grouped(fields, "n_routed_experts", "num_local_experts"))
 
 
 def _exaone_moe(fields: Fields, family: str) -> Architecture:
     """Attention of EXAONE 4, experts of DeepSeek-V3."""
     kinds, window = exaone_layers(fields)
-    kinds = _sparse(fields, kinds, fields.size("first_k_dense_replace", default=1, least=0))
+    kinds = sparse(fields, kinds, fields.size("first_k_dense_replace", default=1, least=0))
     values = common(fields, family, kinds=kinds, window=window, qk_norm="head")
-    return Architecture(**values, moe=_grouped(fields, "num_experts", shared="num_shared_experts"))
+    return Architecture(**values, moe=grouped(fields, "num_experts", shared="num_shared_experts"))
 
 
 def _minimax_m2(fields: Fields, family: str) -> Architecture:
@@ -269,7 +299,7 @@ def _phimoe(fields: Fields, family: str) -> Architecture:
 
 
 READERS: dict[str, Callable[[Fields, str], Architecture]] = {
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _deepseek),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), deepseek),
     **dict.fromkeys(("granitemoe", "granitemoeshared"), _granitemoe),
     "gpt_oss": _gpt_oss,
     "llama4_text": _llama4,
@@ -282,6 +312,7 @@ READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     "hunyuan_v1_moe": _hunyuan,
     "ernie4_5_moe": _ernie_moe,
     "deepseek_v32": _deepseek_v32,
+    "glm_moe_dsa": _glm_moe_dsa,
     "youtu": _youtu,
     "phimoe": _phimoe,
 }

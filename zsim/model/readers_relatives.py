@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from zsim.model.architecture import Architecture, LayerKind
-from zsim.model.families import ENCODERS
+from zsim.model.families import ENCODERS, MOE_FURTHER
 from zsim.model.fields import Fields
 from zsim.model.reader_parts import (
     bias_of,
@@ -191,11 +191,11 @@ def later(room: str) -> Callable[[Fields, str], Architecture]:
     return read
 
 
-SIBLINGS = ("cwm", "ministral", "helium", "hyperclovax", "jais2", "apertus")
+SIBLINGS = ("cwm", "ministral", "helium", "hyperclovax", "jais2", "apertus", "minicpm3", "nanochat", "bitnet")
 MOE = (
     "deepseek_v2", "deepseek_v3", "gpt_oss", "llama4_text", "granitemoe", "granitemoeshared", "glm4_moe",
     "glm4_moe_lite", "dots1", "solar_open", "exaone_moe", "minimax_m2", "hunyuan_v1_moe", "ernie4_5_moe", "youtu",
-    "phimoe", "deepseek_v32",
+    "phimoe", "deepseek_v32", "glm_moe_dsa",
 )  # fmt: skip
 RELATIVES: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("granite", "hunyuan_v1_dense", "arcee"), _llama_like),
@@ -203,6 +203,7 @@ RELATIVES: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("glm", "glm4"), _glm),
     **dict.fromkeys(ENCODERS, later("readers_encoders")),
     **dict.fromkeys(MOE, later("readers_moe")),
+    **dict.fromkeys(MOE_FURTHER, later("readers_moe_further")),
     **dict.fromkeys(SIBLINGS, later("readers_siblings")),
     "olmo": _olmo,
     "olmo3": _olmo3,

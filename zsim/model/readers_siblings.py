@@ -7,6 +7,7 @@ from collections.abc import Callable
 from zsim.model.architecture import Architecture, LayerKind
 from zsim.model.fields import Fields
 from zsim.model.reader_parts import bias_of, common, read_activation, read_layers, read_sliding
+from zsim.model.readers_moe import latent
 
 
 def _cwm(fields: Fields, family: str) -> Architecture:
@@ -47,6 +48,29 @@ def _apertus(fields: Fields, family: str) -> Architecture:
     return Architecture(**common(fields, family, activation=name, qk_norm="head", **bias_of(fields)))
 
 
+def _minicpm3(fields: Fields, family: str) -> Architecture:
+    """Attention of DeepSeek-V3, by halves."""
+    ours = {
+        "q_lora_rank": 768, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    fields = fields.over(ours)
+    width = fields.size("hidden_size") // fields.size("num_attention_heads")
+    values = latent(fields.over({"v_head_dim": width, "rope_interleave": False}), family)
+    return Architecture(**values)
+
+
+def _nanochat(fields: Fields, family: str) -> Architecture:
+    cap = fields.given("final_logit_softcapping", default=True)
+    activation = read_activation(fields, "hidden_act", default="relu2")
+    return Architecture(**common(fields, family, activation=activation, final_softcap=cap, **bias_of(fields)))
+
+
+def _bitnet(fields: Fields, family: str) -> Architecture:
+    activation = read_activation(fields, "hidden_act", default="relu2")
+    return Architecture(**common(fields, family, activation=activation, **bias_of(fields)))
+
+
 READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     "cwm": _cwm,
     "ministral": _ministral,
@@ -54,4 +78,7 @@ READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     "hyperclovax": _hyperclovax,
     "jais2": _jais2,
     "apertus": _apertus,
+    "minicpm3": _minicpm3,
+    "nanochat": _nanochat,
+    "bitnet": _bitnet,
 }

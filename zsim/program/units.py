@@ -79,6 +79,9 @@ def _ends(model: ModelSpec, grouping: str, of_role: Mapping[str, Sequence[Module
             "encoder and decoder share an embedding, and two groups would", field="fsdp.grouping", accepted="hf"
         )
     norms = [norm for norm in of_role["norm"] if grouping != "accelerate" or _found_by_accelerate(model, norm)]
+    if len({norm.name for norm in norms}) < len(norms):
+        what = "a unit of norm and head whose norm is called before the layers, too"
+        raise NotModeled(what, field="fsdp.grouping", accepted="hf")
     if grouping == "accelerate":  # get_input_embeddings: not those of positions
         vocab = getattr(model.arch, "vocab", 0)
         words = [

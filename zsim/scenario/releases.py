@@ -31,7 +31,10 @@ BIASED = ("t5", "mt5")  # learn a bias of attention, which FlashAttention does n
 # With a tower or an indexer: under masks that FlashAttention does not take (`_supports_flash_attn = False` in
 # transformers 5.24).
 # What they run in its place; SDPA with such a mask in all layers is `efficient`.
-MASKED = {"mllama": "sdpa", "gemma4": "sdpa", "deepseek_v32": "sdpa", "gemma3": "efficient", "paligemma": "efficient"}
+MASKED = {
+    "mllama": "sdpa", "gemma4": "sdpa", "deepseek_v32": "sdpa", "glm_moe_dsa": "sdpa", "gemma3": "efficient",
+    "paligemma": "efficient",
+}  # fmt: skip
 OWN_KERNEL = ("falcon",)  # calls scaled_dot_product_attention itself, since it is in transformers (4.33)
 
 

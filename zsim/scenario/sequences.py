@@ -18,8 +18,10 @@ FIELD = "sequence_parallel_size"
 _UNREACHED = (
     "gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "falcon", "mpt", "bloom", "bert", "roberta", "xlm-roberta",
     "camembert", "electra", "modernbert", "modernbert-decoder", "deepseek_v2", "deepseek_v3", "deepseek_v32",
-    "glm4_moe_lite", "youtu", "t5", "mt5", "bart", "mbart", "pegasus", "marian", "gemma4_text", "gemma4", "mamba2",
+    "glm4_moe_lite", "youtu", "glm_moe_dsa", "axk1", "minicpm3", "codegen",
+    "t5", "mt5", "bart", "mbart", "pegasus", "marian", "gemma4_text", "gemma4", "mamba2",
 )  # fmt: skip
+_UNTRIED = ("mistral4",)  # latent attention, whose head_dim is that of whole heads
 # register_with_transformers leaves masks away, and refuses what cannot do without.
 _MASKED = ("eager", "efficient")
 
@@ -39,6 +41,8 @@ def check_shared(model: ModelSpec, workload: Workload, ranks: int, framework: st
     if workload.seq_len % size:
         accepted = f"a multiple of {size}"
         raise InputError(f"{workload.seq_len} is not divisible by {FIELD} {size}", field="seq_len", accepted=accepted)
+    if arch.family in _UNTRIED:
+        raise NotModeled(f"sequence parallelism of {arch.family}", field=FIELD, accepted="1")
     if arch.family in _UNREACHED:
         raise InputError(f"DeepSpeed's Ulysses cannot take {arch.family}'s attention over", field=FIELD, accepted="1")
     if arch.heads % size:

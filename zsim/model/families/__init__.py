@@ -23,11 +23,12 @@ MOE_RELATIVES = (
     "glm4_moe", "glm4_moe_lite", "granitemoe", "granitemoeshared", "dots1", "solar_open", "exaone_moe", "minimax_m2",
     "hunyuan_v1_moe", "ernie4_5_moe", "youtu",
 )  # fmt: skip
+MOE_FURTHER = ("mistral4", "axk1", "hy_v3", "mellum", "afmoe", "flex_olmo", "kolibri1")
 DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe")  # with linear attention
 OTHERS = {  # model_type -> file here, class of the root
     "gpt2": ("gpt2", "GPT2LMHeadModel"),
     "gpt_neox": ("gpt_neox", "GPTNeoXForCausalLM"),
-    "gptj": ("gptj", "GPTJForCausalLM"),
+    **dict.fromkeys(("gptj", "codegen"), ("gptj", "GPTJForCausalLM")),
     "opt": ("opt", "OPTForCausalLM"),
     "phi": ("phi", "PhiForCausalLM"),
     "phi3": ("phi", "Phi3ForCausalLM"),
@@ -46,7 +47,8 @@ OTHERS = {  # model_type -> file here, class of the root
     **dict.fromkeys(("cohere", "cohere2"), ("cohere", "CohereForCausalLM")),
     **dict.fromkeys(("glm", "glm4", "ernie4_5"), ("glm", "GlmForCausalLM")),
     **dict.fromkeys(("gpt_neo", "gpt_bigcode"), ("gpt_neo", "GPTForCausalLM")),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32"), ("deepseek", "DeepseekForCausalLM")),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), ("deepseek", "DeepseekForCausalLM")),
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), ("deepseek_v32", "IndexedForCausalLM")),
     "gemma4_text": ("gemma4", "Gemma4ForCausalLM"),
     "llama4_text": ("llama4", "Llama4ForCausalLM"),
     **dict.fromkeys(("lfm2", "lfm2_moe"), ("lfm2", "Lfm2ForCausalLM")),
@@ -54,10 +56,12 @@ OTHERS = {  # model_type -> file here, class of the root
     **dict.fromkeys(
         ("cwm", "ministral", "helium", "hyperclovax", "jais2", "apertus"), ("siblings", "SiblingForCausalLM")
     ),
+    **dict.fromkeys(("minicpm3", "nanochat", "bitnet"), ("further", "FurtherForCausalLM")),
     "mamba2": ("mamba", "Mamba2ForCausalLM"),
     "nemotron_h": ("nemotron_h", "NemotronHForCausalLM"),
     **dict.fromkeys(("granitemoehybrid", "bamba", "falcon_h1"), ("mamba_hybrids", "HybridForCausalLM")),
     **dict.fromkeys(MOE_RELATIVES, ("moe_relatives", "MoeRelativeForCausalLM")),
+    **dict.fromkeys(MOE_FURTHER, ("moe_further", "MoeFurtherForCausalLM")),
     **dict.fromkeys(
         ("olmo", "olmo3", "granite", "seed_oss", "hunyuan_v1_dense", "exaone4", "arcee", "nemotron", "ministral3"),
         ("relatives", "RelativeForCausalLM"),
@@ -86,8 +90,8 @@ FUSED = {  # families with kernels that are not torch's, where not LLAMA_LIKE al
     "liger": (*LLAMA_LIKE, "gemma", "phi3", "glm4", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
 }
 UNGATED = (  # whose MLP is one product, an activation and another product
-    "gpt2", "gpt_neo", "gpt_bigcode", "gpt_neox", "gptj", "opt", "phi", "falcon", "mpt", "bloom", "starcoder2", "bert",
-    "roberta", "xlm-roberta", "camembert", "electra",
+    "gpt2", "gpt_neo", "gpt_bigcode", "gpt_neox", "gptj", "codegen", "opt", "phi", "falcon", "mpt", "bloom",
+    "starcoder2", "nanochat", "bert", "roberta", "xlm-roberta", "camembert", "electra",
 )  # fmt: skip
 COMPILED_LOSS = (*LLAMA_LIKE, "gpt2")  # of transformers', whose torch.compile takes the loss with the model
 ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "modernbert", "modernbert-decoder")

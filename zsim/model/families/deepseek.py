@@ -1,32 +1,27 @@
-"""DeepSeek-V2, V3 (R1, Moonlight, Kimi K2) and V3.2: latent attention, dense layers first, then experts beside shared
-ones.
+"""DeepSeek-V2 and V3 (R1, Moonlight, Kimi K2): latent attention, dense layers first, then experts beside shared ones.
 
 Module and parameter names, and the order of calls, are those of transformers 5.24 (`modeling_deepseek_v2.py`,
-`modeling_deepseek_v3.py`, `modeling_deepseek_v32.py`). The router's weight has the run's dtype, as engines make it of
+`modeling_deepseek_v3.py`). The router's weight has the run's dtype, as engines make it of
 all parameters; its class keeps it in float32 where nobody does. Layers for predicting several tokens (MTP) are no part
 of what is trained.
 """
 
 from __future__ import annotations
 
-from zsim.errors import NotModeled
 from zsim.model import functional as F
 from zsim.model import products as P
-from zsim.model.architecture import Index
 from zsim.model.attention import (
     Rotary,
     attend,
     causal_mask,
     complex_pairs,
     complex_product,
-    dense_mask,
     rotate,
-    shared_mask,
 )
 from zsim.model.decoder import run_block
 from zsim.model.families import llama, moe
 from zsim.model.graph import Tensor
-from zsim.model.layers import LayerNorm, Linear, Module, Net, RMSNorm, Weight
+from zsim.model.layers import Linear, Module, Net, RMSNorm, Weight
 
 
 class Attention(Module):
@@ -51,6 +46,11 @@ class Attention(Module):
         self.o_proj = Linear(net, arch.heads * mla.value, arch.hidden, arch.output_bias)
 
     def forward(self, x: Tensor, *context: Tensor) -> tuple[Tensor, Tensor | None]:
+        out, weights, _held = self.attended(x, *context)
+        return out, weights
+
+    def attended(self, x: Tensor, *context: Tensor) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+        """What attention returns, its weights, and what an indexer chose."""
         arch, mla = self.net.arch, self.net.arch.mla
         b, s, _ = x.shape
         latent_q = self.q_a_layernorm(self.q_a_proj(x)) if mla.query_rank else x
@@ -65,12 +65,16 @@ class Attention(Module):
         k_rot = F.reshape(k_rot, b, 1, s, mla.rope)
         tables, mask = self.tables(context)
         q_rot, k_rot = self.rotated(q_rot, k_rot, tables)
-        query = F.cat((q_pass, q_rot))
+        query = self.scaled(F.cat((q_pass, q_rot)))
         key, value = self.expanded(latent, k_rot)
+        held: tuple[Tensor, ...] = ()
         if mla.index:
-            mask, _held = self.selected(x, latent_q, tables, mask)
+            mask, held = self.selected(x, latent_q, tables, mask, *context[3:])
         out, weights = attend(self.net, query, key, value, mask, None, arch.attention_dropout)
-        return self.o_proj(out), weights
+        return self.o_proj(out), weights, held
+
+    def scaled(self, query: Tensor) -> Tensor:
+        return query
 
     def tables(self, context: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Tensor | None]:
         """Those of the rotation, and the mask if there is one."""
@@ -90,9 +94,9 @@ class Attention(Module):
         raise NotImplementedError
 
     def selected(
-        self, x: Tensor, latent_q: Tensor, tables: tuple[Tensor, ...], mask: Tensor | None
+        self, x: Tensor, latent_q: Tensor, tables: tuple[Tensor, ...], mask: Tensor | None, *before: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The mask under an indexer, and what is alive as long as it."""
+        """The mask under an indexer, and what is alive as long as it. `before`: what the layer before chose."""
         raise NotImplementedError
 
 
@@ -103,11 +107,7 @@ class V3Attention(Attention):
         if not self.net.arch.mla.interleaved:
             cos, sin = (F.unsqueeze(table, 1) for table in tables)
             return rotate(q, cos, sin), rotate(k, cos, sin)
-        cos, sin = (F.unsqueeze(F.narrow(table, -1, table.shape[-1] // 2), 1) for table in tables)
-        q1, q2 = _neighbours(q)
-        k1, k2 = _neighbours(k)
-        q = _turned(q1, q2, cos, sin)
-        return q, _turned(k1, k2, cos, sin)
+        return turned_pairs(q, k, tables, dim=1)
 
 
 class EarlierV3Attention(V3Attention):
@@ -132,6 +132,15 @@ class EarlierV3Attention(V3Attention):
         return self.o_proj(out), weights
 
 
+def turned_pairs(q: Tensor, k: Tensor, tables: tuple[Tensor, ...], dim: int) -> tuple[Tensor, Tensor]:
+    """Neighbours rotated; `dim` is that of heads."""
+    cos, sin = (F.unsqueeze(F.narrow(table, -1, table.shape[-1] // 2), dim) for table in tables)
+    q1, q2 = _neighbours(q)
+    k1, k2 = _neighbours(k)
+    q = _turned(q1, q2, cos, sin)
+    return q, _turned(k1, k2, cos, sin)
+
+
 def _neighbours(x: Tensor) -> tuple[Tensor, Tensor]:
     """`x[..., 0::2], x[..., 1::2]`"""
     half = x.shape[-1] // 2
@@ -140,75 +149,6 @@ def _neighbours(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _turned(x1: Tensor, x2: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return F.cat((F.add(F.mul(x1, cos), F.mul(x2, sin)), F.add(F.mul(x2, cos), F.mul(x1, sin))))
-
-
-class Indexer(Module):
-    """Which tokens each token attends to: [b, s, k] int32. It is never trained: it runs under torch.no_grad."""
-
-    kind = "index"
-    class_name = "DeepseekV32Indexer"
-
-    def __init__(self, net: Net, index: Index) -> None:
-        super().__init__(net)
-        hidden, mla = net.arch.hidden, net.arch.mla
-        self.index = index
-        self.wq_b = Linear(net, mla.query_rank, index.heads * index.head_dim)
-        self.wk = Linear(net, hidden, index.head_dim)
-        self.k_norm = LayerNorm(net, index.head_dim)
-        self.weights_proj = Linear(net, hidden, index.heads)
-
-    def forward(self, x: Tensor, latent_q: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
-        with self.net.tape.no_grad():
-            return self._chosen(x, latent_q, cos, sin, mask)
-
-    def _chosen(self, x: Tensor, latent_q: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
-        (b, s, _), width, heads = x.shape, self.index.head_dim, self.index.heads
-        rope = self.net.arch.mla.rope
-        q = F.reshape(self.wq_b(latent_q), b, s, heads, width)
-        q_rot, q_pass = F.split(q, [rope, width - rope])
-        k = F.unsqueeze(self.k_norm(self.wk(x)), 2)
-        k_rot, k_pass = F.split(k, [rope, width - rope])
-        cos, sin = F.unsqueeze(cos, 2), F.unsqueeze(sin, 2)
-        q_rot = rotate(q_rot, cos, sin)
-        k_rot = rotate(k_rot, cos, sin)
-        q = F.cat((q_rot, q_pass))
-        k = F.select(F.cat((k_rot, k_pass)), 2)
-        scores = F.scale(self._products(q, k))
-        scores = F.activation_by_result(scores)
-        weights = F.scale(F.to(self.weights_proj(x), "float32"))
-        sums = F.select(P.matmul(F.unsqueeze(weights, 2), scores, "index"), 2)
-        sums = F.binary(sums, mask) if mask.dtype != "bool" else F.masked_fill(sums, F.pointwise(mask))
-        _values, indices = P.topk(F.reshape(sums, b * s, s), min(self.index.top_k, s))
-        del _values
-        return F.reshape(F.pointwise(indices, dtype="int32"), b, s, -1)
-
-    def _products(self, q: Tensor, k: Tensor) -> Tensor:
-        """Of each token's heads with all keys, [b, s, heads, s]: with several sequences a copy of the keys for each."""
-        b, s, _, width = q.shape
-        keys = F.expand(F.unsqueeze(F.to(F.transpose(k, 1, 2), "float32"), 1), (b, s, width, s))
-        return P.matmul(F.to(q, "float32"), keys, "index")
-
-
-class V32Attention(V3Attention):
-    """To the tokens that an indexer chooses, by a mask: the work is that of all of them."""
-
-    def __init__(self, net: Net, prefix: str, index: int) -> None:
-        super().__init__(net, prefix, index)
-        assert net.arch.mla.index is not None
-        self.indexer = Indexer(net, net.arch.mla.index)
-
-    def selected(
-        self, x: Tensor, latent_q: Tensor, tables: tuple[Tensor, ...], mask: Tensor | None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        assert mask is not None
-        tape, (b, s, _) = self.net.tape, x.shape
-        chosen = self.indexer(x, latent_q, *tables, F.select(mask, 1))
-        out = tape.empty((b, s, s), "bool")
-        left = F.pointwise(out, F.pointwise(chosen, dtype="int64"), shape=(b, s, s), dtype="bool")  # scatter
-        left = F.unsqueeze(left, 1)
-        del out
-        mask = F.binary(mask, F.pointwise(left)) if mask.dtype == "bool" else F.masked_fill(mask, left)
-        return mask, (chosen, left)
 
 
 class V2Attention(Attention):
@@ -291,12 +231,13 @@ class V2Router(Router):
 
 class MoE(Module):
     kind = "experts"
+    router: type[Module] = Router
 
     def __init__(self, net: Net, prefix: str) -> None:
         super().__init__(net)
         self.class_name = f"{prefix}Moe" if prefix == "DeepseekV2" else f"{prefix}MoE"
         self.experts = moe.Experts(net, prefix)
-        self.gate = (V2Router if prefix == "DeepseekV2" else Router)(net, prefix)
+        self.gate = (V2Router if prefix == "DeepseekV2" else self.router)(net, prefix)  # type: ignore[call-arg]
         self.shared_experts = llama.MLP(net, prefix, net.arch.experts.shared)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -306,7 +247,7 @@ class MoE(Module):
         return F.add(out, self.shared_experts(x))
 
 
-ATTENTION = {"DeepseekV2": V2Attention, "DeepseekV3": V3Attention, "DeepseekV32": V32Attention}
+ATTENTION = {"DeepseekV2": V2Attention, "DeepseekV3": V3Attention}
 
 
 class Block(llama.Block):
@@ -369,27 +310,8 @@ class V2Model(Model):
         return self.norm(x)
 
 
-class V32Model(Model):
-    def forward(self, ids: Tensor | None, embeds: Tensor | None = None, *extra: Tensor) -> Tensor:
-        net = self.net
-        if net.attention not in ("sdpa", "eager"):
-            what = f"{net.attention} attention in DeepSeek-V3.2, which chooses tokens by a mask"
-            raise NotModeled(what, field="attention", accepted="sdpa, eager")
-        x = embeds = self.inputs_embeds(ids, embeds)
-        position_ids = self.positions(embeds if ids is None else ids)
-        b, s = x.shape[:2]
-        if net.attention == "eager":
-            mask = causal_mask(net, b, s)
-        else:
-            mask = shared_mask(net, F.expand(dense_mask(net, 1, s, "bool"), (b, 1, s, s)))
-        cos, sin = self.rotary_emb(x, position_ids)
-        for block in self.layers:
-            x = run_block(net, block, x, cos, sin, mask)
-        return self.norm(x)
-
-
-PREFIX = {"deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3", "deepseek_v32": "DeepseekV32"}
-MODELS = {"DeepseekV2": V2Model, "DeepseekV3": Model, "DeepseekV32": V32Model}
+PREFIX = {"deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3"}
+MODELS = {"DeepseekV2": V2Model, "DeepseekV3": Model}
 
 
 class DeepseekForCausalLM(llama.LlamaForCausalLM):

@@ -34,6 +34,7 @@ class Model(llama.Model):
         masks[True] = mask_of_kind(net, b, s, True) if self.types else masks[False]
         rotary = {False: self.rotary_emb(x, position_ids)}
         rotary[True] = self.rotary_emb(x, position_ids) if self.tables else rotary[False]
+        x = self.begun(x)
         for number, block in self.layers.numbered():
             sliding = net.arch.kinds[number].sliding
             x = run_block(net, block, x, *rotary[sliding], masks[sliding])
@@ -41,6 +42,10 @@ class Model(llama.Model):
 
     def embedded(self, ids: Tensor) -> Tensor:
         return self.embed_tokens(ids)
+
+    def begun(self, x: Tensor) -> Tensor:
+        """What the first layer gets."""
+        return x
 
 
 # ---------------------------------------------------------------------------------------------------- OLMo
@@ -296,15 +301,18 @@ class ArceeModel(Model):
 
 
 class MinistralAttention(llama.Attention):
-    """Scales its queries by where they are, after they are rotated."""
-
     def rotated(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         q, k = super().rotated(q, k, cos, sin)
-        tape, tokens = self.net.tape, q.shape[2]
-        places = Tensor(Storage(tape, (1, tokens), "int64", False), (1, tokens), (tokens, 1), "int64")
-        scales = F.pointwise(F.pointwise(F.pointwise(places, dtype="float32")))
-        scales = F.pointwise(F.pointwise(F.pointwise(scales)))
-        return F.mul(q, F.to(F.reshape(scales, 1, 1, tokens, 1), q.dtype)), k
+        return scaled_by_position(self.net, q), k
+
+
+def scaled_by_position(net: Net, q: Tensor) -> Tensor:
+    """`q * get_llama_4_attn_scale(position_ids, ...)`, queries scaled by where they are."""
+    tape, tokens = net.tape, q.shape[2]
+    places = Tensor(Storage(tape, (1, tokens), "int64", False), (1, tokens), (tokens, 1), "int64")
+    scales = F.pointwise(F.pointwise(F.pointwise(places, dtype="float32")))
+    scales = F.pointwise(F.pointwise(F.pointwise(scales)))
+    return F.mul(q, F.to(F.reshape(scales, 1, 1, tokens, 1), q.dtype))
 
 
 class MinistralBlock(llama.Block):
