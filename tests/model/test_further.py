@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.model import vision_counts
 from zsim.errors import InputError
 from zsim.model.huggingface import from_config
 
@@ -129,6 +130,22 @@ def test_what_files_cannot_say(name: str, changes: dict[str, Any], field: str) -
     with pytest.raises(InputError) as caught:
         from_config(MODELS[name][1] | changes, name)
     assert caught.value.field == field
+
+
+def test_of_an_omni_model_the_thinker_is_trained() -> None:
+    whole = vision_counts.COUNTS["Qwen2.5-Omni-7B"][1]
+    spec = from_config(whole, "o")
+    thinker = from_config(whole["thinker_config"] | {"model_type": "qwen2_5_omni_thinker"}, "o")
+    assert spec.parameters == thinker.parameters
+    assert spec.buffers_bytes == thinker.buffers_bytes == 7_680_672
+    assert spec.notes == (
+        "o: what it thinks with is trained; the talker is left out",
+        "o: its audio tower is there, and given nothing",
+    )
+    with pytest.raises(InputError) as caught:
+        from_config(whole["thinker_config"] | {"model_type": "qwen2_5_omni_thinker", "audio_config": {"output_dim": 8}},
+                    "o")  # fmt: skip
+    assert caught.value.field == "audio_config.output_dim"
 
 
 def test_layers_are_those_that_the_file_says() -> None:

@@ -20,6 +20,38 @@ _LLAMA4_TOWER = {
     "num_attention_heads": 16, "num_hidden_layers": 34, "patch_size": 14, "vision_output_dim": 4096,
 }  # fmt: skip
 COUNTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "Qwen2.5-Omni-7B": (
+        8_931_813_888,
+        {
+            "model_type": "qwen2_5_omni",
+            "thinker_config": {
+                "text_config": {
+                    "model_type": "qwen2_5_omni_text", "hidden_size": 3584, "intermediate_size": 18944,
+                    "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064,
+                },
+                "vision_config": {
+                    "model_type": "qwen2_5_omni_vision_encoder", "hidden_size": 1280, "intermediate_size": 3420,
+                    "out_hidden_size": 3584, "depth": 32, "num_heads": 16,
+                },
+                "audio_config": {"model_type": "qwen2_5_omni_audio_encoder", "d_model": 1280, "output_dim": 3584},
+            },
+        },
+    ),
+    "Qwen3-Omni-30B-A3B": (
+        31_719_205_488,
+        {
+            "model_type": "qwen3_omni_moe_thinker",
+            "text_config": {
+                "model_type": "qwen3_omni_moe_text", "hidden_size": 2048, "intermediate_size": 768,
+                "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+                "vocab_size": 152064,
+            },
+            "vision_config": {
+                "model_type": "qwen3_omni_moe_vision_encoder", "out_hidden_size": 2048,
+            },
+            "audio_config": {"model_type": "qwen3_omni_moe_audio_encoder", "d_model": 1280, "output_dim": 2048},
+        },
+    ),
     "LLaVA-1.5-7B, its text model's sizes left out": (
         7_063_427_072,
         {

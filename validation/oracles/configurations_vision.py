@@ -106,7 +106,7 @@ def _other_vision() -> list[Config]:
         "qwen3_vl_moe": ["patch_embed", "pos_embed", "visual.blocks", "deepstack"],
         **{
             model: ["visual.embeddings", "patch_embed", "visual.blocks", "visual.post", "visual.downsample"]
-            for model in ("glm4v", "glm4v_moe")
+            for model in ("glm4v", "glm4v_moe", "glm46v")
         },
         **{model: ["patch_embed", "pos_embed", "visual.blocks"] for model in ("qwen3_5", "qwen3_5_moe")},
     }  # fmt: skip
@@ -122,7 +122,27 @@ def _other_vision() -> list[Config]:
             zero_of("vlm", 3, **model, zero=SMALL_ZERO),
             zero_of("vlm_regather", 3, ga=2, **model, zero=REGATHER, freeze=tower),
         ]
-    return [*found, *_units_in_layers(), *_cross_attention()]
+    return [*found, *_units_in_layers(), *_cross_attention(), *_omni()]
+
+
+def _omni() -> list[Config]:
+    """With a tower of sounds that is given nothing: all trained, and all but mergers and the text model frozen."""
+    found = []
+    for name in ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"):
+        model: Config = {"model": name}
+        silent = ["audio_tower.", "patch_embed", "pos_embed", "visual.blocks"]
+        found += [
+            config_of("ddp", "vlm_silent_frozen", **model, ddp={"bucket_cap_mb": 1}, freeze=silent),
+            config_of("fsdp2", "vlm_silent", **model),
+            config_of("fsdp2", "vlm_silent_frozen", **model, freeze=silent),
+            config_of("fsdp1", "vlm_silent_frozen", **model, freeze=silent),
+            config_of("fsdp1", "vlm_silent_text", **model, freeze=["audio_tower.", "visual."]),
+            zero_of("vlm_silent", 1, **model, zero=SMALL_ZERO),
+            zero_of("vlm_silent_frozen", 2, **model, zero=SMALL_ZERO, freeze=silent),
+            zero_of("vlm_silent", 3, **model, zero=SMALL_ZERO),
+            zero_of("vlm_silent_regather", 3, ga=2, **model, zero=REGATHER, freeze=silent),
+        ]
+    return found
 
 
 def _cross_attention() -> list[Config]:

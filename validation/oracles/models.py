@@ -197,7 +197,7 @@ def inputs(kind: str, tokens: torch.Tensor, dtype: torch.dtype = torch.float32) 
         return given | {"pixel_values": torch.zeros(len(ids), 5, 3, 28, 28), "image_sizes": [[56, 56]] * len(ids)}
     if kind == "mistral3":
         given |= {"image_sizes": [[56, 56]] * len(ids)}
-    if not kind.startswith(("qwen", "glm4v")):
+    if not kind.startswith(("qwen", "glm4")):
         return given | {"pixel_values": torch.zeros(len(ids), 3, 56, 56)}
     grid = torch.tensor([[1, 4, 4]] * len(ids))
     values = 1536 if kind.startswith("qwen3") else 1176
@@ -216,7 +216,7 @@ def units(model: torch.nn.Module) -> list[torch.nn.Module]:
     """What FSDP wraps: blocks, of a vision-language model all of `_no_split_modules`. Those of encoders have the tied
     embedding, which FSDP cannot have in a unit and outside."""
     if sees(model):
-        return [module for module in model.modules() if type(module).__name__ in model._no_split_modules]
+        return of_classes(model, list(model._no_split_modules))
     return blocks(model)
 
 

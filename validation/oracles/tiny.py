@@ -35,6 +35,13 @@ _IDEFICS = {
     "hidden_size": 160, "intermediate_size": 400, "num_hidden_layers": 4, "num_attention_heads": 4, "image_size": 56,
     "patch_size": 14,
 }  # fmt: skip
+_SECTIONS = {
+    "head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [6, 5, 5]},
+}  # fmt: skip
+_SOUND = {
+    "d_model": 96, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 256, "output_dim": 256,
+    "num_mel_bins": 16, "max_source_positions": 100,
+}  # fmt: skip
 TINY_VISION: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {
         "image_token_id": 999,
@@ -136,6 +143,41 @@ TINY_VISION: dict[str, dict[str, Any]] = {
             "depth": 4, "hidden_size": 160, "num_heads": 4, "out_hidden_size": 256, "intermediate_size": 400,
             "image_size": 56,
         },
+    },
+    "glm46v": {
+        "image_token_id": 999,
+        "tie_word_embeddings": False,
+        "text_config": _TEXT | {
+            "model_type": "glm4v_text", "pad_token_id": 0, "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 3, 3],
+            },
+        },
+        "vision_config": {
+            "model_type": "glm4v_vision", "depth": 4, "hidden_size": 160, "num_heads": 4, "out_hidden_size": 256,
+            "intermediate_size": 400, "image_size": 56,
+        },
+    },
+    "qwen2_5_omni_thinker": {
+        "image_token_id": 999, "video_token_id": 998, "audio_token_id": 997,
+        "tie_word_embeddings": False,
+        "text_config": _TEXT | _SECTIONS,
+        "vision_config": {
+            "depth": 4, "hidden_size": 160, "intermediate_size": 400, "num_heads": 4, "out_hidden_size": 256,
+            "fullatt_block_indexes": [1, 3],
+        },
+        "audio_config": _SOUND,
+    },
+    "qwen3_omni_moe_thinker": {
+        "image_token_id": 999, "video_token_id": 998, "audio_token_id": 997,
+        "tie_word_embeddings": False,
+        "text_config": _TEXT | _SECTIONS | {
+            "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "num_hidden_layers": 4,
+        },
+        "vision_config": {
+            "depth": 4, "hidden_size": 160, "intermediate_size": 400, "num_heads": 4, "out_hidden_size": 256,
+            "num_position_embeddings": 64, "deepstack_visual_indexes": [1, 2],
+        },
+        "audio_config": _SOUND | {"downsample_hidden_size": 24},
     },
     "llama4": {
         "image_token_index": 999,

@@ -31,7 +31,7 @@ RUNS = ((1, 64, 1, "none"), (2, 96, 2, "none"), (2, 96, 2, "full"))  # micro-bat
 FROZEN = {"": (), "tower": ("visual.", "vision_tower.", "vision_model."), "all but projector": ("",)}
 PROJECTOR = ("merger", "projector", "connector", "embed_vision")
 IDEFICS = ("idefics3", "smolvlm")
-GLM = ("glm4v", "glm4v_moe")  # which takes the grid of packed patches for tensors
+GLM = ("glm4v", "glm4v_moe", "glm46v")  # which takes the grid of packed patches for tensors
 GRIDS = (
     *GLM,
     "qwen2_vl",
@@ -40,6 +40,8 @@ GRIDS = (
     "qwen3_vl_moe",
     "qwen3_5",
     "qwen3_5_moe",
+    "qwen2_5_omni_thinker",
+    "qwen3_omni_moe_thinker",
 )  # whose inputs are packed patches and their grid
 
 
@@ -49,7 +51,7 @@ def build(config: dict[str, Any], attention: str) -> Any:
     for part in (made, made.text_config, made.vision_config):
         part._attn_implementation = attention
     made.text_config.use_cache = False
-    if made.model_type in ("qwen3_vl_moe", "qwen3_5_moe", "glm4v_moe"):
+    if made.model_type in ("qwen3_vl_moe", "qwen3_5_moe", "glm4v_moe", "qwen3_omni_moe_thinker"):
         made.text_config._experts_implementation = "grouped_mm"
     torch.set_default_dtype(torch.bfloat16)
     model = transformers.AutoModelForImageTextToText.from_config(made).train()
@@ -125,7 +127,7 @@ def inputs(config: dict[str, Any], batch: int, seq: int, images: int, size: tupl
             spatial_merge_size=vision.spatial_merge_size,
         )  # fmt: skip
         found |= {"image_interp_indices": indices, "image_interp_weights": weights}
-    if kind == "qwen2_5_vl":
+    if kind in ("qwen2_5_vl", "qwen2_5_omni_thinker"):
         order, ends = vision_utils.get_vision_window_index(
             grid, vision.spatial_merge_size, vision.window_size, vision.patch_size
         )

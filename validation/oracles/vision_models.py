@@ -34,6 +34,11 @@ SIGLIP = CLIP | {"model_type": "siglip_vision_model", "vision_use_head": False, 
 IDEFICS = {key: value for key, value in SIGLIP.items() if key != "vision_use_head"}
 FLASH, BOTH, EAGER = ("sdpa",), ("sdpa", "eager"), ("eager",)
 
+SOUND = {
+    "d_model": 48, "encoder_layers": 2, "encoder_attention_heads": 3, "encoder_ffn_dim": 96, "output_dim": 64,
+    "num_mel_bins": 16, "max_source_positions": 100,
+}  # fmt: skip
+
 # name -> (attention implementations, config.json, image height and width)
 CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[int, int]]] = {
     "qwen2_5_vl": (
@@ -56,6 +61,32 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[int, int]]] = {
             },
         },
         (168, 196),
+    ),
+    "qwen2_5_omni": (
+        BOTH,
+        {
+            "model_type": "qwen2_5_omni_thinker", "text_config": {"model_type": "qwen2_5_omni_text", **TEXT, **ROPE},
+            "vision_config": {
+                "model_type": "qwen2_5_omni_vision_encoder", "depth": 4, "hidden_size": 48, "intermediate_size": 100,
+                "num_heads": 3, "out_hidden_size": 64, "fullatt_block_indexes": [1, 3],
+            },
+            "audio_config": {"model_type": "qwen2_5_omni_audio_encoder", **SOUND},
+        },
+        (168, 196),
+    ),
+    "qwen3_omni": (
+        BOTH,
+        {
+            "model_type": "qwen3_omni_moe_thinker", "text_config": {
+                "model_type": "qwen3_omni_moe_text", **TEXT, "num_hidden_layers": 5, "head_dim": 32, **ROPE3,
+                "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+            },
+            "vision_config": {"model_type": "qwen3_omni_moe_vision_encoder", **DEEP},
+            "audio_config": {
+                "model_type": "qwen3_omni_moe_audio_encoder", **SOUND, "downsample_hidden_size": 24,
+            },
+        },
+        (160, 192),
     ),
     "qwen3_vl": (
         BOTH,
@@ -161,6 +192,21 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[int, int]]] = {
         BOTH,
         {
             "model_type": "glm4v", "text_config": {
+                "model_type": "glm4v_text", **TEXT, "pad_token_id": 0, "rope_parameters": {
+                    "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2],
+                },
+            },
+            "vision_config": {
+                "model_type": "glm4v_vision", "depth": 4, "hidden_size": 48, "num_heads": 3, "out_hidden_size": 64,
+                "intermediate_size": 100, "image_size": 56,
+            },
+        },
+        (168, 196),
+    ),
+    "glm46v": (
+        FLASH,
+        {
+            "model_type": "glm46v", "text_config": {
                 "model_type": "glm4v_text", **TEXT, "pad_token_id": 0, "rope_parameters": {
                     "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2],
                 },

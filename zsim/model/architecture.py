@@ -148,15 +148,19 @@ class Vision:
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """A tower of sounds, whose parameters are there and which is given nothing (Gemma 4)."""
+    """A tower of sounds, whose parameters are there and which is given nothing (Gemma 4, Qwen's Omni)."""
 
     hidden: int
     layers: int
     heads: int
-    channels: tuple[int, int]  # of the convolutions that come first
-    kernel: int  # of the layers' convolutions
     outputs: int
-    clips: bool
+    channels: tuple[int, int] = (0, 0)  # of Gemma 4's convolutions that come first
+    kernel: int = 0  # of the convolutions in its layers
+    clips: bool = False
+    intermediate: int = 0  # Qwen's
+    inputs: int = 0  # bins that it reads
+    positions: int = 0
+    between: int = 0  # channels of Qwen3-Omni's convolutions that come first
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,8 @@ SAME = {  # by model_type: with code on the hub, or in transformers 5.24 a confi
     ),
 }  # fmt: skip
 
+THINKERS = ("qwen2_5_omni", "qwen3_omni_moe")  # whose file has a part for the model that is trained
+
 
 def read_config(path: Path | str) -> ModelSpec:
     """The model of a config.json (or of the directory that holds one).
@@ -77,10 +79,15 @@ def _from_fields(fields: Fields, name: str) -> ModelSpec:
     family = fields.text("model_type", default="")
     if not family:
         fields.fail("model_type", "is missing", ", ".join(FAMILIES))
+    said: list[str] = []
+    if family in THINKERS:
+        fields = fields.section("thinker_config").over({"model_type": f"{family}_thinker"})
+        family = f"{family}_thinker"
+        said.append("what it thinks with is trained; the talker is left out")
     same = SAME.get(family, Same(family))
     read_as, fields = same.family, fields.renamed(same.names).over(same.defaults)
     _refuse(fields, read_as)
-    other = () if read_as == family else (f"{family} is run as transformers' {read_as}",)
+    other = said if read_as == family else [f"{family} is run as transformers' {read_as}"]
     notes = tuple(f"{name}: {text}" for text in (*other, *_other_code(fields, read_as)))
     if read_as in VISION:
         from zsim.model.readers_vision import VISION_READERS
@@ -100,7 +107,7 @@ def _other_code(fields: Fields, family: str) -> Iterator[str]:
         yield f"architectures names {said[0]}: {family} with the head of a language model is simulated"
     if family == "llama4_text":
         yield "every expert works on every token, as in transformers' class"
-    if family == "gemma4" and "audio_config" in fields:
+    if (family == "gemma4" and "audio_config" in fields) or family.endswith("_thinker"):
         yield "its audio tower is there, and given nothing"
     own = fields.raw("auto_map")
     code = isinstance(own, dict) and (own.get("AutoModelForCausalLM") or own.get("AutoModel"))
@@ -129,7 +136,7 @@ def _refuse(fields: Fields, family: str) -> None:
             message = f"{family}: a language model inside a multimodal one"
             fields.refuse(tower, message, f"a text model's config.json{own}")
     if family not in READERS and family not in VISION and family not in SEQ2SEQ:
-        known = ", ".join(sorted((*READERS, *VISION, *SEQ2SEQ, *SAME)))
+        known = ", ".join(sorted((*READERS, *VISION, *SEQ2SEQ, *SAME, *THINKERS)))
         fields.refuse("model_type", f"model family {family!r}", known)
     if fields.raw("quantization_config") is not None:
         fields.refuse(

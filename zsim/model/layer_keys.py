@@ -14,6 +14,8 @@ OWN_EMBEDDINGS = ("clip_vision_model", "siglip_vision_model")  # towers that hav
 UNITS_IN_LAYERS = ("idefics3_vision", "smolvlm_vision")  # whose attention alone is a unit
 PROJECTOR = ".multi_modal_projector."  # PaliGemma's, a unit as well
 PATCHES = ".vision_tower.patch_embedder."  # and Gemma 4's
+# Whose towers are units as well, around those of their layers.
+WHOLE_TOWERS = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
 SOUND = (".audio_tower.", ".embed_audio.")  # which are given nothing
 # Registered before the layers, and called behind them.
 BEHIND = (
@@ -23,6 +25,7 @@ BEHIND = (
     ".final_layer_norm.",
     ".project_out.",
     ".layernorm_post.",
+    ".merger_list.",
 )
 LATE_PROJECTOR = ".embed_vision."  # registered behind the text model (Gemma 4)
 
@@ -35,6 +38,7 @@ def with_flat_units(spec: ModelSpec, units: str) -> ModelSpec:
     own = [EMBEDDINGS] if tower is not None and tower.blocks.family in OWN_EMBEDDINGS else []
     own += [PROJECTOR] if spec.family == "paligemma" else []
     own += [PATCHES] if spec.family == "gemma4" else []
+    own += [".visual.", ".audio_tower."] if spec.family in WHOLE_TOWERS else []
     parts = tower is not None and tower.blocks.family in UNITS_IN_LAYERS
     apart = {
         parameter.name.rpartition(".")[0] for parameter in spec.parameters if parameter.trainable and units == "leaf"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from zsim.model.architecture import Architecture, LayerKind, Vision
+from zsim.model.architecture import Architecture, LayerKind, Sound, Vision
 from zsim.model.fields import Fields
 from zsim.model.reader_parts import read_activation, read_dropout, read_layers
 from zsim.model.reader_vision_parts import LANGUAGE_MODELS, read_blocks, read_side, read_text, read_tower, text_family
@@ -256,7 +256,16 @@ _QWEN: dict[str, tuple[tuple[str, ...], str, str, dict[str, Any]]] = {
         ("qwen3_5_moe_text",), "qwen3_5_moe_text", "qwen3_5_moe_vision",
         {"hidden": 1152, "depth": 27, "activation": "gelu_pytorch_tanh", "patch": 16, "intermediate": 4304},
     ),
+    "qwen2_5_omni_thinker": (
+        ("qwen2_5_omni_text",), "qwen2", "qwen2_5_omni_vision_encoder",
+        {"hidden": 3584, "depth": 32, "activation": "silu", "patch": 14, "intermediate": 3420},
+    ),
+    "qwen3_omni_moe_thinker": (
+        ("qwen3_omni_moe_text",), "qwen3_moe", "qwen3_omni_moe_vision_encoder",
+        {"hidden": 1152, "depth": 27, "activation": "gelu_pytorch_tanh", "patch": 16, "intermediate": 4304},
+    ),
 }  # fmt: skip
+_WINDOWED = ("qwen2_5_vl", "qwen2_5_omni_thinker")
 
 
 def _qwen(fields: Fields, family: str) -> Architecture:
@@ -268,16 +277,16 @@ def _qwen(fields: Fields, family: str) -> Architecture:
         text = replace(text, moe=replace(text.moe, norm_top_k=True))
         fields.section("text_config").size("num_key_value_heads")
     vision = read_tower(fields, tower, family)
-    third, deep = family.startswith("qwen3"), family.startswith("qwen3_vl")
+    third, deep = family.startswith("qwen3"), family.startswith(("qwen3_vl", "qwen3_omni"))
     old = family == "qwen2_vl"  # whose `hidden_size` is the text model's
     width = vision.size("embed_dim" if old else "hidden_size", default=default["hidden"])
-    whole = vision.items("fullatt_block_indexes") if family == "qwen2_5_vl" else None
+    whole = vision.items("fullatt_block_indexes") if family in _WINDOWED else None
     whole = [7, 15, 23, 31] if whole is None else whole
     read = (vision.items("deepstack_visual_indexes") or [8, 16, 24]) if deep else []
 
     def kind(layer: int) -> LayerKind:
         stretch = 2 * sum(other < layer for other in read) + (layer in read)
-        return LayerKind(sliding=family == "qwen2_5_vl" and layer not in whole, stretch=stretch)
+        return LayerKind(sliding=family in _WINDOWED and layer not in whole, stretch=stretch)
 
     ratio = int(vision.number("mlp_ratio", default=4, low=1, high=64))
     blocks = read_blocks(
@@ -304,11 +313,31 @@ def _qwen(fields: Fields, family: str) -> Architecture:
             channels=vision.size("in_channels", "in_chans", default=3),
             frames=vision.size("temporal_patch_size", default=2),
             merge=vision.size("spatial_merge_size", default=2),
-            window=vision.size("window_size", default=112) if family == "qwen2_5_vl" else 0,
+            window=vision.size("window_size", default=112) if family in _WINDOWED else 0,
             read_layers=tuple(sorted(read)),
             positions=vision.size("num_position_embeddings", default=2304) if third else 0,
             input_embedding=not third,
         ),
+        sound=_sound(fields.section("audio_config"), _HEARING[family], text.hidden) if family in _HEARING else None,
+    )
+
+
+_HEARING = {"qwen2_5_omni_thinker": 0, "qwen3_omni_moe_thinker": 480}  # channels of convolutions between
+
+
+def _sound(audio: Fields, between: int, width: int) -> Sound:
+    """Of Qwen's Omni; its tower is given nothing."""
+    if (outputs := audio.size("output_dim", default=3584)) != width:
+        audio.fail("output_dim", f"is {outputs}, and the text model's width {width}", str(width))
+    return Sound(
+        hidden=audio.size("d_model", "hidden_size", default=1280),
+        layers=audio.size("encoder_layers", "num_hidden_layers", default=32, most=10_000),
+        heads=audio.size("encoder_attention_heads", "num_attention_heads", default=20),
+        outputs=outputs,
+        intermediate=audio.size("encoder_ffn_dim", "intermediate_size", default=5120),
+        inputs=audio.size("num_mel_bins", default=128),
+        positions=audio.size("max_source_positions", default=1500),
+        between=audio.size("downsample_hidden_size", default=between) if between else 0,
     )
 
 

@@ -131,12 +131,13 @@ def _glm4v_moe(fields: Fields, family: str) -> Architecture:
 
 
 def _with_glm_tower(text: Architecture, fields: Fields) -> Architecture:
-    vision = read_tower(fields, f"{text.family}_vision", text.family)
+    parts = "glm4v" if text.family == "glm46v" else text.family
+    vision = read_tower(fields, f"{parts}_vision", parts)
     names = {
         "hidden": (("hidden_size",), 1536), "heads": (("num_heads",), 12), "layers": (("depth",), 24),
         "intermediate": (("intermediate_size",), 13696), "activation": "silu",
     }  # fmt: skip
-    blocks = read_blocks(vision, f"{text.family}_vision", names, lambda layer: LayerKind())
+    blocks = read_blocks(vision, f"{parts}_vision", names, lambda layer: LayerKind())
     if (out := vision.size("out_hidden_size", default=4096)) != text.hidden:
         vision.fail("out_hidden_size", f"is {out}, and the text model's width {text.hidden}", str(text.hidden))
     patch = read_side(vision, "patch_size", 14)
@@ -176,6 +177,6 @@ FURTHER: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("idefics3", "smolvlm"), _idefics),
     "mllama": _mllama,
     "llama4": _llama4,
-    "glm4v": _glm4v,
+    **dict.fromkeys(("glm4v", "glm46v"), _glm4v),
     "glm4v_moe": _glm4v_moe,
 }

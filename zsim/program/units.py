@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from zsim.errors import InputError, NotModeled
+from zsim.model.layer_keys import WHOLE_TOWERS
 from zsim.model.spec import COPY, ModelSpec, Module
 from zsim.program.walk import modules_in_order
 
@@ -173,8 +174,10 @@ def _idle(model: ModelSpec, adapter_units: bool) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for index, parameter in enumerate(model.parameters if getattr(model.arch, "sound", None) else ()):
         tower, layers, rest = parameter.name.partition(".audio_tower.layers.")
-        if layers:
-            found.setdefault(f"{tower}{layers}{rest.partition('.')[0]}", []).append(index)
+        whole = model.family in WHOLE_TOWERS and ".audio_tower." in parameter.name
+        if layers or whole:
+            name = f"{tower}{layers}{rest.partition('.')[0]}" if layers else "audio_tower"
+            found.setdefault(name, []).append(index)
             if adapter_units and parameter.trainable:
                 what = "units of adapters in an audio tower that is given nothing"
                 raise NotModeled(what, field="lora.exclude", accepted="[audio_tower, embed_audio]")

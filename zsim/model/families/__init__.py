@@ -75,11 +75,12 @@ VISION = {
         ("llava", "llava_next", "llava_onevision", "mistral3", "internvl"), ("llava", "LlavaForConditionalGeneration")
     ),
     "llama4": ("llama4_vision", "Llama4ForConditionalGeneration"),
-    **dict.fromkeys(("glm4v", "glm4v_moe"), ("glm_vision", "Glm4vForConditionalGeneration")),
+    **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), ("glm_vision", "Glm4vForConditionalGeneration")),
     "mllama": ("mllama", "MllamaForConditionalGeneration"),
     **dict.fromkeys(("idefics3", "smolvlm"), ("idefics", "IdeficsForConditionalGeneration")),
     **dict.fromkeys(DELTA[3:], ("qwen_next", "Qwen35ForConditionalGeneration")),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), ("vlm", "QwenForConditionalGeneration")),
+    **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), ("omni", "ThinkerForConditionalGeneration")),
 }
 SEQ2SEQ = {
     **dict.fromkeys(("t5", "mt5"), ("t5", "T5ForConditionalGeneration")),

@@ -17,7 +17,7 @@ from zsim.model.families.vlm import MRotary, QwenModel, QwenTextModel, VisionLan
 from zsim.model.graph import Tensor
 from zsim.model.layers import Activation, Blocks, LayerNorm, Linear, Module, Net, RMSNorm
 
-PREFIXES = {"glm4v": "Glm4v", "glm4v_moe": "Glm4vMoe"}
+PREFIXES = {"glm4v": "Glm4v", "glm4v_moe": "Glm4vMoe", "glm46v": "Glm4v"}
 MLPS = {"Glm4v": "Glm4VisionMlp", "Glm4vMoe": "Glm4vMoeisionMlp"}  # as they are written
 
 
@@ -199,4 +199,6 @@ class Glm4vForConditionalGeneration(VisionLanguageModel):
         prefix = PREFIXES[net.arch.family]
         self.class_name = f"{prefix}ForConditionalGeneration"
         self.model = GlmModel(net, prefix)
+        if net.arch.family == "glm46v":  # GLM-4.6V: classes of its own around the parts of GLM-4.1V
+            self.class_name, self.model.class_name = "Glm46VForConditionalGeneration", "Glm46VModel"
         self.lm_head = head(net, self.model.language_model.embed_tokens)

@@ -115,7 +115,7 @@ class SparseMoeBlock(Module):
     def __init__(self, net: Net, prefix: str) -> None:
         super().__init__(net)
         self.class_name = f"{prefix}SparseMoeBlock"
-        if not prefix.startswith(("Qwen3Moe", "Qwen3VL", "Mellum")):
+        if not prefix.startswith(("Qwen3Moe", "Qwen3VL", "Qwen3Omni", "Mellum")):
             self.gate = self.router(net, prefix)  # type: ignore[call-arg]
             self.experts = Experts(net, prefix)
         else:

@@ -75,7 +75,7 @@ class QwenAttention(Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         arch, patches = self.net.arch, x.shape[0]
-        q, k, v = F.unbind(F.permute(F.reshape(self.qkv(x), patches, 3, arch.heads, -1), 1, 0, 2, 3), 0)
+        q, k, v = self.heads(x)
         q, k = self._rotated(q, k, cos, sin)
         shape = (1, arch.heads, patches, arch.head_dim)
         q = F.reshape(F.transpose(q, 0, 1), *shape)
@@ -92,6 +92,11 @@ class QwenAttention(Module):
             out = F.cat(outputs, dim=1)
         out = F.contiguous(F.reshape(out, patches, -1))
         return self.proj(out)
+
+    def heads(self, x: Tensor) -> list[Tensor]:
+        """[patches, heads, head_dim]"""
+        qkv = F.reshape(self.qkv(x), x.shape[0], 3, self.net.arch.heads, -1)
+        return F.unbind(F.permute(qkv, 1, 0, 2, 3), 0)
 
     def _lengths(self, patches: int) -> list[int]:
         """Of the sequences that attend to themselves: images, or the windows in them."""
@@ -147,10 +152,10 @@ class QwenBlock(Module):
         super().__init__(net)
         width = net.arch.hidden
         self.class_name = f"{prefix}VisionBlock"
-        if prefix == "Qwen2_5_VL":
+        if prefix in ("Qwen2_5_VL", "Qwen2_5Omni"):
             self.norm1 = RMSNorm(net, width, f"{prefix}RMSNorm")
             self.norm2 = RMSNorm(net, width, f"{prefix}RMSNorm")
-            self.attn = QwenAttention(net, vision, f"{prefix}VisionAttention", windowed)
+            self.attn = self.attention(vision, f"{prefix}VisionAttention", windowed)
             self.mlp = MLP(net, prefix)
             self.mlp.fused = False  # Liger leaves it, and the merger's norm, to torch
             return
@@ -161,6 +166,9 @@ class QwenBlock(Module):
             self.mlp = TwoLinears(net, "VisionMlp", ("fc1", "act", "fc2"))
         else:
             self.mlp = TwoLinears(net, f"{prefix}VisionMLP", ("linear_fc1", "linear_fc2", "act_fn"))
+
+    def attention(self, vision: Vision, class_name: str, windowed: bool) -> QwenAttention:
+        return QwenAttention(self.net, vision, class_name, windowed)
 
     def forward(self, x: Tensor, *tables: Tensor) -> Tensor:
         x = F.add(x, self.attn(self.norm1(x), *tables))
@@ -209,15 +217,18 @@ class Qwen25Tower(Module):
 
     kind = "copy"
     class_name = "Qwen2_5_VisionTransformerPretrainedModel"
+    prefix = "Qwen2_5_VL"
+    returns_early = False  # the way back to the order of patches is found before the blocks
+    layer: type[QwenBlock] = QwenBlock
 
     def __init__(self, net: Net, vision: Vision, width: int) -> None:
         super().__init__(net)
-        prefix = "Qwen2_5_VL"
+        prefix = self.prefix
         self.vision = vision
         self.patch_embed = QwenPatches(net, vision, "Qwen2_5_VisionPatchEmbed")
         self.rotary_pos_emb = QwenRotary(net, f"{prefix}VisionRotaryEmbedding")
         kinds = net.arch.kinds
-        self.blocks = Blocks(net, kinds, lambda index: QwenBlock(net, vision, prefix, kinds[index].sliding))
+        self.blocks = Blocks(net, kinds, lambda index: self.layer(net, vision, prefix, kinds[index].sliding))
         self.merger = QwenMerger(net, vision, prefix, width)
 
     def forward(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
@@ -225,6 +236,7 @@ class Qwen25Tower(Module):
         places = given(self.net, (patches, 2), "int64")
         order = given(self.net, (patches // self.vision.merge**2,), "int64")
         x = self.patch_embed(pixel_values)
+        back = F.pointwise(order) if self.returns_early else None
         x = self._permuted(x, order)
         tables = self.rotary_pos_emb(x, places)
         tables = tuple(self._permuted(table, order) for table in tables)
@@ -232,7 +244,8 @@ class Qwen25Tower(Module):
             self.net.tape.share(*tables)
         for block in self.blocks:
             x = run_block(self.net, block, x, *tables)
-        back = F.pointwise(order)
+        if back is None:
+            back = F.pointwise(order)
         merged = self.merger(x)
         merged = P.gather(merged, back)
         return x, merged
@@ -294,6 +307,7 @@ class Qwen3Tower(Module):
     kind = "copy"
     prefix = "Qwen3VL"
     read_by_text = True  # its layers are
+    merging: type[Qwen3Merger] = Qwen3Merger
 
     def __init__(self, net: Net, vision: Vision, width: int) -> None:
         super().__init__(net)
@@ -303,8 +317,8 @@ class Qwen3Tower(Module):
         self.pos_embed = PositionTable(net, vision.positions, net.arch.hidden)
         self.rotary_pos_emb = QwenRotary(net, f"{prefix}VisionRotaryEmbedding")
         self.blocks = Blocks(net, net.arch.kinds, lambda index: QwenBlock(net, vision, prefix, windowed=False))
-        self.merger = Qwen3Merger(net, vision, prefix, width, after=False)
-        deep = [Qwen3Merger(net, vision, prefix, width, after=True) for _ in vision.read_layers]
+        self.merger = self.merging(net, vision, prefix, width, after=False)
+        deep = [self.merging(net, vision, prefix, width, after=True) for _ in vision.read_layers]
         if self.read_by_text:
             self.deepstack_merger_list = ModuleList(net, list(deep))
         self.deep = dict(zip(vision.read_layers, deep, strict=True))
