@@ -67,6 +67,9 @@ HANDED_WEIGHTS = {"mpt", "bloom", "gpt_neo"}
 MISSED_ROWS = {  # rows per token (of its experts, or of all), of 64 entries in bf16
     "gpt_oss": 2 * 64 * 64 * 2,
     "llama4": 4 * 64 * 64 * 2,
+    **dict.fromkeys(
+        ("gemma3n", "gemma3n-repeated"), 64 * 64 * 2
+    ),  # the sum of the gradients of streams, which one tensor is added to
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.model import vision_counts
-from zsim.errors import InputError
+from zsim.errors import InputError, NotModeled
 from zsim.model.huggingface import from_config
 
 MODELS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -67,6 +67,13 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
         {
             "model_type": "kolibri1", "hidden_size": 2560, "num_hidden_layers": 50, "num_attention_heads": 48,
             "vocab_size": 128000,
+        },
+    ),
+    "Gemma-3n-E4B, its text model": (
+        6_835_235_568,
+        {
+            "model_type": "gemma3n_text", "hidden_size": 2048, "intermediate_size": [16384] * 35,
+            "num_hidden_layers": 35, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 262400,
         },
     ),
     "MiniCPM3-4B": (
@@ -130,6 +137,19 @@ def test_what_files_cannot_say(name: str, changes: dict[str, Any], field: str) -
     with pytest.raises(InputError) as caught:
         from_config(MODELS[name][1] | changes, name)
     assert caught.value.field == field
+
+
+def test_what_gemma_3n_cannot_be() -> None:
+    config = MODELS["Gemma-3n-E4B, its text model"][1]
+    with pytest.raises(NotModeled, match="MLPs of several widths"):
+        from_config(config | {"intermediate_size": [8192] * 5 + [16384] * 30}, "g")
+    with pytest.raises(InputError, match="no layer of a type makes keys and values"):
+        from_config(config | {"num_kv_shared_layers": 32}, "g")
+    with pytest.raises(NotModeled, match="AltUp without it"):
+        from_config(config | {"altup_coef_clip": None}, "g")
+    kinds = from_config(config, "g").arch.kinds
+    assert [kind.sliding for kind in kinds[:5]] == [True, True, True, True, False]
+    assert sum(kind.cut for kind in kinds) == 10
 
 
 def test_of_an_omni_model_the_thinker_is_trained() -> None:

@@ -40,10 +40,11 @@ CASES = [(name, index) for name, model in recorded().items() for index in range(
 
 def frozen(spec: ModelSpec, what: str) -> ModelSpec:
     def trains(name: str) -> bool:
-        if any(part in name for part in ("merger", "projector", "connector", "embed_vision")):
+        if any(part in name for part in ("merger", "projector", "connector", "embed_vision", "vision_projection")):
             return True
         return not what or (
-            what == "tower" and not any(part in name for part in ("visual.", "vision_tower.", "vision_model."))
+            what == "tower"
+            and not any(part in name for part in ("visual.", "vision_tower.", "vision_model.", "vision_encoder."))
         )
 
     return replace(spec, parameters=tuple(replace(p, trainable=trains(p.name)) for p in spec.parameters), _cache={})

@@ -37,7 +37,7 @@ EXPERTS = (
 )  # fmt: skip
 DENSE = (
     "youtu", "cwm", "ministral", "helium", "hyperclovax", "jais2", "vaultgemma", "apertus", "modernbert-decoder",
-    "minicpm3", "nanochat", "bitnet", "codegen",
+    "minicpm3", "nanochat", "bitnet", "codegen", "gemma3n_text",
 )  # fmt: skip
 
 
@@ -271,7 +271,21 @@ def _further() -> list[Config]:
             zero_of(tag, 2, **model, zero=SMALL_ZERO),
             zero_of(f"{tag}_regather", 3, ga=2, **model, zero=REGATHER),
         ]
-    return [*found, *_indexed(), *_gemma4(), *gemma4_vision()]
+    return [*found, *_indexed(), *_gemma3n(), *_gemma4(), *gemma4_vision()]
+
+
+def _gemma3n() -> list[Config]:
+    """Blocks that read weights of modules which are never called, and call a router twice, before and behind."""
+    model: Config = {"model": "gemma3n_text"}
+    return [
+        config_of("ddp", "twice", **model, ddp={"bucket_cap_mb": 1}),
+        config_of("fsdp2", "twice_ckpt", ga=2, **model, ckpt=True),
+        config_of("fsdp1", "twice_ckpt", **model, ckpt=True),
+        zero_of("twice", 1, **model, zero=SMALL_ZERO),
+        zero_of("twice", 3, ga=2, **model, zero={}),
+        zero_of("twice_ckpt", 3, ga=2, **model, zero=REGATHER, ckpt=True),
+        zero_of("twice_init", 3, **model, over={"pad_token_id": None}, zero=SMALL_ZERO, zero_init=True),
+    ]
 
 
 def _indexed() -> list[Config]:

@@ -28,6 +28,10 @@ LATENT = {  # four heads of 24 + 8, values of 16
     "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 1,
     "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_shared_experts": 2,
 }  # fmt: skip
+GEMMA3N = {
+    "head_dim": 32, "sliding_window": 96, "vocab_size_per_layer_input": 190, "hidden_size_per_layer_input": 16,
+    "laurel_rank": 8,
+}  # fmt: skip
 ROUTED = {
     "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_shared_experts": 2,
     "pad_token_id": 0,
@@ -373,6 +377,17 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "model_type": "gpt_bigcode", "n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 199, "n_positions": 128,
             "multi_query": False,
         },
+    ),
+    "gemma3n": (
+        FLASH,
+        {"model_type": "gemma3n_text", **SMALL, **TOKENS, **GEMMA3N, "num_hidden_layers": 6, "num_kv_shared_layers": 2,
+         "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0, 0.0, 0.0],
+         "layer_types": ["sliding_attention", "full_attention"] * 3},
+    ),
+    "gemma3n-repeated": (  # layers like the first one behind it
+        FLASH,
+        {"model_type": "gemma3n_text", **SMALL, **TOKENS, **GEMMA3N, "num_hidden_layers": 8, "num_kv_shared_layers": 0,
+         "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 2},
     ),
     **GEMMA4_CONFIGS,
 }  # fmt: skip

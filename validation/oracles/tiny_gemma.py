@@ -36,6 +36,18 @@ GEMMA4_CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "vocab_size_per_layer_input": 151,
         },
     ),
+    "gemma4-repeated": (  # layers like the first one behind it
+        ("sdpa",),
+        {
+            **_SMALL,
+            "num_hidden_layers": 8,
+            "layer_types": [*[_SLIDING] * 3, *[_FULL] * 3, _SLIDING, _FULL],
+            "num_kv_shared_layers": 3,
+            "num_key_value_heads": 1,
+            "hidden_size_per_layer_input": 24,
+            "vocab_size_per_layer_input": 151,
+        },
+    ),
     "gemma4-wide": (  # heads that FlashAttention does not take, and a window that sequences fill
         ("sdpa",),
         {

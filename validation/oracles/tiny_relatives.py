@@ -89,6 +89,12 @@ TINY_RELATIVES: dict[str, dict[str, Any]] = {
         "head_dim": 32, "moe_intermediate_size": 96, "num_experts": 8, "num_experts_per_tok": 2, "sliding_window": 16,
         "shared_expert_intermediate_size": 96,
     },
+    "gemma3n_text": _SMALL | _TOKENS | {
+        "head_dim": 32, "num_hidden_layers": 6, "num_kv_shared_layers": 2, "sliding_window": 16, "laurel_rank": 8,
+        "vocab_size_per_layer_input": 990, "hidden_size_per_layer_input": 16,
+        "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0, 0.0, 0.0],
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+    },
     "minicpm3": _SMALL | _LATENT,
     "nanochat": _SMALL,
     "bitnet": _SMALL,

@@ -28,8 +28,10 @@ from validation.oracles.memory import flash_attention
 from validation.oracles.vision_models import CONFIGS
 
 RUNS = ((1, 64, 1, "none"), (2, 96, 2, "none"), (2, 96, 2, "full"))  # micro-batch, sequence, images, checkpointing
-FROZEN = {"": (), "tower": ("visual.", "vision_tower.", "vision_model."), "all but projector": ("",)}
-PROJECTOR = ("merger", "projector", "connector", "embed_vision")
+FROZEN = {
+    "": (), "tower": ("visual.", "vision_tower.", "vision_model.", "vision_encoder."), "all but projector": ("",),
+}  # fmt: skip
+PROJECTOR = ("merger", "projector", "connector", "embed_vision", "vision_projection")
 IDEFICS = ("idefics3", "smolvlm")
 GLM = ("glm4v", "glm4v_moe", "glm46v")  # which takes the grid of packed patches for tensors
 GRIDS = (
@@ -51,7 +53,12 @@ def build(config: dict[str, Any], attention: str) -> Any:
     for part in (made, made.text_config, made.vision_config):
         part._attn_implementation = attention
     made.text_config.use_cache = False
-    if made.model_type in ("qwen3_vl_moe", "qwen3_5_moe", "glm4v_moe", "qwen3_omni_moe_thinker"):
+    if made.text_config.model_type == "mistral4" or made.model_type in (
+        "qwen3_vl_moe",
+        "qwen3_5_moe",
+        "glm4v_moe",
+        "qwen3_omni_moe_thinker",
+    ):
         made.text_config._experts_implementation = "grouped_mm"
     torch.set_default_dtype(torch.bfloat16)
     model = transformers.AutoModelForImageTextToText.from_config(made).train()
@@ -209,7 +216,7 @@ def tokens_of(config: dict[str, Any], images: int, size: tuple[int, int]) -> int
         return processed_tokens(config, images, size)
     kind = config["model_type"]
     patch = 14 if not kind.startswith("qwen3") else 16
-    merge = 2 if kind in (*GRIDS, "mistral3", "internvl") else 1
+    merge = 2 if kind in (*GRIDS, "mistral3", "lighton_ocr", "internvl") else 1
     return (size[0] // patch) * (size[1] // patch) // merge**2
 
 

@@ -163,6 +163,22 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[int, int]]] = {
          {"model_type": "ministral3", **TEXT, "head_dim": 32, "pad_token_id": 0}},
         (112, 56),
     ),
+    "mistral4": (
+        FLASH,
+        {"model_type": "mistral3", "vision_config": PIXTRAL, "tie_word_embeddings": False, "text_config":
+         {"model_type": "mistral4", **TEXT, "num_key_value_heads": 4, "pad_token_id": None, "q_lora_rank": 40,
+          "kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 32, "n_routed_experts": 8,
+          "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_group": 4, "topk_group": 2, "rope_parameters": {
+              "rope_type": "yarn", "rope_theta": 1e4, "factor": 128.0, "original_max_position_embeddings": 8192,
+              "llama_4_scaling_beta": 0.1}}},
+        (112, 56),
+    ),
+    "lighton_ocr": (
+        BOTH,
+        {"model_type": "lighton_ocr", "text_config": {"model_type": "qwen3", **TEXT, "head_dim": 32},
+         "vision_config": PIXTRAL},
+        (112, 56),
+    ),
     "internvl": (
         BOTH,
         {"model_type": "internvl", "text_config": {"model_type": "qwen2", **TEXT}, "vision_config": INTERNVL |

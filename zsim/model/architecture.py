@@ -100,6 +100,7 @@ class LayerKind:
     mixer: str = "attention"
     shares_choice: bool = False  # of the tokens it attends to, with the layer before (GLM-5)
     after_choice: bool = False  # which the layer before made, and does not share itself
+    cut: bool = False  # activations of its MLP below a quantile are zero (Gemma 3n)
     later: bool = False  # not the first, whose input is the embedding itself, where that shows
 
 
@@ -175,6 +176,8 @@ class Gemma4:
     double_wide: bool = False  # these have an MLP of twice the width
     layer_width: int = 0  # of each layer's own embedding of the tokens; 0: there is none
     layer_vocab: int = 0
+    streams: int = 0  # residual ones, of which a layer reads the first (Gemma 3n's altup_num_inputs)
+    laurel_rank: int = 0  # of its path beside attention
     images_see_each_other: bool = False  # in layers with a window (use_bidirectional_attention: vision)
 
 

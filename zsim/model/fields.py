@@ -45,6 +45,10 @@ class Fields:
         """These, and of `defaults` what is left out."""
         return Fields(self.path, self._text, {**defaults, **self._values}, self._prefix)
 
+    def replaced(self, name: str, value: Any) -> Fields:
+        """These, with another value of one."""
+        return Fields(self.path, self._text, {**self._values, name: value}, self._prefix)
+
     def renamed(self, names: Mapping[str, str]) -> Fields:
         """These by other names (old -> new), where they are not there by the new one."""
         values = {names.get(name, name): value for name, value in self._values.items()}

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 # LLaMA-Factory's words (model/model_utils/visual.py), whose parts these are.
 PARTS = ("vision_tower", "multi_modal_projector", "language_model")
-TOWERS = ("visual", "vision_tower", "vision_model")  # registered first, before projector and text model
-_PROJECTORS = ("multi_modal_projector", "connector", "merger", "embed_vision", "embed_audio")
+TOWERS = (
+    "visual",
+    "vision_tower",
+    "vision_model",
+    "vision_encoder",
+)  # registered first, before projector and text model
+_PROJECTORS = ("multi_modal_projector", "connector", "merger", "embed_vision", "embed_audio", "vision_projection")
 
 
 def part_of(name: str) -> str:

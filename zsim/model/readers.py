@@ -23,7 +23,7 @@ from zsim.model.reader_parts import (
     refuse_jitter,
     shape,
 )
-from zsim.model.readers_gemma4 import gemma4_text
+from zsim.model.readers_gemma4 import gemma3n_text, gemma4_text
 from zsim.model.readers_hybrid import HYBRIDS
 from zsim.model.readers_relatives import RELATIVES
 
@@ -303,6 +303,7 @@ READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     "mpt": _mpt,
     "bloom": _bloom,
     "gemma4_text": gemma4_text,
+    "gemma3n_text": gemma3n_text,
     **RELATIVES,
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _qwen_next),
     **HYBRIDS,

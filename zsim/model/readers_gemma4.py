@@ -100,3 +100,58 @@ def _experts(fields: Fields) -> Moe | None:
     if top_k > experts:
         fields.fail("top_k_experts", f"is {top_k}, more than the {experts} experts", f"1 to {experts}")
     return Moe(experts, top_k, fields.size("moe_intermediate_size"))
+
+
+def gemma3n_text(fields: Fields, family: str) -> Architecture:
+    """Gemma 3n, with the defaults of configuration_gemma3n.py."""
+    layers, heads = read_layers(fields, "num_hidden_layers"), fields.size("num_attention_heads", default=8)
+    sliding = read_sliding(fields, layers, lambda layer: (layer + 1) % 5 != 0)
+    cuts = fields.items("activation_sparsity_pattern", layers)
+    cuts = [0.95 if layer < 10 < layers else 0.0 for layer in range(layers)] if cuts is None else cuts
+    widths = fields.raw("intermediate_size")
+    if isinstance(widths, list):
+        widths = fields.items("intermediate_size", layers) or []
+        if len(set(widths)) > 1:
+            fields.refuse("intermediate_size", "MLPs of several widths", "one width for all layers")
+        fields = fields.replaced("intermediate_size", widths[0])
+    if fields.size("altup_active_idx", default=0, least=0):
+        fields.refuse("altup_active_idx", "a stream that is not the first", "0")
+    if not fields.flag("altup_correct_scale", default=True) or not fields.given("altup_coef_clip", default=True):
+        name = "altup_correct_scale" if not fields.flag("altup_correct_scale", default=True) else "altup_coef_clip"
+        fields.refuse(name, "AltUp without it", "as published")
+    shared = fields.size("num_kv_shared_layers", default=15, least=0)
+    if shared >= layers:
+        fields.fail("num_kv_shared_layers", f"is {shared}, of {layers} layers", f"0 to {layers - 1}")
+    if set(sliding[: layers - shared]) != set(sliding):
+        fields.fail("num_kv_shared_layers", f"is {shared}: no layer of a type makes keys and values", "fewer")
+    bias, kv_heads = (
+        fields.flag("attention_bias", default=False),
+        read_kv_heads(fields, heads, "num_key_value_heads", family=family),
+    )
+    head_dim = fields.size("head_dim", default=256)
+    return Architecture(
+        family=family,
+        hidden=fields.size("hidden_size", default=2048),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=fields.size("intermediate_size", default=16_384),
+        vocab=fields.size("vocab_size", default=262_400),
+        kinds=tuple(LayerKind(sliding=on, cut=bool(cut)) for on, cut in zip(sliding, cuts, strict=True)),
+        tied=fields.flag("tie_word_embeddings", default=True),
+        activation=read_activation(fields, "hidden_activation", default="gelu_pytorch_tanh"),
+        attention_bias=bias,
+        output_bias=bias,
+        attention_dropout=read_dropout(fields, "attention_dropout"),
+        window=fields.size("sliding_window", default=512),
+        final_softcap=fields.given("final_logit_softcapping", default=True),
+        gemma4=Gemma4(
+            head_dim,
+            kv_heads,
+            shared_layers=shared,
+            layer_width=fields.size("hidden_size_per_layer_input", default=256),
+            layer_vocab=fields.size("vocab_size_per_layer_input", default=262_144),
+            streams=fields.size("altup_num_inputs", default=4, least=2),
+            laurel_rank=fields.size("laurel_rank", default=64),
+        ),
+    )

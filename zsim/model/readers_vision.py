@@ -83,10 +83,11 @@ def _resolutions(fields: Fields, side: int) -> tuple[tuple[int, int], ...]:
 
 
 def _pixtral(fields: Fields, family: str) -> Architecture:
-    """Pixtral 12B, which is a LLaVA, and Mistral 3."""
-    merges = family == "mistral3"
-    names = ("ministral3", *LANGUAGE_MODELS) if merges else LANGUAGE_MODELS
-    text = read_text(fields, family, names, "mistral" if merges else "llama", tied=merges)
+    """Pixtral 12B, which is a LLaVA, Mistral 3 and LightOnOCR."""
+    merges, light = family != "llava", family == "lighton_ocr"
+    names = ("ministral3", "mistral4", *LANGUAGE_MODELS) if family == "mistral3" else LANGUAGE_MODELS
+    default = "qwen3" if light else "mistral" if merges else "llama"
+    text = read_text(fields, family, names, default, tied=merges)
     vision = read_tower(fields, "pixtral")
     blocks = read_blocks(vision, "pixtral", {**_LIKE_CLIP, "activation": "gelu"}, lambda layer: LayerKind())
     _feature_layer(fields, blocks.layers, default=-1 if merges else -2, only=-1)
@@ -98,11 +99,13 @@ def _pixtral(fields: Fields, family: str) -> Architecture:
         vision=Vision(
             replace(blocks, mlp_bias=False),
             patch=vision.size("patch_size", default=14 if merges and "vision_config" not in fields else 16),
-            text=text_family(fields, "mistral" if merges else "llama"),
+            text=text_family(fields, default),
             channels=vision.size("num_channels", default=3),
             merge=fields.size("spatial_merge_size", default=2) if merges else 1,
-            projector_activation=read_activation(fields, "projector_hidden_act", default="gelu"),
-            projector_bias=fields.flag("multimodal_projector_bias", default=not merges),
+            projector_activation="nn.gelu"
+            if light
+            else read_activation(fields, "projector_hidden_act", default="gelu"),
+            projector_bias=not light and fields.flag("multimodal_projector_bias", default=not merges),
         ),
     )
 
@@ -344,7 +347,7 @@ def _sound(audio: Fields, between: int, width: int) -> Sound:
 VISION_READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("llava", "llava_next"), _llava),
     "llava_onevision": _onevision,
-    "mistral3": _pixtral,
+    **dict.fromkeys(("mistral3", "lighton_ocr"), _pixtral),
     "internvl": _internvl,
     **FURTHER,
     "gemma3": _gemma3,

@@ -250,7 +250,10 @@ def _parts(work: tuple[Work, ...], calls: Calls) -> Parts:
 
 def _saves(module: spec.Module, compute: spec.Compute) -> bool:
     """Whether autograd keeps anything of it, be it only the (frozen) weight: the hooks of checkpoint see that too."""
-    return bool(compute.saved or compute.resaved or (module.params and compute.backward))
+    if compute.saved or compute.resaved:
+        return True
+    reading = [item for item in module.body if isinstance(item, spec.Compute) and item.reads]
+    return bool(module.params and compute.backward and (compute.reads or not reading))
 
 
 def _runs_again(module: spec.Module, compute: spec.Compute) -> bool:

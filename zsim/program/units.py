@@ -54,7 +54,7 @@ def groups_of(
     names = {module.name for module in chosen}
     members: Members = []
     _find_units(tree, lambda module, rest: module.name in names, members)
-    for part in _ends(model, grouping, of_role):
+    for part in _ends(model, grouping, of_role, whole):
         inside = {module.name for top in part for module in modules_in_order(top)}
         held = {param for (top, *_), params in members if top.name in inside for param in params}
         members.append((part, sorted({param for module in part for param in params_under(module)} - held)))
@@ -69,7 +69,9 @@ def groups_of(
     ]
 
 
-def _ends(model: ModelSpec, grouping: str, of_role: Mapping[str, Sequence[Module]]) -> list[Sequence[Module]]:
+def _ends(
+    model: ModelSpec, grouping: str, of_role: Mapping[str, Sequence[Module]], modules: Sequence[Module]
+) -> list[Sequence[Module]]:
     """Units beside the blocks: of embeddings, and of norm and head together."""
     if grouping not in ("titan", "accelerate"):
         return []
@@ -83,7 +85,9 @@ def _ends(model: ModelSpec, grouping: str, of_role: Mapping[str, Sequence[Module
     if len({norm.name for norm in norms}) < len(norms):
         what = "a unit of norm and head whose norm is called before the layers, too"
         raise NotModeled(what, field="fsdp.grouping", accepted="hf")
-    if grouping == "accelerate":  # get_input_embeddings: not those of positions
+    if grouping == "accelerate":
+        norms = [_last_norm(norm, modules) for norm in norms]
+        # get_input_embeddings: not those of positions
         vocab = getattr(model.arch, "vocab", 0)
         words = [
             module
@@ -213,6 +217,13 @@ def _found_by_accelerate(model: ModelSpec, norm: Module) -> bool:
     """_find_final_norm: among children of the base model, of which a vision-language model has none, and a PeftModel
     no such base model (tried with accelerate 1.15 and peft 0.21)."""
     return norm.name.count(".") == 1 and model.tuning is None
+
+
+def _last_norm(norm: Module, modules: Sequence[Module]) -> Module:
+    """_find_final_norm takes the last one that is registered beside it (Gemma's per_layer_projection_norm)."""
+    parent = norm.name.rpartition(".")[0]
+    beside = [m for m in modules if m.name.rpartition(".")[0] == parent and "Norm" in m.module_class and m.params]
+    return max(beside, key=lambda module: min(module.params), default=norm)
 
 
 def _role(module: Module) -> str:

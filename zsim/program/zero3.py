@@ -173,6 +173,7 @@ class Zero3(Hooks[DeepSpeedPlan]):
     def step(self, first: bool) -> tuple[Instructions, Instructions]:
         """The comparison of the trace that precedes the first forward (if any), and the rest."""
         self.prologue: Instructions = ()
+        self.ended: set[str] = set()
         for micro in range(self.plan.grad_accum):
             self.micro = self.parameters.micro = self.gradients.micro = micro
             self.gradients.last_micro = micro == self.plan.grad_accum - 1
@@ -202,6 +203,7 @@ class Zero3(Hooks[DeepSpeedPlan]):
     def pre_forward(self, module: Module, phase: str) -> None:
         if module is self.tree and phase == "forward":
             self._reset_step()
+        self.ended.discard(module.name)
         if module.name in self.hooked:
             self._fetch(module.name, phase)
 
@@ -231,9 +233,14 @@ class Zero3(Hooks[DeepSpeedPlan]):
                 self._fetch(module.name, "backward")
 
     def post_backward(self, module: Module) -> None:
-        """The hook sits on the module's inputs: where none requires a gradient (token ids), it never fires."""
+        """The hook sits on the module's inputs: where none requires a gradient (token ids), it never fires. Each call
+        counts its inputs anew (parameter_offload.py `ds_grads_remaining`), so it fires for a module's last call alone:
+        what an earlier one's backward gathers again stays until the step."""
         if module.name not in self.in_backward or not self._notices(module):
             return
+        if module.name in self.ended:  # of a module that was called twice, its earlier call
+            return
+        self.ended.add(module.name)
         if module.name in self.coordinator.leaves:  # register_full_backward_hook: all gradients at once, by parameter
             for param in self.coordinator.inside[module.name]:
                 if self.model.parameters[param].trainable:

@@ -50,6 +50,7 @@ OTHERS = {  # model_type -> file here, class of the root
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), ("deepseek", "DeepseekForCausalLM")),
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), ("deepseek_v32", "IndexedForCausalLM")),
     "gemma4_text": ("gemma4", "Gemma4ForCausalLM"),
+    "gemma3n_text": ("gemma3n", "Gemma3nForCausalLM"),
     "llama4_text": ("llama4", "Llama4ForCausalLM"),
     **dict.fromkeys(("lfm2", "lfm2_moe"), ("lfm2", "Lfm2ForCausalLM")),
     **dict.fromkeys(DELTA[:3], ("qwen_next", "QwenNextForCausalLM")),
@@ -72,7 +73,8 @@ VISION = {
     "gemma4": ("gemma4_vision", "Gemma4ForConditionalGeneration"),
     "paligemma": ("vlm", "PaliGemmaForConditionalGeneration"),
     **dict.fromkeys(
-        ("llava", "llava_next", "llava_onevision", "mistral3", "internvl"), ("llava", "LlavaForConditionalGeneration")
+        ("llava", "llava_next", "llava_onevision", "mistral3", "internvl", "lighton_ocr"),
+        ("llava", "LlavaForConditionalGeneration"),
     ),
     "llama4": ("llama4_vision", "Llama4ForConditionalGeneration"),
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), ("glm_vision", "Glm4vForConditionalGeneration")),

@@ -24,6 +24,8 @@ TEXT = "Gemma4Text"
 def sharing(arch: Architecture) -> tuple[str, ...]:
     """`Gemma4TextConfig.kv_sharing_modes`: layers that "reuse" keys and values of the last one of their type that makes
     some, which keeps ("store") them, whether or not somebody reads them."""
+    if arch.gemma.streams and not arch.gemma.shared_layers:  # Gemma 3n
+        return ("",) * arch.layers
     first = arch.layers - arch.gemma.shared_layers
     makers = {kind.sliding: layer for layer, kind in enumerate(arch.kinds[:first])}
     return tuple(
@@ -250,6 +252,8 @@ class Model(Module):
                 assert ids is not None
                 layer_inputs = self.layer_inputs(ids)
             layer_inputs = self.projected(embeds, layer_inputs)
+            if net.layers_save(embeds) or net.checkpointing != "none":  # every block saves a part of it, or is given it
+                net.tape.share(layer_inputs)
         if position_ids is None or masks is None:
             position_ids = positions(net, embeds if ids is None else ids)
             masks = masks_of(net, *embeds.shape[:2])
@@ -296,10 +300,11 @@ class Gemma4ForCausalLM(CausalLM):
 
 def kinds(arch: Architecture) -> tuple[Hashable, ...]:
     """Layers that run alike. To the last of a type no gradient of shared keys and values has come yet, and to the last
-    none of the embeddings of layers."""
+    none of the embeddings of layers. What the first one is given the projection of these has kept already."""
     last = {kind.sliding: layer for layer, kind in enumerate(arch.kinds)}
+    projected = bool(arch.gemma.layer_width and not arch.gemma.streams)
     return tuple(
-        (kind, mode, last[kind.sliding] == layer)
+        (kind, mode, last[kind.sliding] == layer, projected and layer == 0)
         for layer, (kind, mode) in enumerate(zip(arch.kinds, sharing(arch), strict=True))
     )
 

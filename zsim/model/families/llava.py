@@ -21,6 +21,10 @@ def text_model(net: Net) -> llama.Model:
     family = vision_of(net).text
     if family == "ministral3":
         return relatives.MinistralModel(net, "Ministral3")
+    if family == "mistral4":
+        from zsim.model.families import moe_further
+
+        return moe_further.LatentModel(net, "Mistral4")
     return llama.Model(net, TEXT[family])
 
 
@@ -193,6 +197,26 @@ class Mistral3Model(PixtralModel):
 # InternVL
 
 
+class LightOnProjector(Mistral3Projector):
+    def __init__(self, net: Net, prefix: str, inputs: int) -> None:
+        super().__init__(net, prefix, inputs)
+        self.patch_merger.class_name = f"{prefix}PatchMerger"
+
+
+class LightOnModel(Mistral3Model):
+    """LightOnOCR: Mistral 3's parts under other names, and a text model of Qwen3."""
+
+    prefix = "LightOnOcr"
+
+    def __init__(self, net: Net) -> None:
+        super().__init__(net)
+        names = {"vision_tower": "vision_encoder", "multi_modal_projector": "vision_projection"}
+        self.children = {names.get(name, name): part for name, part in self.children.items()}
+
+    def projector(self, vision: Vision) -> Module:
+        return LightOnProjector(self.net, self.prefix, vision.blocks.hidden)
+
+
 class InternVLProjector(Projector):
     """Normed before."""
 
@@ -231,5 +255,6 @@ MODELS: dict[tuple[str, str], type[LlavaModel]] = {  # family and its tower
     ("llava_next", "clip_vision_model"): LlavaNextModel,
     ("llava_onevision", "siglip_vision_model"): OnevisionModel,
     ("mistral3", "pixtral"): Mistral3Model,
+    ("lighton_ocr", "pixtral"): LightOnModel,
     ("internvl", "internvl_vision"): InternVLModel,
 }

@@ -209,21 +209,20 @@ class Family(NamedTuple):
     """`attention`: of all layers. `experts`: in place of the MLP of sparse ones. `types`: layers with and without a
     window have masks of their own, `tables`: and rotary tables."""
 
-    prefix: str  # of its class names
     attention: type[llama.Attention] | type[deepseek.Attention]
     experts: Callable[[Net, str], Module]
     types: bool = False
     tables: bool = False
 
 
-FAMILIES = {
-    "mistral4": Family("Mistral4", MistralAttention, MistralMoE),
-    "axk1": Family("AXK1", deepseek.V3Attention, AxkMoE),
-    "hy_v3": Family("HYV3", relatives.Exaone4Attention, HunyuanMoE),
-    "mellum": Family("Mellum", llama.Attention, moe.SparseMoeBlock, types=True, tables=True),
-    "afmoe": Family("Afmoe", AfmoeAttention, AfmoeMoE, types=True),
-    "flex_olmo": Family("FlexOlmo", llama.Olmo2Attention, moe.SparseMoeBlock),
-    "kolibri1": Family("Kolibri1", relatives.Exaone4Attention, KolibriMoE, types=True),
+FAMILIES = {  # by the prefix of their class names
+    "Mistral4": Family(MistralAttention, MistralMoE),
+    "AXK1": Family(deepseek.V3Attention, AxkMoE),
+    "HYV3": Family(relatives.Exaone4Attention, HunyuanMoE),
+    "Mellum": Family(llama.Attention, moe.SparseMoeBlock, types=True, tables=True),
+    "Afmoe": Family(AfmoeAttention, AfmoeMoE, types=True),
+    "FlexOlmo": Family(llama.Olmo2Attention, moe.SparseMoeBlock),
+    "Kolibri1": Family(relatives.Exaone4Attention, KolibriMoE, types=True),
 }
 
 
@@ -231,26 +230,30 @@ class Parts(llama.Block):
     """What layers are made of."""
 
     def attention(self, prefix: str, index: int) -> llama.Attention:
-        return FAMILIES[self.net.arch.family].attention(self.net, prefix, index)  # type: ignore[return-value]
+        return FAMILIES[prefix].attention(self.net, prefix, index)  # type: ignore[return-value]
 
     def feed_forward(self, prefix: str, index: int) -> Module:
         if self.net.arch.kinds[index].sparse:
-            return FAMILIES[self.net.arch.family].experts(self.net, prefix)
+            return FAMILIES[prefix].experts(self.net, prefix)
         return llama.MLP(self.net, prefix)
 
 
 class Model(relatives.Model):
     def __init__(self, net: Net, prefix: str) -> None:
         super().__init__(net, prefix)
-        family = FAMILIES[net.arch.family]
+        family = FAMILIES[prefix]
         self.both = len({kind.sliding for kind in net.arch.kinds}) > 1
         self.types, self.tables = family.types, family.tables and self.both
-        self.rotary_emb.dim = net.arch.mla.rope if net.arch.latent else net.arch.rotary_dim or net.arch.head_dim
 
     def buffers_bytes(self) -> int:
         rotary = self.rotary_emb.buffers_bytes()
         return super().buffers_bytes() + (rotary if self.tables else 0)
 
+    def block(self, prefix: str, index: int) -> Module:
+        return Parts(self.net, prefix, index)
+
+
+class LatentModel(deepseek.Model):
     def block(self, prefix: str, index: int) -> Module:
         return Parts(self.net, prefix, index)
 
@@ -341,13 +344,13 @@ class KolibriModel(Model):
         return KolibriBlock(self.net, prefix, index)
 
 
-MODELS: dict[str, type[Model]] = {
-    "mellum": PerTypeModel,
-    "afmoe": AfmoeModel,
-    "flex_olmo": FlexOlmoModel,
-    "kolibri1": KolibriModel,
-}
-
-
 class MoeFurtherForCausalLM(relatives.RelativeForCausalLM):
-    models = {name: (family.prefix, MODELS.get(name, Model)) for name, family in FAMILIES.items()}
+    models = {  # model_type -> the prefix of its class names, its decoder
+        "mistral4": ("Mistral4", LatentModel),
+        "axk1": ("AXK1", LatentModel),
+        "hy_v3": ("HYV3", Model),
+        "mellum": ("Mellum", PerTypeModel),
+        "afmoe": ("Afmoe", AfmoeModel),
+        "flex_olmo": ("FlexOlmo", FlexOlmoModel),
+        "kolibri1": ("Kolibri1", KolibriModel),
+    }
