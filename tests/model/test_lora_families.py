@@ -27,7 +27,13 @@ ALL = ADAPTERS["all-linear"]  # what peft 0.21 makes of it in each model
 STEPS = ADAPTERS["steps"]
 A = ".lora_A.default.weight"
 # The last of four layers, whose result vision_feature_layer: -2 does not take
-UNREAD = dict.fromkeys(("vision-llava", "vision-llava_next"), "vision_tower.encoder.layers.3.")
+UNREAD = {
+    **dict.fromkeys(("vision-llava", "vision-llava_next", "vision-llava_next_video"), "vision_tower.encoder.layers.3."),
+    "vision-qwen2_5_omni": ".audio_tower.",  # which is given nothing
+    **dict.fromkeys(
+        ("families-gemma3n", "families-gemma3n-repeated"), ".correction_coefs."
+    ),  # whose weight alone is read
+}
 
 
 # As in test_families.py: weights of attention that GPT-Neo hands out of the block, and the rows of GPT-OSS.

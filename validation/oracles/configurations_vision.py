@@ -103,6 +103,9 @@ def _other_vision() -> list[Config]:
     towers = {
         **{model: ["vision_tower."] for model in names},
         **{model: ["vision_model."] for model in ("idefics3", "smolvlm", "llama4")},
+        "lighton_ocr": ["vision_encoder."],
+        "aya_vision": ["vision_tower."],
+        "exaone4_5": ["patch_embed", "visual.blocks"],
         "qwen3_vl_moe": ["patch_embed", "pos_embed", "visual.blocks", "deepstack"],
         **{
             model: ["visual.embeddings", "patch_embed", "visual.blocks", "visual.post", "visual.downsample"]

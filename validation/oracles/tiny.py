@@ -95,6 +95,32 @@ TINY_VISION: dict[str, dict[str, Any]] = {
             "num_attention_heads": 4, "image_size": 56, "patch_size": 14, "hidden_act": "silu",
         },
     },
+    "lighton_ocr": {
+        "image_token_id": 999,
+        "tie_word_embeddings": False,
+        "text_config": _TEXT | {"model_type": "qwen3", "head_dim": 32},
+        "vision_config": {
+            "model_type": "pixtral", "hidden_size": 160, "intermediate_size": 400, "num_hidden_layers": 4,
+            "num_attention_heads": 4, "image_size": 56, "patch_size": 14, "hidden_act": "silu",
+        },
+    },
+    "aya_vision": {
+        "image_token_index": 999,
+        "tie_word_embeddings": True,
+        "text_config": _TEXT | {
+            "model_type": "cohere2", "head_dim": 32, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2,
+        },
+        "vision_config": _IDEFICS | {"model_type": "siglip_vision_model", "vision_use_head": False},
+    },
+    "exaone4_5": {
+        "image_token_id": 999,
+        "tie_word_embeddings": False,
+        "text_config": _TEXT | {"model_type": "exaone4", "head_dim": 32, "sliding_window": 16},
+        "vision_config": {
+            "depth": 4, "hidden_size": 160, "intermediate_size": 340, "num_heads": 4, "num_key_value_heads": 2,
+            "out_hidden_size": 256, "fullatt_block_indexes": [1, 3],
+        },
+    },
     "internvl": {
         "image_token_id": 999,
         "image_seq_length": 4,

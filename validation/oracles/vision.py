@@ -44,6 +44,7 @@ GRIDS = (
     "qwen3_5_moe",
     "qwen2_5_omni_thinker",
     "qwen3_omni_moe_thinker",
+    "exaone4_5",
 )  # whose inputs are packed patches and their grid
 
 
@@ -134,7 +135,7 @@ def inputs(config: dict[str, Any], batch: int, seq: int, images: int, size: tupl
             spatial_merge_size=vision.spatial_merge_size,
         )  # fmt: skip
         found |= {"image_interp_indices": indices, "image_interp_weights": weights}
-    if kind in ("qwen2_5_vl", "qwen2_5_omni_thinker"):
+    if kind in ("qwen2_5_vl", "qwen2_5_omni_thinker", "exaone4_5"):
         order, ends = vision_utils.get_vision_window_index(
             grid, vision.spatial_merge_size, vision.window_size, vision.patch_size
         )
@@ -216,7 +217,7 @@ def tokens_of(config: dict[str, Any], images: int, size: tuple[int, int]) -> int
         return processed_tokens(config, images, size)
     kind = config["model_type"]
     patch = 14 if not kind.startswith("qwen3") else 16
-    merge = 2 if kind in (*GRIDS, "mistral3", "lighton_ocr", "internvl") else 1
+    merge = 2 if kind in (*GRIDS, "mistral3", "lighton_ocr", "internvl", "aya_vision", "cohere2_vision") else 1
     return (size[0] // patch) * (size[1] // patch) // merge**2
 
 
@@ -230,7 +231,7 @@ def gemma4_tokens(vision: dict[str, Any], size: tuple[int, int]) -> int:
 
 def processed_tokens(config: dict[str, Any], images: int, size: tuple[int, int]) -> int:
     """As the processors of LLaVA-NeXT and OneVision count them."""
-    made = LlavaNextProcessor if config["model_type"] == "llava_next" else LlavaOnevisionProcessor
+    made = LlavaNextProcessor if config["model_type"].startswith("llava_next") else LlavaOnevisionProcessor
     side = config["vision_config"]["image_size"]
     if made is LlavaOnevisionProcessor and images > 1:
         return (side // 14) ** 2 + 1
@@ -257,7 +258,9 @@ def record(
         ids, labels = torch.zeros(batch, seq, dtype=torch.long), torch.zeros(batch, seq, dtype=torch.long)
         tokens, width = batch * images * tokens_of(config, images, size), config["text_config"]["hidden_size"]
         given |= {"input_ids": ids, "labels": labels, "use_cache": False}
-        if config["model_type"] in GRIDS:  # as a collator computes them; the model itself would ask for values
+        if (
+            config["model_type"] in GRIDS and config["model_type"] != "exaone4_5"
+        ):  # as a collator computes them; the model itself would ask for values
             given["position_ids"] = torch.zeros(3, batch, seq, dtype=torch.long)
         if config["model_type"] == "gemma4":
             FakeTensor.tolist = lambda counts: [tokens // len(counts)] * len(counts)  # type: ignore

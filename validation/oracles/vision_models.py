@@ -32,6 +32,7 @@ DEEP = {
 PLAIN_TOWER = {name: value for name, value in DEEP.items() if name != "deepstack_visual_indexes"}
 SIGLIP = CLIP | {"model_type": "siglip_vision_model", "vision_use_head": False, "hidden_act": "gelu_pytorch_tanh"}
 IDEFICS = {key: value for key, value in SIGLIP.items() if key != "vision_use_head"}
+TOKENS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
 FLASH, BOTH, EAGER = ("sdpa",), ("sdpa", "eager"), ("eager",)
 
 SOUND = {
@@ -58,6 +59,17 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[int, int]]] = {
             "model_type": "qwen2_vl", "text_config": {"model_type": "qwen2_vl_text", **TEXT, **ROPE},
             "vision_config": {
                 "model_type": "qwen2_vl_vision", "depth": 4, "embed_dim": 48, "num_heads": 3, "hidden_size": 64,
+            },
+        },
+        (168, 196),
+    ),
+    "exaone4_5": (
+        FLASH,
+        {
+            "model_type": "exaone4_5", "text_config": {"model_type": "exaone4", **TEXT, "sliding_window": 128},
+            "vision_config": {
+                "model_type": "exaone4_5_vision", "depth": 4, "hidden_size": 64, "intermediate_size": 100,
+                "num_heads": 4, "num_key_value_heads": 2, "out_hidden_size": 64, "fullatt_block_indexes": [1, 3],
             },
         },
         (168, 196),
@@ -138,6 +150,24 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[int, int]]] = {
         {"model_type": "llava_next", "text_config": {"model_type": "mistral", **TEXT}, "vision_config": CLIP,
          "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]]},
         (60, 100),
+    ),
+    "llava_next_video": (
+        FLASH,
+        {"model_type": "llava_next_video", "text_config": {"model_type": "llama", **TEXT}, "vision_config": CLIP,
+         "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]]},
+        (60, 100),
+    ),
+    "aya_vision": (
+        FLASH,
+        {"model_type": "aya_vision", "text_config": {"model_type": "cohere2", **TEXT, **TOKENS},
+         "vision_config": SIGLIP},
+        (56, 56),
+    ),
+    "cohere2_vision": (
+        FLASH,
+        {"model_type": "cohere2_vision", "text_config": {"model_type": "cohere2", **TEXT, **TOKENS},
+         "vision_config": SIGLIP, "alignment_intermediate_size": 96},
+        (56, 56),
     ),
     "llava_onevision": (
         BOTH,

@@ -183,6 +183,8 @@ def _raises(name: str, module: Module, family: str) -> str:
     """What peft refuses: as it adapts a module, or as this one is called."""
     if name == OUT_PROJ and family in NO_OUT_PROJ:
         return f"puts no adapter on the {name} of {family}, and raises"
+    if family == "qwen3_omni_moe_thinker" and name.isdecimal():  # of a list, and layers have such names, too
+        return f"takes {name} for layers of {family}, which are no Linear, and raises"
     if module.several_results:  # lora/layer.py Linear.forward takes the dtype of the result
         return f"puts an adapter on the {name} of {family}, which raises as it is called: it has several results"
     return ""

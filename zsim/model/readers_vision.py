@@ -11,7 +11,7 @@ from typing import Any
 
 from zsim.model.architecture import Architecture, LayerKind, Sound, Vision
 from zsim.model.fields import Fields
-from zsim.model.reader_parts import read_activation, read_dropout, read_layers
+from zsim.model.reader_parts import read_activation, read_dropout, read_kv_heads, read_layers
 from zsim.model.reader_vision_parts import LANGUAGE_MODELS, read_blocks, read_side, read_text, read_tower, text_family
 from zsim.model.readers_gemma4_vision import gemma4
 from zsim.model.readers_vision_further import FURTHER
@@ -23,6 +23,8 @@ def _llava(fields: Fields, family: str) -> Architecture:
         return _pixtral(fields, family)
     text = read_text(fields, family, LANGUAGE_MODELS, "llama")
     vision = read_tower(fields, "clip_vision_model")
+    if fields.text("spatial_pool_mode", default="average") == "conv":
+        fields.refuse("spatial_pool_mode", "frames of videos pooled by a convolution", "average, max")
     layers = read_layers(vision, "num_hidden_layers") if "num_hidden_layers" in vision else 24
     read = _feature_layer(fields, layers, default=-2) % (layers + 1)
     side = vision.size("image_size", default=336)
@@ -34,7 +36,7 @@ def _llava(fields: Fields, family: str) -> Architecture:
             text=text_family(fields, "llama"),
             channels=vision.size("num_channels", default=3),
             image_size=side,
-            resolutions=_resolutions(fields, side) if family == "llava_next" else (),
+            resolutions=() if family == "llava" else _resolutions(fields, side),
             keeps_class_token=_keeps_class_token(fields),
             projector_activation=read_activation(fields, "projector_hidden_act", default="gelu"),
             projector_bias=fields.flag("multimodal_projector_bias", default=True),
@@ -194,6 +196,34 @@ def _onevision(fields: Fields, family: str) -> Architecture:
     )
 
 
+def _aya(fields: Fields, family: str) -> Architecture:
+    """Aya Vision and Command A Vision."""
+    aya = family == "aya_vision"
+    text = read_text(fields, family, ("cohere2",), "cohere2", tied=True)
+    vision = read_tower(fields, "siglip_vision_model")
+    blocks = _siglip(vision, fields)
+    if aya:
+        _feature_layer(fields, blocks.layers, default=-1, only=-1)
+        if fields.text("vision_feature_select_strategy", default="full") != "full":
+            fields.fail("vision_feature_select_strategy", "leaves out a patch", "full: SigLIP has no token of a class")
+    side, patch = vision.size("image_size", default=224), vision.size("patch_size", default=16)
+    merge = fields.size("downsample_factor", default=2)
+    if side // patch % merge:
+        fields.fail("downsample_factor", f"does not divide the {side // patch} rows of patches", "a divisor")
+    return replace(
+        text,
+        vision=Vision(
+            blocks,
+            patch=patch,
+            text="cohere2",
+            channels=vision.size("num_channels", default=3),
+            image_size=side,
+            merge=merge,
+            adapter=fields.size("alignment_intermediate_size", default=text.hidden if aya else 36_864),
+        ),
+    )
+
+
 def _gemma3(fields: Fields, family: str) -> Architecture:
     text = read_text(fields, family, ("gemma3_text",), "gemma3_text")
     vision = read_tower(fields, "siglip_vision_model")
@@ -259,6 +289,10 @@ _QWEN: dict[str, tuple[tuple[str, ...], str, str, dict[str, Any]]] = {
         ("qwen3_5_moe_text",), "qwen3_5_moe_text", "qwen3_5_moe_vision",
         {"hidden": 1152, "depth": 27, "activation": "gelu_pytorch_tanh", "patch": 16, "intermediate": 4304},
     ),
+    "exaone4_5": (
+        ("exaone4", "exaone4_5_text"), "exaone4", "exaone4_5_vision",
+        {"hidden": 3584, "depth": 32, "activation": "silu", "patch": 14, "intermediate": 3420},
+    ),
     "qwen2_5_omni_thinker": (
         ("qwen2_5_omni_text",), "qwen2", "qwen2_5_omni_vision_encoder",
         {"hidden": 3584, "depth": 32, "activation": "silu", "patch": 14, "intermediate": 3420},
@@ -268,7 +302,7 @@ _QWEN: dict[str, tuple[tuple[str, ...], str, str, dict[str, Any]]] = {
         {"hidden": 1152, "depth": 27, "activation": "gelu_pytorch_tanh", "patch": 16, "intermediate": 4304},
     ),
 }  # fmt: skip
-_WINDOWED = ("qwen2_5_vl", "qwen2_5_omni_thinker")
+_WINDOWED = ("qwen2_5_vl", "qwen2_5_omni_thinker", "exaone4_5")
 
 
 def _qwen(fields: Fields, family: str) -> Architecture:
@@ -302,6 +336,9 @@ def _qwen(fields: Fields, family: str) -> Architecture:
         },
         kind,
     )  # fmt: skip
+    if family == "exaone4_5":
+        kv_heads = read_kv_heads(vision.over({"num_key_value_heads": 8}), blocks.heads, "num_key_value_heads")
+        blocks = replace(blocks, kv_heads=kv_heads)
     name = "hidden_size" if old else "out_hidden_size"
     if (out := vision.size(name, default=3584)) != text.hidden:
         vision.fail(name, f"is {out}, and the text model's width {text.hidden}", str(text.hidden))
@@ -345,7 +382,8 @@ def _sound(audio: Fields, between: int, width: int) -> Sound:
 
 
 VISION_READERS: dict[str, Callable[[Fields, str], Architecture]] = {
-    **dict.fromkeys(("llava", "llava_next"), _llava),
+    **dict.fromkeys(("llava", "llava_next", "llava_next_video"), _llava),
+    **dict.fromkeys(("aya_vision", "cohere2_vision"), _aya),
     "llava_onevision": _onevision,
     **dict.fromkeys(("mistral3", "lighton_ocr"), _pixtral),
     "internvl": _internvl,

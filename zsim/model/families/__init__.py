@@ -73,7 +73,17 @@ VISION = {
     "gemma4": ("gemma4_vision", "Gemma4ForConditionalGeneration"),
     "paligemma": ("vlm", "PaliGemmaForConditionalGeneration"),
     **dict.fromkeys(
-        ("llava", "llava_next", "llava_onevision", "mistral3", "internvl", "lighton_ocr"),
+        (
+            "llava",
+            "llava_next",
+            "llava_next_video",
+            "llava_onevision",
+            "mistral3",
+            "internvl",
+            "lighton_ocr",
+            "aya_vision",
+            "cohere2_vision",
+        ),
         ("llava", "LlavaForConditionalGeneration"),
     ),
     "llama4": ("llama4_vision", "Llama4ForConditionalGeneration"),
@@ -82,6 +92,7 @@ VISION = {
     **dict.fromkeys(("idefics3", "smolvlm"), ("idefics", "IdeficsForConditionalGeneration")),
     **dict.fromkeys(DELTA[3:], ("qwen_next", "Qwen35ForConditionalGeneration")),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), ("vlm", "QwenForConditionalGeneration")),
+    "exaone4_5": ("exaone_vision", "Exaone45ForConditionalGeneration"),
     **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), ("omni", "ThinkerForConditionalGeneration")),
 }
 SEQ2SEQ = {

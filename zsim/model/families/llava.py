@@ -1,5 +1,6 @@
-"""LLaVA and what is built like it: LLaVA-NeXT and OneVision, Pixtral, Mistral 3 and InternVL (transformers 5.24): a
-tower, a projector of two products, and a text model of another family."""
+"""LLaVA and what is built like it: LLaVA-NeXT and OneVision, Aya Vision and Command A Vision, Pixtral, Mistral 3,
+LightOnOCR and InternVL (transformers 5.24): a tower, a projector of two products, and a text model of another
+family."""
 
 from __future__ import annotations
 
@@ -25,6 +26,10 @@ def text_model(net: Net) -> llama.Model:
         from zsim.model.families import moe_further
 
         return moe_further.LatentModel(net, "Mistral4")
+    if family == "cohere2":
+        from zsim.model.families import cohere
+
+        return cohere.CohereModel(net, "Cohere2")
     return llama.Model(net, TEXT[family])
 
 
@@ -122,6 +127,23 @@ class LlavaNextModel(LlavaModel):
         return x
 
 
+class Resampler(Module):
+    """Of frames of a video, which are not simulated: an average or a maximum, without parameters."""
+
+    class_name = "LlavaNextVideoPooler"
+
+
+class LlavaNextVideoModel(LlavaNextModel):
+    """With images."""
+
+    prefix = "LlavaNextVideo"
+    masks = 2
+
+    def __init__(self, net: Net) -> None:
+        super().__init__(net)
+        self.vision_resampler = Resampler(net)
+
+
 class OnevisionModel(LlavaNextModel):
     """SigLIP in CLIP's place; features of large images are interpolated, and several images are not cut."""
 
@@ -142,6 +164,63 @@ class OnevisionModel(LlavaNextModel):
         if kept == x.shape[1:]:
             return x
         return F.select(pixels.interpolated(F.reshape(x, 1, *x.shape), kept), 0)
+
+
+# Aya Vision and Command A Vision
+
+
+class ShuffledProjector(Module):
+    """Squares of patches side by side, and a gated product of two; Aya Vision norms them first."""
+
+    kind = "activation"
+
+    def __init__(self, net: Net, prefix: str, vision: Vision) -> None:
+        super().__init__(net)
+        self.class_name, self.merge = f"{prefix}MultiModalProjector", vision.merge
+        inputs, between = vision.blocks.hidden * vision.merge**2, vision.adapter
+        self.layernorm = LayerNorm(net, inputs) if prefix == "AyaVision" else None
+        self.linear_1 = Linear(net, inputs, between, bias=True)
+        self.act = Activation(net, "silu")
+        if prefix != "AyaVision":
+            self.act.class_name = "SiLU"
+        self.linear_2 = Linear(net, between // 2, net.arch.hidden, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        side = int(x.shape[1] ** 0.5)
+        features = internvl.shuffled(F.reshape(x, x.shape[0], side, side, -1), self.merge)
+        if self.layernorm is not None:
+            features = self.layernorm(features)
+        y = self.linear_1(features)
+        half = y.shape[-1] // 2
+        up, gate = F.split(y, [half, half])
+        y = F.mul(self.act(gate), up)
+        return self.linear_2(y)
+
+
+class AyaModel(LlavaModel):
+    prefix = "AyaVision"
+    tower = clip.SiglipFeatures
+    listed = False
+
+    def projector(self, vision: Vision) -> Module:
+        return ShuffledProjector(self.net, self.prefix, vision)
+
+    def features(self, batch: int) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+        outputs = self.vision_tower(self.squares(batch))
+        pooled = self.multi_modal_projector(outputs[0])
+        features = F.reshape(pooled, pooled.shape[0], -1, pooled.shape[-1])
+        return [features], (*outputs, features)
+
+
+class CommandModel(AyaModel):
+    prefix = "Cohere2Vision"
+    tower = clip.SiglipTower
+
+    def features(self, batch: int) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+        last = self.vision_tower(self.squares(batch))
+        pooled = self.multi_modal_projector(last)
+        features = F.reshape(pooled, pooled.shape[0], -1, pooled.shape[-1])
+        return [features], (last, features)
 
 
 # Pixtral
@@ -253,7 +332,10 @@ MODELS: dict[tuple[str, str], type[LlavaModel]] = {  # family and its tower
     ("llava", "clip_vision_model"): LlavaModel,
     ("llava", "pixtral"): PixtralModel,
     ("llava_next", "clip_vision_model"): LlavaNextModel,
+    ("llava_next_video", "clip_vision_model"): LlavaNextVideoModel,
     ("llava_onevision", "siglip_vision_model"): OnevisionModel,
+    ("aya_vision", "siglip_vision_model"): AyaModel,
+    ("cohere2_vision", "siglip_vision_model"): CommandModel,
     ("mistral3", "pixtral"): Mistral3Model,
     ("lighton_ocr", "pixtral"): LightOnModel,
     ("internvl", "internvl_vision"): InternVLModel,

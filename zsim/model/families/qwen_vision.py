@@ -78,9 +78,10 @@ class QwenAttention(Module):
         q, k, v = self.heads(x)
         q, k = self._rotated(q, k, cos, sin)
         shape = (1, arch.heads, patches, arch.head_dim)
+        few = (1, arch.kv_heads, patches, arch.head_dim)
         q = F.reshape(F.transpose(q, 0, 1), *shape)
-        k = F.reshape(F.transpose(k, 0, 1), *shape)
-        v = F.reshape(F.transpose(v, 0, 1), *shape)
+        k = F.reshape(F.transpose(k, 0, 1), *few)
+        v = F.reshape(F.transpose(v, 0, 1), *few)
         lengths = self._lengths(patches)
         if self.net.attention in ("flash", "flash3"):
             counts = {length: lengths.count(length) for length in lengths}
@@ -152,7 +153,7 @@ class QwenBlock(Module):
         super().__init__(net)
         width = net.arch.hidden
         self.class_name = f"{prefix}VisionBlock"
-        if prefix in ("Qwen2_5_VL", "Qwen2_5Omni"):
+        if prefix in ("Qwen2_5_VL", "Qwen2_5Omni", "Exaone4_5_"):
             self.norm1 = RMSNorm(net, width, f"{prefix}RMSNorm")
             self.norm2 = RMSNorm(net, width, f"{prefix}RMSNorm")
             self.attn = self.attention(vision, f"{prefix}VisionAttention", windowed)

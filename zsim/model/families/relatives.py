@@ -23,12 +23,14 @@ class Model(llama.Model):
     types = tables = False
 
     def forward(self, ids: Tensor | None, embeds: Tensor | None = None, *extra: Tensor) -> Tensor:
+        """`embeds`: what a vision-language model hands over instead of `ids`."""
         net = self.net
-        assert ids is not None
-        embeds = self.embedded(ids)  # the name outlives the blocks
+        if embeds is None:
+            assert ids is not None
+            embeds = self.embedded(ids)  # the name outlives the blocks
         x = F.dropout(embeds, net.arch.embedding_dropout)
-        position_ids = positions(net, ids)
-        b, s = ids.shape
+        position_ids = positions(net, embeds if ids is None else ids)
+        b, s, _ = x.shape
         window = net.arch.window if any(kind.sliding for kind in net.arch.kinds) else None
         masks = {False: mask_of_kind(net, b, s, False) if self.types else causal_mask(net, b, s, window)}
         masks[True] = mask_of_kind(net, b, s, True) if self.types else masks[False]
