@@ -26,7 +26,7 @@ OTHERS = {
     "vision gemma4-layers": "sdpa",
     "vision gemma4-dense": "sdpa",
     "gemma4-wide": "sdpa",
-    **dict.fromkeys(("deepseek_v32", "deepseek_v32-heads"), "sdpa"),
+    **dict.fromkeys(("deepseek_v32", "deepseek_v32-heads", "glm_moe_dsa"), "sdpa"),
     "pair t5": "sdpa",
     "pair flan-t5": "sdpa",
     "pair mt5": "sdpa",
