@@ -245,11 +245,12 @@ def fill(parts: Sequence[Tensor]) -> Tensor:
     for number, part in enumerate(parts):
         tape.memory(part.nbytes, part.nbytes, "copy")
         if part.needs_grad or out.needs_grad:
-            _link_slice(out, part, written_before=number > 0)
+            link_slice(out, part, written_before=number > 0)
     return out
 
 
-def _link_slice(out: Tensor, part: Tensor, written_before: bool) -> None:
+def link_slice(out: Tensor, part: Tensor, written_before: bool) -> None:
+    """The backward of a part that is copied into its slice of `out`."""
     before = view_of(out, out.shape, out.strides)
     before.node, before.index = out.node, out.index
     shape, dtype = part.shape, part.dtype
@@ -274,7 +275,7 @@ def put(out: Tensor, part: Tensor) -> None:
     """`out[..., i, ...] = part`, an entry of one dimension, as `fill` does it slice by slice."""
     out.tape.memory(part.nbytes, part.nbytes, "copy")
     if part.needs_grad or out.needs_grad:
-        _link_slice(out, part, written_before=out.needs_grad)
+        link_slice(out, part, written_before=out.needs_grad)
 
 
 def repeat_heads(x: Tensor, repeats: int, dim: int = 1) -> Tensor:

@@ -199,7 +199,7 @@ class ShuffledProjector(Module):
 
 class AyaModel(LlavaModel):
     prefix = "AyaVision"
-    tower = clip.SiglipFeatures
+    tower: Any = clip.SiglipFeatures
     listed = False
 
     def projector(self, vision: Vision) -> Module:
