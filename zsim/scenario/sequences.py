@@ -21,7 +21,6 @@ _UNREACHED = (
     "glm4_moe_lite", "youtu", "glm_moe_dsa", "axk1", "minicpm3", "codegen",
     "t5", "mt5", "bart", "mbart", "pegasus", "marian", "gemma4_text", "gemma4", "mamba2",
 )  # fmt: skip
-_UNTRIED = ("mistral4",)  # latent attention, whose head_dim is that of whole heads
 # register_with_transformers leaves masks away, and refuses what cannot do without.
 _MASKED = ("eager", "efficient")
 
@@ -41,8 +40,9 @@ def check_shared(model: ModelSpec, workload: Workload, ranks: int, framework: st
     if workload.seq_len % size:
         accepted = f"a multiple of {size}"
         raise InputError(f"{workload.seq_len} is not divisible by {FIELD} {size}", field="seq_len", accepted=accepted)
-    if arch.family in _UNTRIED:
-        raise NotModeled(f"sequence parallelism of {arch.family}", field=FIELD, accepted="1")
+    if arch.latent is not None and arch.latent.value != arch.head_dim:
+        what = f"sequence parallelism of {arch.family} with values of another width than keys"
+        raise NotModeled(what, field=FIELD, accepted="1")
     if arch.family in _UNREACHED:
         raise InputError(f"DeepSpeed's Ulysses cannot take {arch.family}'s attention over", field=FIELD, accepted="1")
     if arch.heads % size:
