@@ -161,8 +161,11 @@ def _fused_attention(row: Row, assumed: list[str]) -> str:
     given a mask."""
     if row.get("attention_impl").startswith("eager"):
         return "eager"
-    if row.get("attention_impl") == "flash-attn 3":
+    if row.get("attention_impl").startswith("flash-attn 3"):
         return "flash3"
+    if row.get("attention_impl").startswith("flash-attn 4"):
+        assumed.append("FlashAttention 4 as fast as cuDNN's kernel")
+        return "cudnn"
     if loop(row).compiles_whole and row.get("compile") == "yes" and row.get("attention_impl") == "SDPA":
         return "efficient"
     if row.get("attention_impl") in _KERNELS:
@@ -273,6 +276,12 @@ def _model(row: Row) -> ModelSpec:
             "tie_word_embeddings": "output projection not tied" not in row.get("notes"),
             **(dict.fromkeys(_DROPOUTS, 0) if "no dropout" in row.get("notes") else {}),
             **({"activation_function": loop(row).activation} if loop(row).activation else {}),
+        }  # fmt: skip
+    elif name.startswith("qwen3.5"):
+        config = {
+            "model_type": "qwen3_5_text", "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads, "intermediate_size": ffn, "vocab_size": vocab, "head_dim": 256,
+            "tie_word_embeddings": False,
         }  # fmt: skip
     elif name.startswith("opt-"):
         config = {

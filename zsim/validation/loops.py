@@ -69,6 +69,8 @@ LOOPS = {
         flat=True,
         grad_clip=0.3,
     ),
+    # pretrain/tinyllama.py of September 2023: `no_backward_sync`, `AdamW(..., foreach=False)`
+    "tinyllama": Loop("litgpt", "uncast", sync_only_last=True, optimizer="loop", grad_clip=1.0),
     # litgpt/model.py and pretrain.py; its tables state the element types
     "litgpt": Loop("litgpt", "uncast"),
     "lit-gpt": Loop("litgpt", "uncast"),
@@ -131,6 +133,16 @@ LOOPS = {
     "trl sfttrainer": Loop(loss="copied", grad_clip=0.3),
     # src/model.py, src/train.py: torchtitan's Llama of 2024, `cross_entropy(logits.float(), ...)` and `del logits`
     "lsaie_project": Loop("torchtitan"),
+    # recipes/lora_finetune_*.py at 0217d44c2 (2024-05-09): `FSDP(..., mixed_precision=None)` of torch.nn's default flat
+    # parameters, `lora_fsdp_wrap_policy`; `logits.float()` by the model
+    "torchtune 0.1": Loop(
+        "torchtitan",
+        storage_dtype="bfloat16",
+        reduce_dtype="bfloat16",
+        unit_per_adapter=True,
+        optimizer="foreach",
+        flat=True,
+    ),
     # recipes/ and modules/ at bd2a0fc7c: pure bf16 under `fully_shard` with `reshard_after_forward` for the root, too;
     # keys and values of all heads, rotary embedding in float32; AdamW and no clipping as the recipes have them
     "torchtune": Loop(
@@ -153,6 +165,19 @@ LOOPS = {
     "deepspeed-chat": Loop(loss="copied"),
     # examples/train_lora/llama3_lora_sft.yaml: the Trainer's max_grad_norm
     "llama-factory 0.9": Loop(grad_clip=1.0),
+    # transformers' Trainer of April 2024, max_grad_norm 1.0
+    "llama_factory 0.6": Loop(loss="copied", grad_clip=1.0),
+    # recipes/llm/train_ft.py at b3c51c328 (2025-11): `out = model(**batch)` lives through the backward; one GPU is not
+    # wrapped
+    "automodel": Loop(loss="held", optimizer="foreach"),
+    # atorch/examples/llama2/fsdp_llama2.py at 94a8bed96, model_context.py: FSDP's mixed precision all in bf16
+    "atorch": Loop(
+        loss="copied", reduce_dtype="bfloat16", forward_prefetch=True, optimizer="foreach", unit_per_adapter=True
+    ),
+    # examples/fsdp2/fsdp2_fp8.py at d2e6b031: `outputs = model(**batch)`; accelerate reshards the root, too
+    "fsdp2_fp8": Loop(loss="held", reduce_dtype="bfloat16", optimizer="foreach", root_reshard=True),
+    # its pull request: accelerate's FSDP2
+    "transformers 48915": Loop(reduce_dtype="bfloat16", optimizer="fused", root_reshard=True, grad_clip=1.0),
     # touchnet/models/llama of March 2025: torchtitan's
     "touchnet": Loop("torchtitan", grad_clip=1.0, grouping="titan2024"),
     "torchtitan": Loop("torchtitan"),

@@ -21,6 +21,7 @@ ROUNDS = {
     ", fourth round": "fourth_holdout",
     ", fifth round": "fifth_holdout",
     ", sixth round": "sixth_holdout",
+    ", seventh round": "seventh_holdout",
 }
 
 

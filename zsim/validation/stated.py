@@ -43,6 +43,8 @@ def optimizer(row: Row, default: str) -> str:
 def kernels(row: Row, default: str) -> str:
     """Whose norms and activations the row names, as `Workload.kernels`."""
     named = row.get("attention_impl")
+    if "flash-linear-attention" in named:
+        return "fla"
     return "flash-attn" if "xformers' SwiGLU" in named else "liger" if "liger" in named else default
 
 
@@ -58,15 +60,15 @@ def adapters(row: Row) -> Tuning | None:
 
 
 def float8(row: Row) -> Float8 | None:
-    """torchao's recipe, where torchtitan, OLMo-core or lightning-thunder's benchmark of litgpt runs it: "fp8 rowwise",
-    or "fp8 linear", which is tensorwise. Its configurations leave out the output projection; where they gather in
+    """torchao's recipe, where torchtitan, OLMo-core, lightning-thunder's benchmark of litgpt or accelerate's example
+    (fsdp2_fp8) runs it: "fp8 rowwise", or "fp8 linear", which is tensorwise. Its configurations leave out the output projection; where they gather in
     float8 they compute the scales after the optimizer's step, as all commands of these sources have it. Raises
     NotModeled for other float8."""
     precision = row["precision"]
     if not re.search(r"fp8|float8", precision, re.IGNORECASE):
         return None
     found = re.match(r"fp8 (linear|tensorwise|rowwise_with_gw_hp|rowwise)\b", precision)
-    if found is None or not re.search("torchtitan|OLMo-core|litgpt", row["framework"]):
+    if found is None or not re.search("torchtitan|OLMo-core|litgpt|fsdp2_fp8", row["framework"]):
         raise NotModeled("float8 that is not torchao's", row.file, row.line, "precision")
     recipe, gathers = found[1].replace("linear", "tensorwise"), "fp8 all-gather" in precision
     head = "output" if loop(row).implementation == "torchtitan" else "lm_head"
