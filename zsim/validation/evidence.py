@@ -279,9 +279,9 @@ def _model(row: Row) -> ModelSpec:
         }  # fmt: skip
     elif name.startswith("qwen3.5"):
         config = {
-            "model_type": "qwen3_5_text", "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads, "intermediate_size": ffn, "vocab_size": vocab, "head_dim": 256,
-            "tie_word_embeddings": False,
+            "model_type": "qwen3_5_text", "hidden_size": width, "num_hidden_layers": layers, "head_dim": 256,
+            "num_attention_heads": heads, "num_key_value_heads": kv_heads, "intermediate_size": ffn,
+            "vocab_size": vocab, "tie_word_embeddings": False,
         }  # fmt: skip
     elif name.startswith("opt-"):
         config = {

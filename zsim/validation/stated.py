@@ -61,9 +61,9 @@ def adapters(row: Row) -> Tuning | None:
 
 def float8(row: Row) -> Float8 | None:
     """torchao's recipe, where torchtitan, OLMo-core, lightning-thunder's benchmark of litgpt or accelerate's example
-    (fsdp2_fp8) runs it: "fp8 rowwise", or "fp8 linear", which is tensorwise. Its configurations leave out the output projection; where they gather in
-    float8 they compute the scales after the optimizer's step, as all commands of these sources have it. Raises
-    NotModeled for other float8."""
+    (fsdp2_fp8) runs it: "fp8 rowwise", or "fp8 linear", which is tensorwise. Its configurations leave out the output
+    projection; where they gather in float8 they compute the scales after the optimizer's step, as all commands of these
+    sources have it. Raises NotModeled for other float8."""
     precision = row["precision"]
     if not re.search(r"fp8|float8", precision, re.IGNORECASE):
         return None
