@@ -98,6 +98,27 @@ def test_flash_attention_2_on_h100(seq, causal, tflops):
     assert alone * 0.9 <= seconds(kernel, H100, load_profile("H100-SXM")) <= alone * 1.6
 
 
+# FlashAttention 4 on B200, head size 128, 16 heads of 32k tokens (Dao-AILab/flash-attention pull requests 2280 and 2605, two
+# machines), TFLOP/s of useful work.
+@pytest.mark.parametrize(
+    ("seq", "causal", "backward", "tflops"),
+    [
+        (8192, True, False, 1418.1),
+        (8192, False, False, 1534.8),
+        (8192, True, True, 1208.6),
+        (8192, False, True, 1359.8),
+        (1024, False, False, 975),
+        (4096, True, False, 1062),
+        (16384, False, False, 1330),
+    ],
+)
+def test_flash_attention_4_on_b200(seq, causal, backward, tflops):
+    kernel = Attention(32768 // seq, 16, 16, seq, seq, 128, causal, "flash4", "bfloat16", backward)
+    useful = kernel.flops / 2 if causal else kernel.flops
+    predicted = kernel_seconds(kernel, catalog.device("B200"), load_profile("B200-SXM"))
+    assert predicted == pytest.approx(useful / tflops / 1e12, rel=0.1)
+
+
 def test_unknown_implementation_falls_back_to_flash():
     assert seconds(attention(impl="fa4")) == seconds(attention(impl="flash"))
 

@@ -106,7 +106,7 @@ def test_sdpa_runs_the_memory_efficient_kernel() -> None:
     assert longer == {("efficient", 512, 8, True, None), ("sdpa", 256, 1, True, 2048)}
 
 
-@pytest.mark.parametrize("attention", ["flash", "flash3", "cudnn"])
+@pytest.mark.parametrize("attention", ["flash", "flash3", "flash4", "cudnn"])
 def test_kernels_that_do_not_take_heads_of_512_are_refused(attention: str) -> None:
     with pytest.raises(NotModeled, match="heads of 512"):
         kernels(model(), attention=attention)

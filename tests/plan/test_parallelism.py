@@ -37,7 +37,12 @@ def test_sp_size_is_sequence_parallelism() -> None:
 
 @pytest.mark.parametrize(
     ("implementation", "attention"),
-    [(None, "sdpa"), ("flash_attention_3", "flash3"), ("kernels-community/flash-attn2", "flash")],
+    [
+        (None, "sdpa"),
+        ("flash_attention_3", "flash3"),
+        ("kernels-community/flash-attn2", "flash"),
+        ("kernels-community/flash-attn4", "flash4"),
+    ],
 )
 def test_attention_is_the_one_that_is_taken_over(implementation: str | None, attention: str) -> None:
     sizes = {name: value for name, value in ULYSSES.items() if name != "sp_attn_implementation"}

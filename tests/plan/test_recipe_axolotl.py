@@ -89,6 +89,7 @@ def test_all_linear_modules_beside_those_that_are_named() -> None:
         ({"sdp_attention": True}, "sdpa"),
         ({"flash_attention": True, "eager_attention": True}, "flash"),
         ({"attn_implementation": "kernels-community/vllm-flash-attn3"}, "flash3"),
+        ({"attn_implementation": "flash_attention_4"}, "flash4"),
         ({"attn_implementation": "kernels-community/flash-attn2"}, "flash"),
         ({"xformers_attention": None}, None),
     ],

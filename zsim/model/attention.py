@@ -10,6 +10,7 @@ from zsim.model import products as P
 from zsim.model import ulysses
 from zsim.model.fused_attention import WIDEST_FLASH, flash_attention
 from zsim.model.graph import Tensor
+from zsim.model.kernels import FLASH
 from zsim.model.layers import Module, Net
 from zsim.model.views import clone
 
@@ -186,7 +187,7 @@ def _attend(
     if net.attention == "efficient" or (net.attention == "sdpa" and (too_wide or mask is not None)):
         masks = net.attention == "sdpa" or net.cudnn_masks
         out = _efficient(q, k, v, mask, "masked" if masks and mask is not None else "efficient")
-    elif net.attention in ("flash", "flash3") and v.shape[-1] != q.shape[-1]:
+    elif net.attention in FLASH and v.shape[-1] != q.shape[-1]:
         # transformers 5.24 integrations/flash_attention.py: values are padded, and the result is cut
         width = v.shape[-1]
         v = F.pad(v, q.shape[-1])

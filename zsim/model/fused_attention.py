@@ -102,18 +102,18 @@ def _backward_scratch(
     tape: Tape, impl: str, b: int, h: int, kv_heads: int, rows: int, kv_len: int, d: int, dtype: str
 ) -> list[Tensor]:
     """What FlashAttention's backward allocates besides gradients (`mha_bwd` in csrc/flash_attn/flash_api.cpp of 2.x
-    and hopper/flash_api.cpp of 3): float32 sums for dq, one value per row, and dk, dv of grouped heads. `rows`: whole
-    tiles of tokens; of packed sequences 128 more than tokens for each (`mha_varlen_bwd`). CUDA only: recordings on the
-    CPU never ran the kernel. cuDNN's workspace is not known and left out.
+    and hopper/flash_api.cpp of 3, `_flash_attn_bwd` in flash_attn/cute/interface.py of 4): float32 sums for dq, one
+    value per row, and dk, dv of grouped heads. `rows`: whole tiles of tokens; of packed sequences 128 more than tokens
+    for each (`mha_varlen_bwd`). CUDA only: recordings on the CPU never ran the kernel. cuDNN's workspace is not known
+    and left out.
     """
     if not tape.cuda or impl == "cudnn":
         return []
     width = _up(d, 32)
     scratch = [tape.empty((b, h, rows), "float32"), tape.empty((b, rows, h, width), "float32")]
     if kv_heads != h:
-        shape, sums = (
-            ((b, kv_heads, _up(kv_len, 128), width), "float32") if impl == "flash3" else ((b, kv_len, h, d), dtype)
-        )
+        later = impl in ("flash3", "flash4")
+        shape, sums = ((b, kv_heads, _up(kv_len, 128), width), "float32") if later else ((b, kv_len, h, d), dtype)
         scratch += [tape.empty(shape, sums), tape.empty(shape, sums)]
     return scratch
 

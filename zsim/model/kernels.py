@@ -15,6 +15,9 @@ DTYPE_BYTES: dict[str, float] = {
 }  # fmt: skip
 
 
+FLASH = ("flash", "flash3", "flash4")  # FlashAttention 2, 3 and 4, as `Attention.impl`
+
+
 @dataclass(frozen=True, slots=True)
 class Gemm:
     """C[m, n] += A[m, k] B[k, n], `batch` times. 2 m n k FLOP each.
@@ -47,7 +50,7 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Scaled-dot-product attention as one fused kernel (`flash`, `flash3`, `cudnn`, `efficient`, `sdpa`, `masked`).
+    """Scaled-dot-product attention as one fused kernel (those of FLASH, `cudnn`, `efficient`, `sdpa`, `masked`).
 
     Unfused (`eager`) attention is written as two batched Gemms and Memory kernels instead.
     `flops` counts the full square, as torch's FLOP counter does: 2 b h q k (d + d_v) forward,

@@ -175,7 +175,7 @@ class Workload:
     dtype: str = "bfloat16"  # of compute, and of activations and weights but under torch.autocast
     weights: str | None = None  # under torch.autocast in `dtype`: that of the weights
     adapters: str | None = None  # of adapters that are sharded by themselves, as they lie between uses; None: `dtype`
-    # flash | flash3 | cudnn | sdpa (the one that torch takes) | efficient (SDPA that is given a mask) | eager
+    # flash | flash3 | flash4 | cudnn | sdpa (which torch takes) | efficient (SDPA that is given a mask) | eager
     attention: str = "flash"
     cudnn_masks: bool = False  # efficient: cuDNN's kernel where SDPA takes that one first, as with torch 2.11 and later
     checkpointing: str = "none"  # none | full | selective (torchtitan's per-op policy)

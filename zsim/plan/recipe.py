@@ -177,7 +177,7 @@ def hub_attention(value: str) -> str | None:
     """The kernel of a repository of the hub, "kernels-community/flash-attn3"; None for others."""
     if "/" not in value or "flash-attn" not in value:
         return None
-    return "flash3" if "flash-attn3" in value else "flash"
+    return next((f"flash{n}" for n in (3, 4) if f"flash-attn{n}" in value), "flash")
 
 
 def as_flag(value: Any, error: Callable[[str], InputError]) -> bool:

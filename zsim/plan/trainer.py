@@ -18,8 +18,8 @@ from zsim.plan.trl import fill_in, is_newer_trl
 KIND = "Hugging Face Trainer arguments"
 _STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
 ATTENTION = {
-    "flash_attention_2": "flash", "flash_attention_3": "flash3", "sdpa": "sdpa", "eager": "eager",
-    "fa2": "flash", "fa3": "flash3", "auto": "sdpa", "disabled": "eager",
+    "flash_attention_2": "flash", "flash_attention_3": "flash3", "flash_attention_4": "flash4", "sdpa": "sdpa",
+    "eager": "eager", "fa2": "flash", "fa3": "flash3", "auto": "sdpa", "disabled": "eager",
 }  # fmt: skip
 _READ_HERE = ("tune_mm_mlp_adapter", "freeze_backbone", "load_in_4bit", "load_in_8bit")
 _LORA = {

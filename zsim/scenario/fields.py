@@ -345,7 +345,7 @@ class ScenarioFields(Section):
     checkpointing: CheckpointingField = CheckpointingField(
         policy="none", every=None, blocks=None, frozen_tower=True, early_stop=True
     )
-    attention: Literal["flash", "flash3", "cudnn", "sdpa", "efficient", "eager"] | None = Field(
+    attention: Literal["flash", "flash3", "flash4", "cudnn", "sdpa", "efficient", "eager"] | None = Field(
         None,
         description="flash unless given, but another where the model does not take it, and eager with a transformers "
         "before 4.36; sdpa: the kernel that torch takes on the GPU (cuDNN's on Hopper and B200, else FlashAttention, "

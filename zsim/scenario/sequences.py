@@ -60,7 +60,7 @@ def check_shared(model: ModelSpec, workload: Workload, ranks: int, framework: st
         raise InputError(
             f"{workload.attention} needs a mask, which Ulysses leaves away",
             field="attention",
-            accepted="flash, flash3, cudnn, sdpa",
+            accepted="flash, flash3, flash4, cudnn, sdpa",
         )
     if workload.implementation != "hf":
         raise NotModeled(

@@ -164,8 +164,7 @@ def _fused_attention(row: Row, assumed: list[str]) -> str:
     if row.get("attention_impl").startswith("flash-attn 3"):
         return "flash3"
     if row.get("attention_impl").startswith("flash-attn 4"):
-        assumed.append("FlashAttention 4 as fast as cuDNN's kernel")
-        return "cudnn"
+        return "flash4"
     if loop(row).compiles_whole and row.get("compile") == "yes" and row.get("attention_impl") == "SDPA":
         return "efficient"
     if row.get("attention_impl") in _KERNELS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from zsim.errors import NotModeled
+from zsim.model.kernels import FLASH
 from zsim.model.layers import Module, Net
 from zsim.model.spec import Workload
 
@@ -110,7 +111,6 @@ UNGATED = (  # whose MLP is one product, an activation and another product
 COMPILED_LOSS = (*LLAMA_LIKE, "gpt2")  # of transformers', whose torch.compile takes the loss with the model
 ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "modernbert", "modernbert-decoder")
 POSITIONLESS = ("gpt_bigcode", "gpt_neo", "mpt", "bloom")  # decoders whose attention is not told the positions
-FLASH = ("flash", "flash3")
 FAMILIES = (*LLAMA_LIKE, *GEMMA, *MOE, *OTHERS, *VISION, *SEQ2SEQ)
 
 

@@ -15,6 +15,7 @@ from zsim.model.families.bert import masked_loss
 from zsim.model.families.t5 import check_pair, sharing, shifted_right
 from zsim.model.families.towers import PositionTable, given
 from zsim.model.graph import Tensor
+from zsim.model.kernels import FLASH
 from zsim.model.layers import Blocks, Embedding, LayerNorm, Linear, Module, Net, require_grad
 
 
@@ -182,7 +183,7 @@ class BartForConditionalGeneration(CausalLM):
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         net, arch = self.net, self.net.arch
-        check_pair(net, ("flash", "flash3", "cudnn", "sdpa", "eager"))
+        check_pair(net, (*FLASH, "cudnn", "sdpa", "eager"))
         if net.dtype == "float16":
             raise NotModeled(f"float16 in {arch.family}, which clamps infinities", field="precision", accepted="bf16")
         for tokens, field in ((ids.shape[1], "seq_len"), (labels.shape[1], "target_len")):

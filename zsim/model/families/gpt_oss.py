@@ -189,7 +189,7 @@ class Model(relatives.Model):
 class GptOssForCausalLM(llama.LlamaForCausalLM):
     def __init__(self, net: Net) -> None:
         if net.attention in ("sdpa", "efficient", "cudnn"):
-            raise InputError("gpt-oss has no SDPA", field="attention", accepted="flash, flash3, eager")
+            raise InputError("gpt-oss has no SDPA", field="attention", accepted="flash, flash3, flash4, eager")
         super().__init__(net, "GptOss")
 
     def decoder(self, prefix: str) -> llama.Model:

@@ -15,6 +15,7 @@ from zsim.model.families.llama import MLP
 from zsim.model.families.towers import attend, images_of
 from zsim.model.fused_attention import flash_attention
 from zsim.model.graph import Tensor
+from zsim.model.kernels import FLASH
 from zsim.model.layers import Blocks, Linear, Module, Net, RMSNorm
 
 
@@ -153,7 +154,7 @@ class PixtralTower(Module):
     def _mask(self, x: Tensor) -> Tensor | None:
         """Of blocks on the diagonal; flash_attn_varlen is told where sequences begin."""
         net, patches = self.net, x.shape[1]
-        if net.attention in ("flash", "flash3"):
+        if net.attention in FLASH:
             return None
         mask = net.tape.empty((1, 1, patches, patches), net.dtype)
         net.tape.memory(0, 2 * mask.nbytes, "copy")

@@ -16,6 +16,7 @@ from zsim.model.families.llama import MLP
 from zsim.model.families.towers import Convolution, PositionTable, attend, given, images_of
 from zsim.model.fused_attention import flash_attention
 from zsim.model.graph import Tensor
+from zsim.model.kernels import FLASH
 from zsim.model.layers import Activation, Blocks, LayerNorm, Linear, Module, ModuleList, Net, RMSNorm, require_grad
 
 
@@ -83,7 +84,7 @@ class QwenAttention(Module):
         k = F.reshape(F.transpose(k, 0, 1), *few)
         v = F.reshape(F.transpose(v, 0, 1), *few)
         lengths = self._lengths(patches)
-        if self.net.attention in ("flash", "flash3"):
+        if self.net.attention in FLASH:
             counts = {length: lengths.count(length) for length in lengths}
             out = flash_attention(q, k, v, self.net.attention, causal=False, segments=counts)
             out = F.transpose(out, 1, 2)

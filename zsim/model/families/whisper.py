@@ -14,6 +14,7 @@ from zsim.model.families.t5 import check_pair, sharing, shifted_right
 from zsim.model.families.towers import PositionTable, given
 from zsim.model.fused_attention import flash_attention
 from zsim.model.graph import Tensor
+from zsim.model.kernels import FLASH
 from zsim.model.layers import Activation, Blocks, Embedding, LayerNorm, Linear, Module, Net, Weight
 
 
@@ -218,7 +219,7 @@ class WhisperForConditionalGeneration(CausalLM):
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         """`ids`: for their number alone, which is that of the encoder's positions."""
         net, arch = self.net, self.net.arch
-        check_pair(net, ("flash", "flash3", "cudnn", "sdpa", "eager"))
+        check_pair(net, (*FLASH, "cudnn", "sdpa", "eager"))
         if ids.shape[1] != arch.positions:
             what = f"is {ids.shape[1]}, and the encoder has {arch.positions} positions, of 30 seconds"
             raise InputError(what, field="seq_len", accepted=f"{arch.positions}; target_len is the decoder's")
