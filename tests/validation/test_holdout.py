@@ -20,7 +20,10 @@ from zsim.validation.rows import Row, read_folder, read_rows, split_of
 PUBLISHED = Path(__file__).parents[2] / "validation" / "published"
 HOLDOUT = PUBLISHED / "holdout"
 ROWS = {row.id: row for row in read_folder(HOLDOUT)}
-HOLDOUTS = (HOLDOUT, *(PUBLISHED / f"{which}_holdout" for which in ("second", "third", "fourth", "fifth", "sixth")))
+HOLDOUTS = (
+    HOLDOUT,
+    *(PUBLISHED / f"{which}_holdout" for which in ("second", "third", "fourth", "fifth", "sixth", "seventh")),
+)
 AGAIN = {row.id: row for row in read_folder(HOLDOUTS[1])}
 
 

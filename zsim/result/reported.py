@@ -44,7 +44,7 @@ class FirstSeen:
     median: float
 
 
-NEVER_SEEN = FirstSeen(356, 21.1, 14.3)  # the six rounds of validation/published/*holdout, their blind.yaml
+NEVER_SEEN = FirstSeen(396, 21.1, 14.1)  # the seven rounds of validation/published/*holdout, their blind.yaml
 
 
 def record(result: Result) -> Record | None:

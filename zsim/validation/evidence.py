@@ -276,12 +276,6 @@ def _model(row: Row) -> ModelSpec:
             **(dict.fromkeys(_DROPOUTS, 0) if "no dropout" in row.get("notes") else {}),
             **({"activation_function": loop(row).activation} if loop(row).activation else {}),
         }  # fmt: skip
-    elif name.startswith("qwen3.5"):
-        config = {
-            "model_type": "qwen3_5_text", "hidden_size": width, "num_hidden_layers": layers, "head_dim": 256,
-            "num_attention_heads": heads, "num_key_value_heads": kv_heads, "intermediate_size": ffn,
-            "vocab_size": vocab, "tie_word_embeddings": False,
-        }  # fmt: skip
     elif name.startswith("opt-"):
         config = {
             "model_type": "opt", "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads,

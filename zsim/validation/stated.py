@@ -43,8 +43,6 @@ def optimizer(row: Row, default: str) -> str:
 def kernels(row: Row, default: str) -> str:
     """Whose norms and activations the row names, as `Workload.kernels`."""
     named = row.get("attention_impl")
-    if "flash-linear-attention" in named:
-        return "fla"
     return "flash-attn" if "xformers' SwiGLU" in named else "liger" if "liger" in named else default
 
 
