@@ -98,8 +98,8 @@ def test_flash_attention_2_on_h100(seq, causal, tflops):
     assert alone * 0.9 <= seconds(kernel, H100, load_profile("H100-SXM")) <= alone * 1.6
 
 
-# FlashAttention 4 on B200, head size 128, 16 heads of 32k tokens (Dao-AILab/flash-attention pull requests 2280 and 2605, two
-# machines), TFLOP/s of useful work.
+# FlashAttention 4 on B200, head size 128, 16 heads of 32k tokens (Dao-AILab/flash-attention pull requests 2280 and
+# 2605, two machines), TFLOP/s of useful work.
 @pytest.mark.parametrize(
     ("seq", "causal", "backward", "tflops"),
     [

@@ -150,11 +150,14 @@ def test_what_a_node_can_send(words: str, gpus_per_node: str, gbps: float) -> No
 
 
 def test_a_host_that_is_stated_is_not_assumed() -> None:
-    given, usual = (
-        of(**cells).cluster.templates[0].host for cells in ({"host_cores": "64", "host_dram_gbps": "409.6"}, {})
+    """Where nothing is stated: that of the GPU's machine in topologies/, and of one that has none there any."""
+    given, usual, unknown = (
+        of(**cells).cluster.templates[0].host
+        for cells in ({"host_cores": "64", "host_dram_gbps": "409.6"}, {}, {"gpu": "L40S"})
     )
     assert (given.cores, given.dram_bandwidth) == (64, 409.6e9)
-    assert (usual.cores, usual.dram_bandwidth) == (96, 500e9)
+    assert (usual.cores, usual.dram_bandwidth) == (128, 716.8e9)
+    assert (unknown.cores, unknown.dram_bandwidth) == (96, 500e9)
 
 
 def test_blocks_that_are_checkpointed_are_counted_in_words() -> None:
@@ -351,6 +354,50 @@ def test_opt_and_hybrid_shards_of_fsdp2() -> None:
     hybrid = sixth("torchtitan_gb200")["gb-8b-hsdp-b8-compile"].plan
     assert isinstance(hybrid, Fsdp2Plan)
     assert (hybrid.mesh, hybrid.reshard_after_forward) == ((2, 4), True)
+
+
+SEVENTH = SECOND.with_name("seventh_holdout")
+
+
+def seventh(file: str) -> dict[str, Setup]:
+    return {row.id: setup_of(row) for row in read_rows(SEVENTH / f"{file}.csv")}
+
+
+def test_flash_attention_4_and_the_host_that_such_gpus_usually_have() -> None:
+    """That of topologies/hgx_h200_8.yaml and hgx_b200_8.yaml; a source that states one is heard."""
+    rows = seventh("ml_engineering")
+    hopper, blackwell = rows["me-h200-8k"], rows["me-b200-8k"]
+    assert (hopper.workload.attention, blackwell.workload.attention) == ("flash3", "flash4")
+    assert (hopper.workload.loss, hopper.workload.kernels, rows["me-h200-8k-z2"].workload.loss) == (
+        "fused",
+        "liger",
+        "held",
+    )
+    assert [(host.cores, host.dram_bandwidth) for host in (hopper.cluster.host, blackwell.cluster.host)] == [
+        (128, 716.8e9),
+        (112, 716.8e9),
+    ]
+    stated = next(row for row in read_rows(SECOND.parent / "deepspeed_a800.csv") if row.id == "gist-a800-3")
+    assert setup_of(stated).cluster.host.cores == 64
+
+
+def test_torchtune_of_may_2024_wraps_adapters_in_flat_parameters() -> None:
+    plan = seventh("torchtune_2024")["tu-70b-lora"].plan
+    assert isinstance(plan, Fsdp1Plan)
+    assert (plan.adapter_units, plan.use_orig_params, plan.storage_dtype) == (True, False, "bfloat16")
+
+
+def test_a_vocabulary_that_the_number_of_parameters_gives() -> None:
+    assert seventh("torchtitan_plugin")["tp-410m"].model.numel == 465_097_728
+
+
+def test_accelerates_example_in_float8_keeps_the_output_projection() -> None:
+    rows = seventh("accelerate_fsdp2")
+    float8, plain = rows["af-fp8"].workload.float8, rows["af-bf16"].plan
+    assert float8 is not None
+    assert (float8.recipe, float8.exclude) == ("tensorwise", ("lm_head",))
+    assert isinstance(plain, Fsdp2Plan)
+    assert (plain.storage_dtype, plain.root_reshard_after_forward) == ("bfloat16", True)
 
 
 def test_samples_of_a_length_that_the_source_does_not_state_are_refused() -> None:

@@ -170,14 +170,13 @@ LOOPS = {
     # recipes/llm/train_ft.py at b3c51c328 (2025-11): `out = model(**batch)` lives through the backward; one GPU is not
     # wrapped
     "automodel": Loop(loss="held", optimizer="foreach"),
-    # atorch/examples/llama2/fsdp_llama2.py at 94a8bed96, model_context.py: FSDP's mixed precision all in bf16
+    # atorch/examples/llama2/fsdp_llama2.py at 94a8bed96, model_context.py: FSDP's mixed precision all in bf16;
+    # `outputs` live through the backward
     "atorch": Loop(
-        loss="copied", reduce_dtype="bfloat16", forward_prefetch=True, optimizer="foreach", unit_per_adapter=True
+        loss="copied_held", reduce_dtype="bfloat16", forward_prefetch=True, optimizer="foreach", unit_per_adapter=True
     ),
     # examples/fsdp2/fsdp2_fp8.py at d2e6b031: `outputs = model(**batch)`; accelerate reshards the root, too
     "fsdp2_fp8": Loop(loss="held", reduce_dtype="bfloat16", optimizer="foreach", root_reshard=True),
-    # its pull request: accelerate's FSDP2
-    "transformers 48915": Loop(reduce_dtype="bfloat16", optimizer="fused", root_reshard=True, grad_clip=1.0),
     # touchnet/models/llama of March 2025: torchtitan's
     "touchnet": Loop("torchtitan", grad_clip=1.0, grouping="titan2024"),
     "torchtitan": Loop("torchtitan"),
