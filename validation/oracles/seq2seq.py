@@ -75,6 +75,9 @@ def build(config: dict[str, Any], attention: str, dtype: str) -> Any:
     sound = made.model_type == "whisper"
     auto = transformers.AutoModelForSpeechSeq2Seq if sound else transformers.AutoModelForSeq2SeqLM
     model = auto.from_config(made).train()
+    if made.model_type in ("t5", "mt5") and not config.get("tie_word_embeddings", made.model_type == "t5"):
+        # without a checkpoint transformers 5 ties them; with the published ones, which have both, it does not
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     torch.set_default_dtype(torch.float32)
     return model
 

@@ -12,8 +12,8 @@ from zsim.model.reader_parts import read_activation, read_dropout, read_layers
 
 
 def _t5(fields: Fields, family: str) -> Architecture:
-    """Its embedding and output projection are tied whatever the file says; to T5 the field says whether what the
-    decoder returns is scaled."""
+    """Where `tie_word_embeddings` is false (T5 1.1, FLAN-T5, and mT5 if nothing is said) the checkpoint has an output
+    projection of its own, which loading it keeps; and T5 scales what the decoder returns only if it is true."""
     name = fields.text("feed_forward_proj", default="relu" if family == "t5" else "gated-gelu")
     gated = name.startswith("gated-")
     activation = "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
@@ -21,6 +21,7 @@ def _t5(fields: Fields, family: str) -> Architecture:
         fields.fail("feed_forward_proj", f"is {name!r}", "relu, gated-gelu, gated-silu ...")
     layers = read_layers(fields, "num_layers", "num_hidden_layers")
     heads = fields.size("num_heads", "num_attention_heads")
+    tied = fields.flag("tie_word_embeddings", default=family == "t5")
     stack = Architecture(
         family=family,
         hidden=fields.size("d_model", "hidden_size"),
@@ -30,7 +31,7 @@ def _t5(fields: Fields, family: str) -> Architecture:
         intermediate=fields.size("d_ff"),
         vocab=fields.size("vocab_size"),
         kinds=(LayerKind(),) * layers,
-        tied=True,
+        tied=tied,
         activation=activation,
         dropout=read_dropout(fields, "dropout_rate", default=0.1),
     )
@@ -38,7 +39,7 @@ def _t5(fields: Fields, family: str) -> Architecture:
         decoder=stack,
         gated=gated,
         buckets=fields.size("relative_attention_num_buckets", default=32),
-        scaled=family == "t5" and fields.flag("tie_word_embeddings", default=True),
+        scaled=family == "t5" and tied,
     )
     decoder_layers = fields.size("num_decoder_layers", default=layers, most=10_000)
     decoder = replace(stack, kinds=(LayerKind(),) * decoder_layers, seq2seq=pair)

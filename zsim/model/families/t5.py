@@ -270,7 +270,8 @@ class T5ForConditionalGeneration(CausalLM):
         self.encoder = Stack(net.encoder(), prefix, self.shared, decodes=False)
         self.decoder = Stack(net.decoder(), prefix, self.shared, decodes=True)
         self.lm_head = Head(net, net.arch.hidden, net.arch.vocab)
-        self.lm_head.weight = self.shared.weight
+        if net.arch.tied:
+            self.lm_head.weight = self.shared.weight
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         net = self.net
