@@ -86,3 +86,10 @@ def test_fsdp1_and_units_of_adapters_fail_on_them() -> None:
     assert caught.value.accepted == "fsdp2, deepspeed, ddp"
     with pytest.raises(NotModeled, match="as units"):
         lower(spec, tree, Fsdp2Plan(world_size=2, adapter_units=True), workload)
+
+
+def test_names_that_were_never_experts_are_passed_over() -> None:
+    """GLM-4.7 Flash has q_a_proj and q_b_proj; peft takes what it finds."""
+    spec = adapted("glm4_moe_lite", ("q_proj", "o_proj"))
+    assert spec.notes[-1] == "lora.targets: the model has no q_proj, which peft passes over"
+    assert {p.name.split(".lora_")[0].rpartition(".")[2] for p in spec.parameters if p.trainable} == {"o_proj"}

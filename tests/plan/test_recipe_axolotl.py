@@ -156,10 +156,16 @@ def test_fsdp2_keeps_the_type_that_the_model_is_loaded_in() -> None:
     assert not {"fsdp.storage_dtype", "fsdp.grouping"} & one.keys()
 
 
-@pytest.mark.parametrize("name", ["quantize_moe_experts", "llama4_linearized_experts"])
-def test_experts_in_few_bits_are_refused(name: str) -> None:
-    with pytest.raises(NotModeled, match="experts"):
-        axolotl({"adapter": "qlora", "load_in_4bit": True, "lora_target_linear": True, name: True})
+def test_experts_in_few_bits() -> None:
+    adapters = {"adapter": "lora", "lora_target_linear": True}
+    assert said(axolotl(adapters | {"load_in_4bit": True, "quantize_moe_experts": True}))["quantize.experts"] is True
+    assert "quantize.experts" not in said(axolotl(adapters | {"load_in_4bit": True, "quantize_moe_experts": False}))
+    with pytest.raises(InputError, match="quantize_moe_experts: experts in few bits beside weights in 16"):
+        axolotl(adapters | {"quantize_moe_experts": True})
+    with pytest.raises(NotModeled, match="quantized experts without adapters"):
+        axolotl({"quantize_moe_experts": True})
+    with pytest.raises(NotModeled, match="experts as Linear modules"):
+        axolotl(adapters | {"load_in_4bit": True, "llama4_linearized_experts": True})
 
 
 def test_an_attention_that_is_not_modeled_is_named_as_the_recipe_names_it() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, prod
 from typing import cast
 
 from zsim.errors import InputError, NotModeled
@@ -29,6 +29,7 @@ NO_OUT_PROJ, OUT_PROJ = ("falcon_h1", "mamba2", "nemotron_h"), "out_proj"
 # transformers 5.24 integrations/bitsandbytes.py replace_with_bnb_linear: of these classes, of no subclass; before 5 of
 # subclasses as well. Conv1D's weights are turned as they are loaded.
 QUANTIZED = ("Linear", "Conv1D")
+OF_EXPERTS = {"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "input_linear", "output_linear"}
 # Stored elements are of the run's 16-bit dtype (bnb_4bit_quant_storage, which sharding needs): four weights each.
 WEIGHTS_PER_ELEMENT = 4
 # bitsandbytes functional.py quantize_4bit: a float32 maximum per 64 weights; with double quantization (quant_state
@@ -60,12 +61,13 @@ class Lora:
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """How a checkpoint is fine-tuned: `quantize` None, nf4 or int8; `double_quant` of the maxima of nf4's blocks;
-    `before_5`: as transformers before 5 has it."""
+    `experts`: tensors that stack them, too; `before_5`: as transformers before 5 has it."""
 
     lora: Lora | None = None
     quantize: str | None = None
     double_quant: bool = True
     before_5: bool = False
+    experts: bool = False
 
 
 def tune(spec: ModelSpec, tuning: Tuning) -> ModelSpec:
@@ -108,6 +110,13 @@ def attach(model: Module, net: Net, tuning: Tuning) -> tuple[list[str], list[str
 
         lora, ranks = of_experts(model, net.arch, lora)
         tuning = replace(tuning, lora=lora)
+    if tuning.experts:
+        from zsim.model.packed_experts import pack_experts
+
+        pack_experts(model, net, tuning.quantize, tuning.double_quant)
+        if ranks:
+            what = "adapters on experts in 4 bits"
+            raise NotModeled(what, field="lora.target_parameters", accepted="none; or quantize.experts: false")
     absent = _adapt(model, net, tuning, alone=not ranks)
     if ranks:
         absent += adapt_parameters(model, net, ranks)  # without dropout, which peft refuses and axolotl leaves out
@@ -157,7 +166,7 @@ def _adapt(model: Module, net: Net, tuning: Tuning, alone: bool) -> list[str]:
                     raise InputError(f"peft {says}", field="lora.targets", accepted=accepted)
                 hit |= meant or {name}
                 setattr(parent, name, LoraLinear(net, child, tuning.lora))
-    if tuning.quantize and not quantized:
+    if tuning.quantize and not quantized and not tuning.experts:
         what = f"quantized weights of {net.arch.family}: bitsandbytes gets none of its modules from transformers 5"
         raise NotModeled(what, field="quantize", accepted="none")
     if excluded and not hit and alone:
@@ -168,7 +177,7 @@ def _adapt(model: Module, net: Net, tuning: Tuning, alone: bool) -> list[str]:
         raise InputError(f"{pattern} is the whole name of no Linear module", field="lora.targets", accepted=some)
     missing = sorted(set(targets) - hit - excluded - {ALL_LINEAR})
     stacked = net.arch.moe is not None and not net.arch.moe.modules
-    if (not hit and alone) or (missing and stacked):  # experts were modules once, and are parameters now
+    if (not hit and alone) or (stacked and not OF_EXPERTS.isdisjoint(missing)):  # which were modules once
         what = ", ".join(missing) or "Linear module"
         raise InputError(f"the model has no {what}", field="lora.targets", accepted=", ".join(sorted(names)))
     others = [module.path for module in model.all_modules() if type(module) is not LoraLinear]
@@ -212,9 +221,9 @@ def _parameters(model: Module) -> Iterator[Parameter]:
         shape, packed, dtype = weight.shape, 1, None
         if isinstance(owner, Linear8bitLt) and weight is owner.weight:
             dtype = "int8"
-        if isinstance(owner, Linear4bit) and weight is owner.weight:
+        if getattr(owner, "packing", None) or (isinstance(owner, Linear4bit) and weight is owner.weight):
             packed = WEIGHTS_PER_ELEMENT
-            shape = (ceil(weight.shape[0] * weight.shape[1] / packed), 1)
+            shape = (ceil(prod(weight.shape) / packed), 1)
         yield Parameter(
             name, shape, owner.class_name or type(owner).__name__, dtype=dtype, expert=weight.expert, packed=packed,
             trainable=".lora_" in name or COPY in name,
@@ -288,15 +297,9 @@ class Linear4bit(Linear):
         n, k = self.weight.shape
         flat = x if len(x.shape) == 2 else F.reshape(x, -1, k)
         m = flat.shape[0]
-        packed_bytes, blocks = n * k // 2, ceil(n * k / BLOCK)
 
         def unpack() -> Tensor:
-            scales = tape.empty((blocks,), "float32") if self.double_quant else None
-            if scales is not None:
-                tape.memory(blocks, scales.nbytes, "dequantize")
-            full = tape.empty((n, k), dtype)
-            tape.memory(packed_bytes + 4 * blocks, full.nbytes, "dequantize")
-            return full
+            return unpacked(self.net, (n, k), dtype, self.double_quant)
 
         def product() -> Tensor:
             weight = unpack()  # noqa: F841  alive during the product
@@ -320,6 +323,17 @@ class Linear4bit(Linear):
             out = F.add(out, cast(Tensor, self.bias))
         out = F.to(out, came)
         return out if len(x.shape) == 2 else F.reshape(out, *x.shape[:-1], n)
+
+
+def unpacked(net: Net, shape: tuple[int, ...], dtype: str, double_quant: bool) -> Tensor:
+    """bitsandbytes functional.py dequantize_4bit."""
+    tape, blocks = net.tape, ceil(prod(shape) / BLOCK)
+    scales = tape.empty((blocks,), "float32") if double_quant else None
+    if scales is not None:
+        tape.memory(blocks, scales.nbytes, "dequantize")
+    full = tape.empty(shape, dtype)
+    tape.memory(prod(shape) // 2 + 4 * blocks, full.nbytes, "dequantize")
+    return full
 
 
 class Linear8bitLt(Linear):

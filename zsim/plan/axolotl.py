@@ -154,6 +154,7 @@ def _adapters(recipe: Recipe) -> None:
     if not adapter:
         recipe.refuse("load_in_4bit", (False,), "4-bit weights without adapters")
         recipe.refuse("load_in_8bit", (False, ""), "8-bit weights without adapters")
+        recipe.refuse("quantize_moe_experts", (False,), "quantized experts without adapters")
         for name in _LORA.values():
             recipe.get(name)
         return
@@ -171,6 +172,11 @@ def _adapters(recipe: Recipe) -> None:
         quantized(recipe, "load_in_4bit")
     elif in_8bit:
         in_8_bits(recipe, "load_in_8bit")
+    if recipe.flag("quantize_moe_experts"):
+        if ("quantize", "type") not in recipe.reading.fields:
+            why = "experts in few bits beside weights in 16"
+            raise recipe.error(("quantize_moe_experts",), why, "load_in_4bit: true")
+        recipe.set("quantize.experts", True, "quantize_moe_experts")
 
 
 def _accumulation(recipe: Recipe) -> None:

@@ -68,7 +68,6 @@ REFUSED = {
     "s2_attention": "shifted sparse attention",
     "flash_optimum": "attention by optimum's BetterTransformer",
     "optim_target_modules": "an optimizer of projected gradients",
-    "quantize_moe_experts": "experts in few bits, which are most of such a model",
     "llama4_linearized_experts": "experts as Linear modules, quantized as these",
 }
 

@@ -45,6 +45,9 @@ class QuantizeField(Section):
     shorthand = "type"
     type: Literal["nf4", "fp4", "int8"]
     double_quant: bool = Field(True, description="of 4-bit weights")
+    experts: bool = Field(
+        False, description="tensors that stack experts in 4 bits, too, as axolotl's quantize_moe_experts has them"
+    )
     prepared: bool = Field(
         False,
         description="ddp: by peft's prepare_model_for_kbit_training, in a script that calls it: what is not quantized "

@@ -31,6 +31,7 @@ def tuned(scenario: Scenario, model: ModelSpec) -> ModelSpec:
             quantize.type if quantize else None,
             double_quant=bool(quantize and quantize.double_quant),
             before_5=release is not None and release < FIRST_PACKED,
+            experts=bool(quantize and quantize.experts),
         ),
     )
     return _loaded_for_ddp(scenario, model) if fields.framework.name == "ddp" else model

@@ -153,6 +153,9 @@ def _check_whole(scenario: Scenario, plan: AnyPlan) -> None:
     if quantize and quantize.type == "int8" and not whole:
         accepted = "nf4, or framework: ddp, or zero.stage up to 2"
         raise scenario.error(("quantize",), "8-bit weights in shards", accepted, kind=NotModeled)
+    if quantize and quantize.experts and not whole:
+        accepted = "false, or framework: ddp, or zero.stage up to 2"
+        raise scenario.error(("quantize", "experts"), "experts in 4 bits in shards", accepted, kind=NotModeled)
 
 
 def _sequential_layers(workload: Workload, model: ModelSpec) -> tuple[str, ...]:

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from zsim.model import functional as F
 from zsim.model import products as P
 from zsim.model.families import llama, relatives
 from zsim.model.graph import Tensor
 from zsim.model.layers import Activation, Linear, Module, Net, Weight
+
+if TYPE_CHECKING:
+    from zsim.model.packed_experts import Packing
 
 
 class Router(Module):
@@ -44,6 +48,7 @@ class Router(Module):
 class Experts(Module):
     kind = "experts"
     adapted: Mapping[str, Callable[[], Tensor]] = MappingProxyType({})  # what peft puts in a weight's place for a call
+    packing: Packing | None = None  # of its weights in 4 bits
 
     def __init__(self, net: Net, prefix: str) -> None:
         super().__init__(net)
@@ -52,6 +57,13 @@ class Experts(Module):
         self.gate_up_proj = Weight(net, moe.experts, 2 * moe.intermediate, arch.hidden, expert=True)
         self.down_proj = Weight(net, moe.experts, arch.hidden, moe.intermediate, expert=True)
         self.act_fn = Activation(net, arch.activation)
+
+    def __call__(self, *args: Any) -> Any:
+        try:
+            return super().__call__(*args)
+        finally:
+            if self.packing:
+                self.packing.cache.clear()
 
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         tape, moe = self.net.tape, self.net.arch.experts
@@ -86,7 +98,9 @@ class Experts(Module):
         return self.taken("gate_up_proj")
 
     def taken(self, name: str) -> Tensor:
-        return self.adapted[name]() if name in self.adapted else self.weights[name]
+        if name in self.adapted:
+            return self.adapted[name]()
+        return self.packing.weight(name, self.weights[name]) if self.packing else self.weights[name]
 
     def biases(self, name: str, ordered: Tensor) -> Tensor | None:
         """Those of each row's expert."""
