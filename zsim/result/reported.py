@@ -28,10 +28,10 @@ class Record:
     ran_out: int
 
 
-FITS = Record("fits", 276, 14)
-TIGHT = Record(f"fits, tight, less than {FULL:.0%} allocated", 28, 10)
-BARELY = Record(f"fits, tight, {FULL:.0%} or more allocated", 32, 23)
-OUT = Record("does not fit", 144, 132)
+FITS = Record("fits", 324, 18)
+TIGHT = Record(f"fits, tight, less than {FULL:.0%} allocated", 32, 10)
+BARELY = Record(f"fits, tight, {FULL:.0%} or more allocated", 40, 24)
+OUT = Record("does not fit", 170, 153)
 RECORDS = (FITS, TIGHT, BARELY, OUT)
 
 
