@@ -219,7 +219,9 @@ def test_the_model_runs_under_autocast_where_the_plan_has_it(write, framework: s
 
 
 def test_fsdp_plans(write) -> None:
-    assert plan_of(write(framework="fsdp2")) == Fsdp2Plan(world_size=8, grouping="accelerate")
+    by_accelerate = Fsdp2Plan(world_size=8, grouping="accelerate", reduce_dtype="bfloat16")
+    assert plan_of(write(framework="fsdp2")) == by_accelerate
+    assert plan_of(write("fsdp: {grouping: hf}\n", framework="fsdp2")).reduce_dtype == "bfloat16"
     assert plan_of(write("implementation: torchtitan\n", framework="fsdp2")) == Fsdp2Plan(
         world_size=8, grouping="titan", load="meta"
     )

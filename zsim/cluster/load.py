@@ -29,7 +29,7 @@ from typing import Any
 
 from zsim.cluster import catalog
 from zsim.cluster.build import NodePlan, Tree, build
-from zsim.cluster.spec import Cluster, Fabric, Host
+from zsim.cluster.spec import HOST_GIB, Cluster, Fabric, Host, Node
 from zsim.cluster.values import mapping, number, one_of, shown, texts, truth, whole
 from zsim.document import read_yaml
 from zsim.errors import InputError
@@ -99,11 +99,18 @@ def cluster_from(data: Any, nodes: int | None = None) -> Cluster:
         templates=(node,),
         node_templates=(0,) * count,
         fabric=fabric,
-        assumptions=texts(data.get("notes") or [], "notes"),
+        assumptions=(*texts(data.get("notes") or [], "notes"), *_unstated(data, node)),
         backend=backend,
         nccl_algo=one_of(nccl.get("algo"), "nccl.algo", (None, "ring", "tree", "nvls", "nvls_tree", "pat")),
         nccl_proto=one_of(nccl.get("proto"), "nccl.proto", (None, "ll", "ll128", "simple")),
     )
+
+
+def _unstated(data: Mapping[str, Any], node: Node) -> list[str]:
+    """What decides whether a run fits and stands nowhere."""
+    if "dram_gib" in (data.get("cpu") or {}) or any(device.unified for device in node.devices):
+        return []
+    return [f"host memory of {node.host.dram_bytes >> 30} GiB per node, {HOST_GIB} for each socket (cpu.dram_gib)"]
 
 
 def _name(name: str, own: int, nodes: int) -> str:
@@ -168,7 +175,7 @@ def _host(data: Mapping[str, Any]) -> Host:
     return Host(
         sockets=sockets,
         cores=whole(cpu.get("cores", 32 * sockets), "cpu.cores", 100_000),
-        dram_bytes=round(number(cpu.get("dram_gib", 256 * sockets), "cpu.dram_gib") * 2**30),
+        dram_bytes=round(number(cpu.get("dram_gib", HOST_GIB * sockets), "cpu.dram_gib") * 2**30),
         dram_bandwidth=number(cpu.get("dram_gbps", 200.0 * sockets), "cpu.dram_gbps") * 1e9,
         nvme_bytes=round(number(nvme.get("tb", 0), "nvme.tb", least=0) * 1e12),
         nvme_read=read * 1e9,

@@ -7,11 +7,12 @@ over PCIe, so NUMA affinity and the NICs next to them place them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from zsim.cluster import catalog
+from zsim.cluster.spec import HOST_GIB
 from zsim.errors import InputError
 
 # Nearest first. SOC is what drivers before 2018 print for SYS.
@@ -57,6 +58,7 @@ class Hints:
     pcie_gen: int | None = None
     p2p: str | None = None  # auto | none | all
     nic_gbps: float | None = None
+    host_gib: float | None = None
     gpus: tuple[str, ...] = ()  # a name per GPU, from `nvidia-smi -q` or `lspci`
     slots: tuple[tuple[int, int], ...] = ()  # PCIe generation and lanes of each
 
@@ -106,9 +108,18 @@ def to_document(matrix: Matrix, hints: Hints, source: str) -> Reading:
         document["nics"] = {"gbps": 100 if hints.nic_gbps is None else hints.nic_gbps}
         if hints.nic_gbps is None:
             notes.append("NICs of 100 Gb/s, NCCL's own default (--nic-gbps)")
-    document["cpu"] = {"sockets": len(document["pcie"]["tree"])}
+    document["cpu"] = {"sockets": len(document["pcie"]["tree"]), "dram_gib": host_gib(document, hints, notes)}
     document["notes"] = notes
     return Reading(document, source, notes)
+
+
+def host_gib(document: Mapping[str, Any], hints: Hints, notes: list[str]) -> float:
+    """Memory of a node, which no file of this kind tells."""
+    if hints.host_gib is not None:
+        return hints.host_gib
+    usual = HOST_GIB * len(document["pcie"]["tree"])
+    notes.append(f"host memory of {usual} GiB per node, {HOST_GIB} for each socket (--host-gib)")
+    return usual
 
 
 def guess_gpu(matrix: Matrix, notes: list[str]) -> str:

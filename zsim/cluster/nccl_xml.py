@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zsim.cluster import catalog
-from zsim.cluster.matrix import NO_HINTS, Hints, Reading
+from zsim.cluster.matrix import NO_HINTS, Hints, Reading, host_gib
 from zsim.cluster.nvidia_smi import generation
 from zsim.errors import InputError
 
@@ -153,7 +153,8 @@ def _document(machine: _Machine, tree: list[Any], cpu: ElementTree.Element, hint
         document["nics"] = {"gbps": default if len(set(rates.values())) == 1 and default in rates.values() else rates}
     vendor = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}.get(cpu.get("vendor", ""), "")
     link = _SOCKET_LINK.get(cpu.get("modelid", ""), "upi_skylake") if vendor == "intel" else "xgmi_rome"
-    document["cpu"] = {"sockets": len(tree), "vendor": vendor, "socket_link": link}
+    gib = host_gib(document, hints, notes)
+    document["cpu"] = {"sockets": len(tree), "vendor": vendor, "socket_link": link, "dram_gib": gib}
     document["notes"] = notes
     return Reading(document, "NCCL topology XML", notes)
 

@@ -67,6 +67,9 @@ class Link:
     raw: float = 0.0
 
 
+HOST_GIB = 256  # of each socket, where nobody says
+
+
 @dataclass(frozen=True)
 class Host:
     """One node's CPU side."""

@@ -18,6 +18,11 @@ _FIRST_HIT = {
 UNCHANGED = ("llama4_text", "llama4")  # whose experts are one product over all tokens in either
 
 
+def had_modules(model: ModelSpec) -> bool:
+    """Whether transformers before 5 is known to have had a module for each expert of it."""
+    return cast(Architecture, model.arch).family in _FIRST_HIT
+
+
 def with_modules(model: ModelSpec, release: tuple[int, ...] | None) -> ModelSpec:
     """`model`, which nothing has tuned yet, with the experts that transformers `release` gave it (None: 5.24)."""
     arch = cast(Architecture, model.arch)

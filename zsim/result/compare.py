@@ -188,6 +188,12 @@ def _reasons(
     for index, (name, result) in enumerate(zip(names, results, strict=True)):
         if index == 0:
             continue
+        more_tokens = result.headline.tokens_per_step / first.headline.tokens_per_step
+        if more_tokens != 1:
+            speeds = (each.throughput.tokens_per_s_per_gpu for each in (result, first))
+            own, other = (f"{speed:,.0f}" for speed in speeds)
+            many = f"{more_tokens:.3g} times the tokens of {names[0]} in a step"
+            yield f"{name} has {many}: {own} against {other} tokens/s per GPU"
         slower = result.time.step_s - first.time.step_s
         word = "slower" if slower > 0 else "faster"
         if abs(slower) > 1e-3 * first.time.step_s:

@@ -206,7 +206,10 @@ class FsdpField(Section):
     """FSDP2's and FSDP1's options; each framework takes its own."""
 
     param_dtype: Dtype | None = None
-    reduce_dtype: Dtype | None = None
+    reduce_dtype: Dtype | None = Field(
+        None,
+        description="of gradients as they are reduced; that of the run, as accelerate has it, float32 in torchtitan",
+    )
     mesh: tuple[Few, Few] | None = Field(None, description="[replicate, shard] for HSDP")
     cpu_offload: bool | None = None
     offload_pin_memory: bool | None = None

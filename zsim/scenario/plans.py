@@ -364,8 +364,9 @@ def _fsdp(scenario: Scenario, model: ModelSpec, common: dict[str, Any]) -> tuple
     elif model.trainable_numel < model.numel and "frozen_dtype" not in given:
         given["frozen_dtype"] = dtype
         notes.append(f"fsdp.frozen_dtype: {dtype}, as loaded: accelerate widens what is trained alone")
-    if name == "fsdp1" or dtype == "float32":
-        # accelerate and the Trainer give FSDP1's MixedPrecision one type throughout; without it all is float32.
+    if given.get("grouping") != "titan" or dtype == "float32":
+        # accelerate (1.6 to 1.15 dataclasses.py, set_mixed_precision) and the Trainer give both versions one type
+        # throughout; torchtitan reduces in float32; without mixed precision all is float32.
         given.setdefault("reduce_dtype", dtype)
     return plan_class(**common, **given), notes
 

@@ -64,9 +64,15 @@ def stated_release(scenario: Scenario) -> Release | None:
 
 def experts_of(model: ModelSpec, release: Release | None) -> tuple[ModelSpec, list[str], list[str]]:
     """The model with its experts as `release` had them, notes on that, and what of it is not modeled."""
-    if release is None or getattr(model.arch, "moe", None) is None:
+    if getattr(model.arch, "moe", None) is None:
         return model, [], []
-    from zsim.model.expert_modules import FIRST_PACKED, UNCHANGED, with_modules
+    from zsim.model.expert_modules import FIRST_PACKED, UNCHANGED, had_modules, with_modules
+
+    if release is None:
+        text = "the experts of a layer in one tensor, as in transformers 5; routing is even"
+        if had_modules(model):
+            text += " (framework.transformers: 4.57 for a module each, which ZeRO-3 takes several times as long for)"
+        return model, [text], []
 
     found = with_modules(model, release)
     if found is not model:

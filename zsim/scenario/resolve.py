@@ -295,7 +295,9 @@ def _model(scenario: Scenario) -> tuple[ModelSpec, list[Path], list[str], list[s
         if path.is_dir():
             path = _file(scenario, "model", f"{wanted.config}/config.json")
         model, sources = read_config(path), [path]
-    model, notes, unlike = experts_of(model, stated_release(scenario))
+    notes, unlike = list[str](), list[str]()
+    if scenario.fields.implementation == "hf":
+        model, notes, unlike = experts_of(model, stated_release(scenario))
     if scenario.fields.lora or scenario.fields.quantize:
         from zsim.scenario.adapters import tuned
 

@@ -75,7 +75,9 @@ def plan_of_row(row: Row, cluster: Cluster) -> AnyPlan:
             grouping=titan_history.grouping(row) if titan else rules.grouping,
             optimizer=Optimizer(impl=titan_history.optimizer(row) if titan else stated.optimizer(row, "fused")),
             storage_dtype=_storage(row),
-            reduce_dtype=rules.reduce_dtype or stated.reduce_dtype(row) or "float32",
+            reduce_dtype=rules.reduce_dtype
+            or stated.reduce_dtype(row)
+            or (stated.half(row) if framework.startswith("accelerate") else "float32"),
             sync_only_last=rules.sync_only_last,
             root_reshard_after_forward=rules.root_reshard,
             cpu_offload=offloads,
