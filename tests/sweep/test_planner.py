@@ -356,3 +356,20 @@ def test_a_price_is_a_number_above_zero_for_all_machines_or_none(prices: tuple[s
     options = [word for price in prices for word in ("--cluster", f"{topology}{price}")]
     with pytest.raises(InputError, match=r"--cluster: .* is no price|--cluster: one has a price"):
         dispatch(["plan", scenario, "--global-batch", "4", *options])
+
+
+@pytest.mark.parametrize("says", ["zero", "deepspeed_config", "nobody"])
+def test_what_checkpoints_hold_stays_as_it_was(says: str, tmp_path: Path) -> None:
+    """stage3_gather_16bit_weights_on_model_save: without it the saved model has no weights."""
+    document, section = base(tmp_path, SMALL), {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}
+    if says == "zero":
+        document.data["zero"] = section
+    elif says == "deepspeed_config":
+        (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": section}))
+        document.data["deepspeed_config"] = "ds.json"
+    for index, strategy in enumerate(strategies(H100)):
+        candidate = Candidate(H100, strategy, 1, 2, "full", strategy.usual)
+        stage = dict(strategy.settings).get(("zero", "stage"))
+        _, config = launch.write(Choice(candidate, {}), document, tmp_path / str(index))
+        gathers = "stage3_gather_16bit_weights_on_model_save" in config.read_text()
+        assert gathers is (stage == 3 and says != "nobody")

@@ -62,6 +62,8 @@ def deepspeed(setup: Setup, plan: DeepSpeedPlan) -> dict[str, Any]:
         zero["stage3_prefetch_bucket_size"] = plan.stage3_prefetch_bucket_size
         zero["stage3_param_persistence_threshold"] = plan.stage3_param_persistence_threshold
         zero |= _stage_3(plan)
+        if plan.stage3_gather_16bit_weights_on_model_save:
+            zero["stage3_gather_16bit_weights_on_model_save"] = True
     else:
         zero["allgather_bucket_size"] = plan.allgather_bucket_size
     if plan.offload_optimizer:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from zsim.document import Document, Path_
+from zsim.plan.detect import parse
 from zsim.sweep.evaluate import Task
 from zsim.sweep.grid import Setting, merged
 
@@ -17,6 +19,7 @@ DECIDED = (
     "name", "framework", "zero", "fsdp", "ddp", "deepspeed_config", "micro_batch", "grad_accum", "train_batch_size",
     "checkpointing", "cluster", "omp_num_threads",
 )  # fmt: skip
+GATHERED = "stage3_gather_16bit_weights_on_model_save"
 THREADS: Path_ = ("omp_num_threads",)
 CHECKPOINTING = ("none", "selective", "full")  # the less is recomputed, the more is kept
 
@@ -104,9 +107,12 @@ class Candidate:
         return ", ".join(filter(None, parts))
 
     def data(self, base: Document) -> dict[str, Any]:
-        """The candidate as the plain data of a scenario file. How checkpointed inputs are kept is the scenario's."""
+        """The candidate as the plain data of a scenario file. How checkpointed inputs are kept is the scenario's, and
+        whether checkpoints hold whole weights."""
         kept = {name: value for name, value in base.data.items() if name not in DECIDED}
         data = merged(kept, self.settings)
+        if data.get("zero", {}).get("stage") == 3 and gathers_weights(base):
+            data = merged(data, ((("zero", GATHERED), True),))
         given = base.data.get("checkpointing")
         if self.checkpointing == "full" and isinstance(given, dict) and given.get("offload"):
             data["checkpointing"] = {"policy": "full", "offload": given["offload"]}
@@ -114,6 +120,19 @@ class Candidate:
 
     def task(self, base: Document) -> Task:
         return Task(str(base.file), str(Path(base.file).parent), self.data(base), {})
+
+
+def gathers_weights(base: Document) -> bool:
+    """Whether the scenario, or the DeepSpeed configuration that it names, gathers ZeRO-3's weights to save them."""
+    zero, config = base.data.get("zero"), base.data.get("deepspeed_config")
+    if isinstance(config, str) and not zero:
+        zero = _zero_of(Path(base.file).parent / config)
+    return isinstance(zero, dict) and zero.get(GATHERED) is True
+
+
+@cache
+def _zero_of(config: Path) -> Any:
+    return parse(config).data.get("zero_optimization")
 
 
 def _shown(value: Any) -> str:
