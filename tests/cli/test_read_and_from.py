@@ -148,7 +148,11 @@ def test_a_machine_that_names_no_gpu_is_said_to_be_taken_for_one(capsys, tmp_pat
         (("from", MODEL, "--topology", TOPOLOGY), "none of the files says how training is sharded"),
         (
             ("from", str(DATA / "accelerate/fsdp1_hybrid.yaml"), MODEL, "--topology", TOPOLOGY),
-            "is written for 16 GPUs, and the topology has 8",
+            "is written for 16 GPUs, and the topology has 8\n  --nodes says how many nodes there are",
+        ),
+        (
+            ("from", str(DATA / "accelerate/fsdp1_hybrid.yaml"), MODEL, "--topology", TOPOLOGY, "--nodes", "3"),
+            "the topology has 24\n  a scenario S written for 16 runs on others too: zsim S --set cluster.nodes=3",
         ),
         (("from", str(ROOT / "scenarios/qwen7b_8xh100.yaml"), "--topology", TOPOLOGY), "is a scenario already"),
         (from_arguments("--seq-len", "0"), "seq_len: 0 is out of range"),

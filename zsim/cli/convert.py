@@ -49,7 +49,12 @@ def convert(
         reading.without_launcher()
     if reading.ranks not in (None, ranks):
         message = f"is written for {reading.ranks} GPUs, and the topology has {ranks}"
-        raise InputError(message, reading.document.file, notes=("--nodes says how many nodes there are",))
+        hint = "--nodes says how many nodes there are"
+        if nodes is not None:
+            hint = (
+                f"a scenario written for {reading.ranks} runs on other numbers, too: zsim S --set cluster.nodes={nodes}"
+            )
+        raise InputError(message, reading.document.file, notes=(hint,))
     folder = out.parent if out else Path.cwd()
     fields = reading.nested()
     if model is not None:
