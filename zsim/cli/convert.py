@@ -51,9 +51,7 @@ def convert(
         message = f"is written for {reading.ranks} GPUs, and the topology has {ranks}"
         hint = "--nodes says how many nodes there are"
         if nodes is not None:
-            hint = (
-                f"a scenario written for {reading.ranks} runs on other numbers, too: zsim S --set cluster.nodes={nodes}"
-            )
+            hint = f"a scenario S written for {reading.ranks} runs on others too: zsim S --set cluster.nodes={nodes}"
         raise InputError(message, reading.document.file, notes=(hint,))
     folder = out.parent if out else Path.cwd()
     fields = reading.nested()
