@@ -9,7 +9,7 @@ import pytest
 from tests.result import made
 from zsim.api import simulate
 from zsim.result.render import terminal
-from zsim.result.reported import BARELY, FITS, OUT, RECORDS, TIGHT, record
+from zsim.result.reported import BARELY, CLOSE, FITS, OUT, RECORDS, TIGHT, record
 
 ROOT = Path(__file__).parents[2]
 REPORT, SCENARIOS = ROOT / "validation" / "REPORT.md", ROOT / "scenarios"
@@ -26,6 +26,8 @@ def result():
     [
         ({}, FITS),
         ({"peak_allocated_bytes": 79 * GIB}, FITS),
+        ({"headroom_bytes": 4 * GIB}, FITS),
+        ({"headroom_bytes": 4 * GIB - 1}, CLOSE),
         ({"allocator_retries": 1, "peak_allocated_bytes": 61 * GIB}, TIGHT),
         ({"allocator_retries": 1, "peak_allocated_bytes": 63 * GIB}, BARELY),
         ({"headroom_bytes": -1}, OUT),

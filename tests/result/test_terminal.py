@@ -10,7 +10,7 @@ from zsim.api import load_scenario, simulate
 from zsim.result.compare import compare, label
 from zsim.result.render import explanation, side_by_side, terminal
 from zsim.result.render.page import Page
-from zsim.result.reported import BARELY
+from zsim.result.reported import BARELY, CLOSE
 from zsim.result.sensitivity import Change
 
 
@@ -174,6 +174,15 @@ def test_side_by_side_names_what_differs(result):
     assert max(map(len, text.splitlines())) <= 80
     text = printed(side_by_side.render, compare([result] * 5))
     assert [line.split()[1:] for line in text.splitlines() if line.startswith("Outcome")] == [["A", "B"], [*"CDE"]]
+
+
+def test_a_nearly_full_gpu_says_what_became_of_such_runs(result):
+    odds = f"but {CLOSE.ran_out} of {CLOSE.runs} such reported runs ran out of memory"
+    close = dataclasses.replace(result.gpu, headroom_bytes=result.gpu.capacity_bytes // 25)
+    nearly = dataclasses.replace(result, gpu=close)
+    assert terminal.verdict(nearly).startswith(f"FITS, {odds}: miniature: ")
+    assert terminal.verdict(result).startswith("FITS: miniature: ")
+    assert (terminal.state(nearly), terminal.state(result)) == ("tight", "fits")
 
 
 def test_a_full_gpu_is_not_said_to_have_room(result):

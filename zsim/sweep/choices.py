@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from zsim.result.reported import MARGIN
 from zsim.sweep.evaluate import Outcome
 from zsim.sweep.space import Candidate
 
 INDISTINGUISHABLE = 0.01  # of time or cost: no prediction tells setups apart that are closer
-MARGIN = 0.05  # of a GPU's memory, to be left free: about what predictions of reserved memory are off by (REPORT.md)
 
 
 @dataclass(frozen=True, slots=True)

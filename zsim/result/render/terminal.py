@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zsim.plan.spec import Allocator
 from zsim.result.render.page import Page
 from zsim.result.render.style import CATEGORY_LABELS, cause_label
-from zsim.result.reported import record
+from zsim.result.reported import CLOSE, Record, record
 from zsim.result.spec import CheckpointMemory, Headline, Result
 from zsim.result.textbook import ADAM, optimizer_bytes
 
@@ -84,7 +84,11 @@ def verdict_style(result: Result) -> str:
 
 def state(result: Result) -> str:
     """What decides the colour of a verdict."""
-    return "over" if not result.fits else "tight" if result.tight else "fits"
+    return "over" if not result.fits else "tight" if result.tight or record(result) is CLOSE else "fits"
+
+
+def _odds(known: Record | None) -> str:
+    return f", but {known.ran_out} of {known.runs} such reported runs ran out of memory" if known else ""
 
 
 def verdict(result: Result) -> str:
@@ -95,9 +99,7 @@ def verdict(result: Result) -> str:
         if gpu.allocator_retries:
             cached = (gpu.peak_reserved_bytes - gpu.peak_allocated_bytes) / GIB
             taken = f"takes all {_most(result)} per GPU, {cached:.1f} of them to cache and fragments"
-            known = record(result)
-            odds = f", but {known.ran_out} of {known.runs} such reported runs ran out of memory" if known else ""
-            return f"FITS, tight{odds}: {result.name}: {taken}; {speed}"
+            return f"FITS, tight{_odds(record(result))}: {result.name}: {taken}; {speed}"
         free = f"{gpu.headroom_bytes / GIB:.1f} of {_most(result)} free per GPU"
         if moment := next((each for each in result.checkpoints if each.gpu_tight or each.host_tight), None):
             return f"FITS, tight: {result.name}: {_checkpoint(result, moment)}; {speed}"
@@ -107,7 +109,8 @@ def verdict(result: Result) -> str:
         if gpu.evicted_bytes:
             free = f"{gpu.evicted_bytes / GIB:.1f} GiB of optimizer states per GPU wait in host memory"
             return f"FITS thanks to paging: {result.name}: {free}; {speed}"
-        return f"FITS: {result.name}: {free}; {speed}"
+        known = record(result)
+        return f"FITS{_odds(known) if known is CLOSE else ''}: {result.name}: {free}; {speed}"
     missing = []
     if not gpu.fits:
         missing.append(f"at least {-gpu.headroom_bytes / GIB:.1f} GiB missing per GPU of {_most(result)}")
