@@ -29,8 +29,8 @@ class Record:
     ran_out: int
 
 
-FITS = Record("fits", 305, 13)
-CLOSE = Record(f"fits, less than {MARGIN:.0%} free", 19, 5)
+FITS = Record("fits", 304, 13)
+CLOSE = Record(f"fits, less than {MARGIN:.0%} free", 20, 5)
 TIGHT = Record(f"fits, tight, less than {FULL:.0%} allocated", 32, 10)
 BARELY = Record(f"fits, tight, {FULL:.0%} or more allocated", 40, 24)
 OUT = Record("does not fit", 170, 153)
