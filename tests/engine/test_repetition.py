@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any, cast
 
 from hypothesis import given, settings
@@ -62,27 +63,27 @@ def test_the_allocator_ends_as_after_all_micro_steps(
 ) -> None:
     sizes, carried = [size * MIB for size in sizes], carried * MIB
     few, many = (ledger(count, sizes, carried, read_elsewhere) for count in (SHORT, LONG))
-    parts = stretches(program(SHORT), few, MICRO, LONG - SHORT)
+    parts = stretches(program(SHORT), [[], few], MICRO, LONG - SHORT)
     assert parts is not None
     whole = Replay(CachingAllocator(capacity * MIB)).run(many)
     if whole.out_of_memory and whole.out_of_memory.op == LONG - 1:
         whole = whole._replace(repetition=SHORT - LONG)  # the last one has its own number in each
-    assert outcome(run_through(Replay(CachingAllocator(capacity * MIB)), parts)) == outcome(whole)
+    assert outcome(run_through(Replay(CachingAllocator(capacity * MIB)), chain(*parts))) == outcome(whole)
 
 
 def test_what_grows_from_one_micro_step_to_the_next_is_no_repetition() -> None:
     grows = [change(micro, f"kept:{micro}", MIB) for micro in range(SHORT)]
-    assert stretches(program(SHORT), grows, MICRO, 8) is None
+    assert stretches(program(SHORT), [[], grows], MICRO, 8) is None
     larger = [change(micro, "loss", sign * (micro + 1) * MIB) for micro in range(SHORT) for sign in (1, -1)]
-    assert stretches(program(SHORT), larger, MICRO, 8) is None
+    assert stretches(program(SHORT), [[], larger], MICRO, 8) is None
     same = [change(micro, "loss", sign * MIB) for micro in range(SHORT) for sign in (1, -1)]
-    assert stretches(program(SHORT), same, MICRO, 8) is not None
+    assert stretches(program(SHORT), [[], same], MICRO, 8) is not None
 
 
 def test_it_stops_once_cached_blocks_lie_as_before() -> None:
     replay, runs = Replay(CachingAllocator()), []
     run, replay.run = replay.run, lambda events: (runs.append(len(events)), run(events))[1]  # type: ignore[assignment]
-    parts = stretches(program(SHORT), ledger(SHORT, [MIB, 2 * MIB], MIB, False), MICRO, 10**6)
+    parts = stretches(program(SHORT), [[], ledger(SHORT, [MIB, 2 * MIB], MIB, False)], MICRO, 10**6)
     assert parts is not None
-    run_through(replay, parts)
+    run_through(replay, chain(*parts))
     assert len(runs) < 6

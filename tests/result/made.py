@@ -24,6 +24,7 @@ from zsim.model.kernels import Attention, Gemm, Memory
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
 from zsim.program.ops import ALL_GATHER, COMPUTE, REDUCE_SCATTER, Alloc, Collective, Compute, HostWait, Launch, Program
+from zsim.result.critical_path import RankView
 from zsim.result.measure import measure
 from zsim.result.spec import Result
 from zsim.scenario import Setup
@@ -156,10 +157,10 @@ def result(device: Device = DEVICE) -> Result:
         cluster=cluster(device),
         assumptions=("NVLink at 100 GB/s",),
     )
+    whole, happened = program(), timeline()
     return measure(
         setup=setup,
-        program=program(),
-        timeline=timeline(),
+        views=[RankView(whole, happened, ranks[0]) for ranks in happened.rank_classes],
         profile=load_profile(device.name),
         begun=perf_counter(),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from zsim.engine.allocator import Replay, Reserved
@@ -21,33 +21,37 @@ class Stretch(NamedTuple):
     more: int = 0
 
 
-def stretches(program: Program, events: Events, micro: int, more: int) -> list[Stretch] | None:
-    """The ledger of a rank's GPU over whole steps, with micro-step `micro` (from 0) of each `more` times more.
+def stretches(program: Program, steps: Sequence[Events], micro: int, more: int) -> list[list[Stretch]] | None:
+    """The ledger of a rank's GPU, step by step from the init on, with micro-step `micro` (from 0) of each step `more`
+    times more.
 
     None where in some step it does something else to memory than the one before it, or keeps something.
     """
-    found, done = [], 0
-    for begin, own, behind in _micro_steps(program, events, micro):
+    if not more:
+        return [[Stretch(events)] for events in steps]
+    found = [[Stretch(steps[0])]]
+    micro_of: dict[int, dict[int, int]] = {}  # by id of a step's instructions: of each op
+    for step, events in enumerate(steps[1:], 1):
+        instructions = program.steps[min(step, len(program.steps)) - 1]
+        if id(instructions) not in micro_of:
+            micro_of[id(instructions)] = {
+                each.op.id: each.op.micro for each in instructions if isinstance(each, Launch)
+            }
+        begin, own, behind = _begins(events, micro_of[id(instructions)], micro)
         again = _again(events[begin:own], events[own:behind])
         if again is None:
             return None
-        found += [Stretch(events[done:own]), Stretch(events[own:behind], again, more)]
-        done = behind
-    return [*found, Stretch(events[done:])]
+        found.append([Stretch(events[:own]), Stretch(events[own:behind], again, more), Stretch(events[behind:])])
+    return found
 
 
-def _micro_steps(program: Program, events: Events, micro: int) -> Iterator[tuple[int, int, int]]:
-    """Of each step: the first event of the micro-step before `micro`, of `micro`, and of the one behind it."""
-    known: dict[int, dict[int, int]] = {}  # by id of the step's instructions: the micro-step of each op
-    begins: dict[int, dict[int, int]] = {}  # by step and micro-step
+def _begins(events: Events, micro_of: Mapping[int, int], micro: int) -> tuple[int, int, int]:
+    """The first event of the micro-step before `micro`, of `micro`, and of the one behind it."""
+    begins: dict[int, int] = {}
     for position, event in enumerate(events):
-        if event.step > 0 and event.op is not None:
-            steps = program.steps[min(event.step, len(program.steps)) - 1]
-            if id(steps) not in known:
-                known[id(steps)] = {each.op.id: each.op.micro for each in steps if isinstance(each, Launch)}
-            begins.setdefault(event.step, {}).setdefault(known[id(steps)][event.op], position)
-    for begin in begins.values():
-        yield begin[micro - 1], begin[micro], begin[micro + 1]
+        if event.op is not None:
+            begins.setdefault(micro_of[event.op], position)
+    return begins[micro - 1], begins[micro], begins[micro + 1]
 
 
 def _again(before: Events, own: Events) -> Events | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING
 
 from zsim.engine.allocator import CachingAllocator, Replay
@@ -54,7 +54,8 @@ def _gpu(moment: Moment, view: RankView, setup: Setup, training: GpuMemory) -> t
         return 0, True, False
     room = training.capacity_bytes - training.framework_bytes
     allocator = CachingAllocator.on(training.capacity_bytes, room, setup.plan.allocator)
-    run = run_through(Replay(allocator), [*whole_steps(view, before), Stretch(events[len(before) :])])
+    steps = whole_steps(view)[: 1 if moment.name == RESUMING else None]
+    run = run_through(Replay(allocator), chain(*steps, [Stretch(events[len(before) :])]))
     reserved, fits = wanted_bytes(run, events), run.out_of_memory is None
     if not fits:
         reserved = max(reserved, room + 1)  # what is free lies in pieces

@@ -9,6 +9,7 @@ from copy import copy
 from functools import cached_property
 from typing import NamedTuple
 
+from zsim.engine.repetition import Stretch, stretches
 from zsim.engine.steady import SAME
 from zsim.engine.timeline import MemoryEvent, OpRecord, StepSpan, Timeline
 from zsim.program.ops import COMPUTE, DEVICES, HOST, LANES, HostWait, Instruction, Launch, Program
@@ -61,6 +62,16 @@ class RankView:
             if event.rank == self.rank:
                 ledgers[event.device].append(event)
         return ledgers
+
+    @cached_property
+    def stretches(self) -> list[list[Stretch]] | None:
+        """The ledger of the GPU up to the steady step, step by step, with the micro-steps that are left out; None where
+        these are no repetition for memory."""
+        left, steps = self.timeline.left_out, [list[MemoryEvent]() for _ in range(self.steady.step + 1)]
+        for event in self.ledgers["gpu"]:
+            if event.step <= self.steady.step:
+                steps[event.step].append(event)
+        return stretches(self.program, steps, left.micro if left else 0, left.micro_steps if left else 0)
 
     @cached_property
     def repeated(self) -> tuple[int, RankView] | None:

@@ -13,7 +13,7 @@ from zsim.cluster.spec import Device
 from zsim.cost.price import Price
 from zsim.cost.profile import Profile, load_profile
 from zsim.engine.simulator import run
-from zsim.engine.timeline import LeftOut, Timeline
+from zsim.engine.timeline import LeftOut
 from zsim.model.kernels import DTYPE_BYTES
 from zsim.plan.spec import AnyPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
 from zsim.program.lower import lower
@@ -23,7 +23,7 @@ from zsim.result import bottleneck, flops, memory, textbook
 from zsim.result.accuracy import accuracy, unmeasured, waits_for_host
 from zsim.result.breakdown import measure_time
 from zsim.result.critical_path import RankView, slowest_of
-from zsim.result.shortened import SHOWN, compared, memory_repeats, shortened
+from zsim.result.shortened import SHOWN, compared, shortened
 from zsim.result.spec import CheckpointMemory, GpuMemory, Headline, HostMemory, Meta, Result, Throughput
 
 if TYPE_CHECKING:
@@ -81,11 +81,14 @@ def _timed(
         price = Price(cluster, profile, setup.plan.omp_num_threads, paging=paging)
         left_out = (compared(few), more) if more else None
         timeline = run(program, rank_classes(cluster), price, fold=fold, left_out=left_out)
-        if more and (timeline.left_out is None or not memory_repeats(program, timeline)):
+        if more and timeline.left_out is None:
             return None
+        views = [RankView(program, timeline, ranks[0]) for ranks in timeline.rank_classes]
         if timeline.left_out:
+            if any(view.stretches is None for view in views):
+                return None
             timeline.notes.append(_said(timeline.left_out))
-        return measure(setup=setup, program=program, timeline=timeline, profile=profile, begun=begun)
+        return measure(setup=setup, views=views, profile=profile, begun=begun)
 
     result = simulated(False)
     if result is not None and result.gpu.evicted_bytes:
@@ -106,14 +109,13 @@ def own_profile(setup: Setup) -> Profile:
     return load_profile(setup.cluster.devices[0].name, setup.profile)
 
 
-def measure(*, setup: Setup, program: Program, timeline: Timeline, profile: Profile, begun: float) -> Result:
+def measure(*, setup: Setup, views: list[RankView], profile: Profile, begun: float) -> Result:
     """What the simulated steps say about memory, time, and what holds the run back.
 
     Memory is that of the fullest simulated rank over all simulated steps; time that of the steady step on the slowest
-    rank. `begun` is the `time.perf_counter()` at which the simulation was asked for.
+    rank. `views`: every simulated rank. `begun` is the `time.perf_counter()` at which the simulation was asked for.
     """
-    model, cluster = setup.model, setup.cluster
-    views = [RankView(program, timeline, ranks[0]) for ranks in timeline.rank_classes]
+    model, cluster, program, timeline = setup.model, setup.cluster, views[0].program, views[0].timeline
     slowest = slowest_of(views)
     device = cluster.devices[slowest.rank]
     time = measure_time(slowest, device, profile)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
@@ -13,7 +13,7 @@ from zsim.cluster.routes import through_host
 from zsim.cluster.spec import Cluster, Device
 from zsim.engine.allocator import CachingAllocator, Replay, Reserved
 from zsim.engine.ledger import TEMPORARY
-from zsim.engine.repetition import Stretch, run_through, stretches
+from zsim.engine.repetition import Stretch, run_through
 from zsim.engine.timeline import MemoryEvent
 from zsim.plan.spec import Allocator
 from zsim.program.ops import COMPUTE, DELAYED_FREES, RANK_0, Launch, Op, Program
@@ -112,13 +112,13 @@ def _gpu(view: RankView, cluster: Cluster, program: Program, settings: Allocator
     """
     # A step after the steady one repeats it.
     events = events_until(view, "gpu", view.steady.step)
-    again = events[bisect_left(events, view.steady.step, key=attrgetter("step")) :]
     device = cluster.devices[view.rank]
     outside = framework_bytes(device, program, cluster)
     allocator = CachingAllocator.on(device.usable_bytes, device.usable_bytes - outside, settings)
     allowed = allocator.allowed
     replay = Replay(allocator)
-    top, run = peak(events), run_through(replay, whole_steps(view, events))
+    steps = whole_steps(view)
+    top, run = peak(events), run_through(replay, chain.from_iterable(steps))
     failed, reserved = run.out_of_memory, wanted_bytes(run, events)
     paged = peak(view.ledgers["managed"]).total
     room = device.usable_bytes - outside - reserved
@@ -135,7 +135,7 @@ def _gpu(view: RankView, cluster: Cluster, program: Program, settings: Allocator
         headroom_bytes=headroom if allowed is None else min(headroom, allowed - reserved),
         out_of_memory_at=describe(view, failed, run.repetition) if failed else None,
         allocator_retries=len(run.retried_in),
-        allocator_retries_per_step=settled_retries(replay, run, whole_steps(view, again), view.steady.step),
+        allocator_retries_per_step=settled_retries(replay, run, steps[-1], view.steady.step),
         paged_bytes=paged,
         evicted_bytes=max(0, paged - beside),
         allowed_bytes=allowed,
@@ -148,12 +148,10 @@ def events_until(view: RankView, device: str, step: int) -> list[MemoryEvent]:
     return events[: bisect_right(events, step, key=attrgetter("step"))]
 
 
-def whole_steps(view: RankView, events: Sequence[MemoryEvent]) -> list[Stretch]:
-    """The ledger of a GPU with the micro-steps left out, for which `shortened.memory_repeats` has vouched."""
-    left = view.timeline.left_out
-    found = stretches(view.program, events, left.micro, left.micro_steps) if left else [Stretch(events)]
-    assert found is not None
-    return found
+def whole_steps(view: RankView) -> list[list[Stretch]]:
+    """The ledger of a GPU up to the steady step, of a timeline whose micro-steps left out repeat memory, too."""
+    assert view.stretches is not None
+    return view.stretches
 
 
 def settled_retries(replay: Replay, run: Reserved, again: Sequence[Stretch], steady: int) -> int:

@@ -6,14 +6,10 @@ one does, and only adds its own length (`engine.cycle`).
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
-from zsim.engine.repetition import stretches
-from zsim.engine.timeline import MemoryEvent, Timeline
 from zsim.plan.spec import AnyPlan, DeepSpeedPlan
-from zsim.program.ops import Program
 from zsim.scenario import Setup
 
 # Micro-steps simulated: the last two before the very last are compared. What the first one leaves behind may reach into
@@ -39,14 +35,3 @@ def _reaches_over(plan: AnyPlan) -> bool:
     """Whether a micro-step ends amid ZeRO-2's reductions, or with parameters of ZeRO-3 on their way; the second one of
     its first step still compares the trace."""
     return isinstance(plan, DeepSpeedPlan) and plan.stage >= 2
-
-
-def memory_repeats(program: Program, timeline: Timeline) -> bool:
-    """Whether the micro-step that stands for those left out is one for memory, too, on every rank."""
-    left = timeline.left_out
-    assert left is not None
-    ledgers: dict[int, list[MemoryEvent]] = defaultdict(list)
-    for event in timeline.memory:
-        if event.device == "gpu":
-            ledgers[event.rank].append(event)
-    return all(stretches(program, events, left.micro, left.micro_steps) is not None for events in ledgers.values())

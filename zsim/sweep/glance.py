@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 
 from zsim.cluster.classes import rank_classes
 from zsim.engine.allocator import CachingAllocator, Replay
 from zsim.engine.cycle import cycle
 from zsim.engine.ledger import memory_events
-from zsim.engine.repetition import Stretch, run_through, stretches
+from zsim.engine.repetition import run_through, stretches
 from zsim.engine.simulator import Simulation, uncollected
 from zsim.engine.steady import SAME
 from zsim.program.lower import lower
@@ -105,14 +105,14 @@ def _memories(simulation: Simulation, setup: Setup, more: int) -> Iterator[Outco
         allocator = CachingAllocator.on(device.usable_bytes, device.usable_bytes - outside, setup.plan.allocator)
         limit = allocator.limit
         assert limit is not None
-        steps = islice(memory_events(rank), simulation.reported + 1)
-        events = [event for step in steps for event in step if event.device == "gpu"]
-        parts = stretches(simulation.program, events, compared(setup), more) if more else [Stretch(events)]
+        ledger = islice(memory_events(rank), simulation.reported + 1)
+        steps = [[event for event in step if event.device == "gpu"] for step in ledger]
+        parts = stretches(simulation.program, steps, compared(setup), more)
         if parts is None:
             yield {}
             continue
-        run = run_through(Replay(allocator), parts)
-        wanted = wanted_bytes(run, events)
+        run = run_through(Replay(allocator), chain.from_iterable(parts))
+        wanted = wanted_bytes(run, list(chain.from_iterable(steps)))
         yield {
             "fits": run.out_of_memory is None and wanted <= limit,
             "needed_bytes": wanted + outside,
