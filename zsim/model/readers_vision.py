@@ -263,44 +263,28 @@ def _paligemma(fields: Fields, family: str) -> Architecture:
     )
 
 
+_TOWER_OF_2_5: dict[str, Any] = {"hidden": 3584, "depth": 32, "activation": "silu", "patch": 14, "intermediate": 3420}
+_TOWER_OF_3: dict[str, Any] = {
+    "hidden": 1152,
+    "depth": 27,
+    "activation": "gelu_pytorch_tanh",
+    "patch": 16,
+    "intermediate": 4304,
+}
 # Per family: names of text models, whose reader they have, the tower's own model_type, and defaults of its class.
 _QWEN: dict[str, tuple[tuple[str, ...], str, str, dict[str, Any]]] = {
     "qwen2_vl": (
         ("qwen2_vl_text", "qwen2_vl"), "qwen2", "qwen2_vl_vision",
         {"hidden": 1280, "depth": 32, "activation": "quick_gelu", "patch": 14},
     ),
-    "qwen2_5_vl": (
-        ("qwen2_5_vl_text", "qwen2_5_vl"), "qwen2", "qwen2_5_vl_vision",
-        {"hidden": 3584, "depth": 32, "activation": "silu", "patch": 14, "intermediate": 3420},
-    ),
-    "qwen3_vl": (
-        ("qwen3_vl_text",), "qwen3", "qwen3_vl_vision",
-        {"hidden": 1152, "depth": 27, "activation": "gelu_pytorch_tanh", "patch": 16, "intermediate": 4304},
-    ),
-    "qwen3_vl_moe": (
-        ("qwen3_vl_moe_text",), "qwen3_moe", "qwen3_vl_moe_vision",
-        {"hidden": 1152, "depth": 27, "activation": "gelu_pytorch_tanh", "patch": 16, "intermediate": 4304},
-    ),
-    "qwen3_5": (
-        ("qwen3_5_text",), "qwen3_5_text", "qwen3_5_vision",
-        {"hidden": 1152, "depth": 27, "activation": "gelu_pytorch_tanh", "patch": 16, "intermediate": 4304},
-    ),
-    "qwen3_5_moe": (
-        ("qwen3_5_moe_text",), "qwen3_5_moe_text", "qwen3_5_moe_vision",
-        {"hidden": 1152, "depth": 27, "activation": "gelu_pytorch_tanh", "patch": 16, "intermediate": 4304},
-    ),
-    "exaone4_5": (
-        ("exaone4", "exaone4_5_text"), "exaone4", "exaone4_5_vision",
-        {"hidden": 3584, "depth": 32, "activation": "silu", "patch": 14, "intermediate": 3420},
-    ),
-    "qwen2_5_omni_thinker": (
-        ("qwen2_5_omni_text",), "qwen2", "qwen2_5_omni_vision_encoder",
-        {"hidden": 3584, "depth": 32, "activation": "silu", "patch": 14, "intermediate": 3420},
-    ),
-    "qwen3_omni_moe_thinker": (
-        ("qwen3_omni_moe_text",), "qwen3_moe", "qwen3_omni_moe_vision_encoder",
-        {"hidden": 1152, "depth": 27, "activation": "gelu_pytorch_tanh", "patch": 16, "intermediate": 4304},
-    ),
+    "qwen2_5_vl": (("qwen2_5_vl_text", "qwen2_5_vl"), "qwen2", "qwen2_5_vl_vision", _TOWER_OF_2_5),
+    "qwen3_vl": (("qwen3_vl_text",), "qwen3", "qwen3_vl_vision", _TOWER_OF_3),
+    "qwen3_vl_moe": (("qwen3_vl_moe_text",), "qwen3_moe", "qwen3_vl_moe_vision", _TOWER_OF_3),
+    "qwen3_5": (("qwen3_5_text",), "qwen3_5_text", "qwen3_5_vision", _TOWER_OF_3),
+    "qwen3_5_moe": (("qwen3_5_moe_text",), "qwen3_5_moe_text", "qwen3_5_moe_vision", _TOWER_OF_3),
+    "exaone4_5": (("exaone4", "exaone4_5_text"), "exaone4", "exaone4_5_vision", _TOWER_OF_2_5),
+    "qwen2_5_omni_thinker": (("qwen2_5_omni_text",), "qwen2", "qwen2_5_omni_vision_encoder", _TOWER_OF_2_5),
+    "qwen3_omni_moe_thinker": (("qwen3_omni_moe_text",), "qwen3_moe", "qwen3_omni_moe_vision_encoder", _TOWER_OF_3),
 }  # fmt: skip
 _WINDOWED = ("qwen2_5_vl", "qwen2_5_omni_thinker", "exaone4_5")
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from zsim.model import functional as F
 from zsim.model import products as P
 from zsim.model.attention import Rotary, attend, mask_of_kind, positions
-from zsim.model.decoder import CausalLM, head, run_block
+from zsim.model.decoder import run_block
 from zsim.model.families import gemma4
 from zsim.model.families.cohere import subtract
-from zsim.model.families.gemma import ScaledEmbedding, capped
+from zsim.model.families.gemma import ScaledEmbedding
 from zsim.model.families.gemma3n_operations import (
     add_behind,
     add_to_view,
@@ -297,16 +297,8 @@ class Model(gemma4.Model):
         return stack(found)
 
 
-class Gemma3nForCausalLM(CausalLM):
+class Gemma3nForCausalLM(gemma4.Gemma4ForCausalLM):
     class_name = "Gemma3nForCausalLM"
 
-    def __init__(self, net: Net) -> None:
-        super().__init__(net)
-        self.model = Model(net)
-        self.lm_head = head(net, self.model.embed_tokens)
-
-    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
-        return self.finish(self.model(ids), labels, self.lm_head)
-
-    def logits_of(self, hidden: Tensor, head: Linear) -> Tensor:
-        return capped(self.net, head(hidden))
+    def decoder(self) -> Model:
+        return Model(self.net)

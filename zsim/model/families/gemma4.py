@@ -4,6 +4,7 @@ last layers that read the keys and values of earlier ones, an embedding for each
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 from zsim.errors import NotModeled
 from zsim.model import functional as F
@@ -288,8 +289,11 @@ class Gemma4ForCausalLM(CausalLM):
 
     def __init__(self, net: Net) -> None:
         super().__init__(net)
-        self.model = Model(net)
+        self.model = self.decoder()
         self.lm_head = head(net, self.model.embed_tokens)
+
+    def decoder(self) -> Any:  # a module with `embed_tokens`
+        return Model(self.net)
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         return self.finish(self.model(ids), labels, self.lm_head)

@@ -1,5 +1,5 @@
 """Further mixtures of experts that change a few lines of others: Mistral 4, A.X K1, Hunyuan 3 (`hy_v3`), Mellum 2,
-FlexOlmo, AFMoE (Trinity), Kolibri, Cohere's `cohere2_moe`, Laguna.
+FlexOlmo, AFMoE (Trinity), Kolibri.
 
 Module and parameter names, and the order of calls, are those of transformers 5.24 (`modeling_mistral4.py` ...).
 """
