@@ -26,7 +26,7 @@ from zsim.sweep.choices import INDISTINGUISHABLE, Choice, Plan, by_cost, by_time
 from zsim.sweep.evaluate import evaluate, setup_of
 from zsim.sweep.glance import glance, whole_seconds
 from zsim.sweep.probe import least_seconds, price_of, probe_memory
-from zsim.sweep.space import CHECKPOINTING, Candidate, Machine, Strategy, candidates, strategies
+from zsim.sweep.space import CHECKPOINTING, Candidate, Machine, Strategy, candidates, keep_what_is_saved, strategies
 
 from .conftest import REPOSITORY
 from .test_runs import Inline
@@ -367,6 +367,7 @@ def test_what_checkpoints_hold_stays_as_it_was(says: str, tmp_path: Path) -> Non
     elif says == "deepspeed_config":
         (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": section}))
         document.data["deepspeed_config"] = "ds.json"
+    keep_what_is_saved(document)
     for index, strategy in enumerate(strategies(H100)):
         candidate = Candidate(H100, strategy, 1, 2, "full", strategy.usual)
         stage = dict(strategy.settings).get(("zero", "stage"))

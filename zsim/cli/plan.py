@@ -90,6 +90,7 @@ def _base(
     """What the planner leaves alone, as a document whose paths are relative to its file."""
     from zsim.document import Document, read_yaml
     from zsim.scenario.load import apply
+    from zsim.sweep.space import keep_what_is_saved
 
     if scenario is not None:
         document = read_yaml(scenario, "scenario")
@@ -104,6 +105,7 @@ def _base(
             document.set((name,), value, (f"--{name.replace('_', '-')}", None))
     for override in overrides:
         apply(document, override)
+    keep_what_is_saved(document)
     return document
 
 

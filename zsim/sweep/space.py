@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -111,7 +110,8 @@ class Candidate:
         whether checkpoints hold whole weights."""
         kept = {name: value for name, value in base.data.items() if name not in DECIDED}
         data = merged(kept, self.settings)
-        if data.get("zero", {}).get("stage") == 3 and gathers_weights(base):
+        zero = base.data.get("zero")
+        if data.get("zero", {}).get("stage") == 3 and isinstance(zero, dict) and zero.get(GATHERED) is True:
             data = merged(data, ((("zero", GATHERED), True),))
         given = base.data.get("checkpointing")
         if self.checkpointing == "full" and isinstance(given, dict) and given.get("offload"):
@@ -122,17 +122,14 @@ class Candidate:
         return Task(str(base.file), str(Path(base.file).parent), self.data(base), {})
 
 
-def gathers_weights(base: Document) -> bool:
-    """Whether the scenario, or the DeepSpeed configuration that it names, gathers ZeRO-3's weights to save them."""
-    zero, config = base.data.get("zero"), base.data.get("deepspeed_config")
-    if isinstance(config, str) and not zero:
-        zero = _zero_of(Path(base.file).parent / config)
-    return isinstance(zero, dict) and zero.get(GATHERED) is True
-
-
-@cache
-def _zero_of(config: Path) -> Any:
-    return parse(config).data.get("zero_optimization")
+def keep_what_is_saved(base: Document) -> None:
+    """Of the DeepSpeed configuration that a scenario names, into its own `zero`: whether ZeRO-3 gathers weights to save
+    them. The rest of it the planner decides."""
+    config = base.data.get("deepspeed_config")
+    if isinstance(config, str) and not base.data.get("zero"):
+        zero = parse(Path(base.file).parent / config).data.get("zero_optimization")
+        if isinstance(zero, dict) and GATHERED in zero:
+            base.data["zero"] = {GATHERED: zero[GATHERED]}
 
 
 def _shown(value: Any) -> str:
