@@ -25,7 +25,16 @@ def test_several_cores_are_used(monkeypatch):
     assert set(processes.each(lambda _: os.getpid(), range(4), "asking")) == {os.getpid()}
 
 
+@pytest.fixture
+def interruptible():
+    """As in a terminal: what a shell starts behind it ignores SIGINT, and so does Python then."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="has no masks of signals")
+@pytest.mark.usefixtures("interruptible")
 def test_an_interruption_amid_a_fork_is_not_lost():
     went_on = []
 
