@@ -178,9 +178,9 @@ def test_zero_is_no_way_to_say_nothing(name: str, hints: Hints, field: str) -> N
 def test_what_the_file_does_not_say_is_assumed_and_said_or_given() -> None:
     file = DATA / "smi_nvswitch_nics.txt"
     assumed = "\n".join(read_machine(file)[1].assumptions)
-    for flag in ("--gpu", "--pcie-gen", "--p2p", "--nic-gbps", "--host-gib"):
+    for flag in ("--gpu", "--pcie-gen", "--p2p", "--nic-gbps", "--host-gib", "--cpu"):
         assert flag in assumed
-    cluster, reading = read_machine(file, Hints("A800", 3, "none", 200, 1024))
+    cluster, reading = read_machine(file, Hints("A800", 3, "none", 200, 1024, "EPYC 7763"))
     assert not reading.assumptions
     assert cluster.devices[0].name == "A800-SXM-80GB"
     assert cluster.links["n0/gpu0>n0/plx0"].bandwidth == 12e9
@@ -193,9 +193,9 @@ def test_host_memory_that_nobody_states_is_said() -> None:
     """It decides about runs that offload, and about how a model is loaded."""
     said = "host memory of 512 GiB per node, 256 for each socket"
     assert f"{said} (--host-gib)" in read_machine(DATA / "nccl_nvswitch.xml")[1].assumptions
-    document = {"gpu": "A100-SXM-80GB", "gpus": 2, "cpu": {"sockets": 2}}
+    document = {"gpu": "A100-SXM-80GB", "gpus": 2, "cpu": {"sockets": 2, "model": "EPYC 7742"}}
     assert cluster_from(document).assumptions == (f"{said} (cpu.dram_gib)",)
-    assert not cluster_from(document | {"cpu": {"sockets": 2, "dram_gib": 512}}).assumptions
+    assert not cluster_from(document | {"cpu": {"sockets": 2, "dram_gib": 512, "model": "EPYC 7742"}}).assumptions
 
 
 @pytest.mark.parametrize(

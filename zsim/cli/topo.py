@@ -30,6 +30,7 @@ def topo(
     ] = None,
     nic_gbps: Annotated[float | None, typer.Option(help="Rate of each NIC, Gb/s.", show_default=False)] = None,
     host_gib: Annotated[float | None, typer.Option(help="Host memory of a node, GiB.", show_default=False)] = None,
+    cpu: Annotated[str | None, typer.Option(help="CPU model, as lscpu names it.", show_default=False)] = None,
     query: Annotated[
         Path | None, typer.Option(help="`nvidia-smi -q` or `lspci -vv`: GPU names and slots.", show_default=False)
     ] = None,
@@ -45,7 +46,7 @@ def topo(
     from zsim.result.render.page import Page
 
     names, slots = read_query(query) if query else ((), ())
-    hints = Hints(gpu, pcie_gen, p2p, nic_gbps, host_gib, names, slots)
+    hints = Hints(gpu, pcie_gen, p2p, nic_gbps, host_gib, cpu, names, slots)
     if file.suffix in (".yaml", ".yml") and hints != Hints():
         raise InputError("a topology file says that itself", file, accepted="it without --gpu, --pcie-gen, --p2p ...")
     cluster, reading = read_machine(file, hints, nodes)

@@ -8,8 +8,9 @@
     pcie: {gen: 5, tree: [[[gpu0, nic0], [gpu1, nic1]], [[gpu2, nic2], [gpu3, nic3]]]}   # sockets > switches > devices
           # slots: {gpu3: [4, 8]}: generation and lanes of one device; switches are plx0, plx1, ... in order
     p2p: auto                     # auto | none | all
-    cpu: {vendor: intel, sockets: 2, cores: 112, dram_gib: 2048, dram_gbps: 614.4, socket_link: upi_sapphire_rapids}
-          # avx512: false for CPUs without it (AMD before Zen 4, ARM): DeepSpeedCPUAdam on weights in bf16
+    cpu: {vendor: intel, model: Xeon Platinum 8480C, sockets: 2, cores: 112, dram_gib: 2048, dram_gbps: 614.4,
+          socket_link: upi_sapphire_rapids}     # model: how fast Python issues kernels, and whether it has AVX-512
+          # avx512: false where that is not so: DeepSpeedCPUAdam on weights in bf16
     nics: {gbps: 400, gdr: true}  # gigabits per second, each; or {nic0: 400, nic1: 100}
     nvme: {tb: 30, read_gbps: 40, write_gbps: 20}
     fabric: {kind: rail, transport: rdma}   # uplink_share: 0.5 for a fat tree with half the uplinks
@@ -27,7 +28,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.cluster import catalog
+from zsim.cluster import catalog, cpus
 from zsim.cluster.build import NodePlan, Tree, build
 from zsim.cluster.spec import HOST_GIB, Cluster, Fabric, Host, Node
 from zsim.cluster.values import mapping, number, one_of, shown, texts, truth, whole
@@ -106,11 +107,15 @@ def cluster_from(data: Any, nodes: int | None = None) -> Cluster:
     )
 
 
-def _unstated(data: Mapping[str, Any], node: Node) -> list[str]:
-    """What decides whether a run fits and stands nowhere."""
-    if "dram_gib" in (data.get("cpu") or {}) or any(device.unified for device in node.devices):
-        return []
-    return [f"host memory of {node.host.dram_bytes >> 30} GiB per node, {HOST_GIB} for each socket (cpu.dram_gib)"]
+def _unstated(data: Mapping[str, Any], node: Node) -> Iterator[str]:
+    """What decides whether a run fits, or how fast it is, and stands nowhere."""
+    cpu = data.get("cpu") or {}
+    if "dram_gib" not in cpu and not any(device.unified for device in node.devices):
+        yield f"host memory of {node.host.dram_bytes >> 30} GiB per node, {HOST_GIB} for each socket (cpu.dram_gib)"
+    model = str(cpu.get("model", ""))
+    said = any(str(note).startswith(cpus.UNKNOWN) for note in data.get("notes") or [])  # by who read a tool's output
+    if cpus.known(model) is None and not said:
+        yield f"{cpus.UNKNOWN} (cpu.model{f': {shown(model)} is not known' if model else ''})"
 
 
 def _name(name: str, own: int, nodes: int) -> str:
@@ -171,6 +176,8 @@ def _host(data: Mapping[str, Any]) -> Host:
     cpu = mapping(data.get("cpu") or {}, "cpu", known)
     nvme = mapping(data.get("nvme") or {}, "nvme", ("tb", "read_gbps", "write_gbps"))
     sockets = whole(cpu.get("sockets", 1), "cpu.sockets", 64)
+    core = cpus.known(str(cpu.get("model", "")))
+    avx512 = core.avx512 if core else cpu.get("vendor") not in ("arm", "apple")
     read, write = (number(nvme.get(way, 0), f"nvme.{way}", least=0) for way in ("read_gbps", "write_gbps"))
     return Host(
         sockets=sockets,
@@ -181,7 +188,8 @@ def _host(data: Mapping[str, Any]) -> Host:
         nvme_read=read * 1e9,
         nvme_write=write * 1e9,
         vendor=cpu.get("vendor", ""),
-        avx512=truth(cpu.get("avx512", cpu.get("vendor") not in ("arm", "apple")), "cpu.avx512"),
+        avx512=truth(cpu.get("avx512", avx512), "cpu.avx512"),
+        pace=core.pace if core else 1.0,
     )
 
 

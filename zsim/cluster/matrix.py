@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from zsim.cluster import catalog
+from zsim.cluster import catalog, cpus
 from zsim.cluster.spec import HOST_GIB
 from zsim.errors import InputError
 
@@ -59,6 +59,7 @@ class Hints:
     p2p: str | None = None  # auto | none | all
     nic_gbps: float | None = None
     host_gib: float | None = None
+    cpu: str | None = None  # its model
     gpus: tuple[str, ...] = ()  # a name per GPU, from `nvidia-smi -q` or `lspci`
     slots: tuple[tuple[int, int], ...] = ()  # PCIe generation and lanes of each
 
@@ -108,18 +109,22 @@ def to_document(matrix: Matrix, hints: Hints, source: str) -> Reading:
         document["nics"] = {"gbps": 100 if hints.nic_gbps is None else hints.nic_gbps}
         if hints.nic_gbps is None:
             notes.append("NICs of 100 Gb/s, NCCL's own default (--nic-gbps)")
-    document["cpu"] = {"sockets": len(document["pcie"]["tree"]), "dram_gib": host_gib(document, hints, notes)}
+    document["cpu"] = {"sockets": len(document["pcie"]["tree"]), **host(document, hints, notes)}
     document["notes"] = notes
     return Reading(document, source, notes)
 
 
-def host_gib(document: Mapping[str, Any], hints: Hints, notes: list[str]) -> float:
-    """Memory of a node, which no file of this kind tells."""
-    if hints.host_gib is not None:
-        return hints.host_gib
-    usual = HOST_GIB * len(document["pcie"]["tree"])
-    notes.append(f"host memory of {usual} GiB per node, {HOST_GIB} for each socket (--host-gib)")
-    return usual
+def host(document: Mapping[str, Any], hints: Hints, notes: list[str], model: str = "") -> dict[str, Any]:
+    """Memory of a node, which no file of this kind tells, and its CPU, unless the file has `model`."""
+    found: dict[str, Any] = {"dram_gib": hints.host_gib}
+    if hints.host_gib is None:
+        found["dram_gib"] = usual = HOST_GIB * len(document["pcie"]["tree"])
+        notes.append(f"host memory of {usual} GiB per node, {HOST_GIB} for each socket (--host-gib)")
+    if hints.cpu or model:
+        found["model"] = hints.cpu or model
+    if cpus.known(found.get("model", "")) is None:
+        notes.append(f"{cpus.UNKNOWN} (--cpu)")
+    return found
 
 
 def guess_gpu(matrix: Matrix, notes: list[str]) -> str:

@@ -7,8 +7,8 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
 from typing import Any
 
-from zsim.cluster import catalog
-from zsim.cluster.matrix import NO_HINTS, Hints, Reading, host_gib
+from zsim.cluster import catalog, cpus
+from zsim.cluster.matrix import NO_HINTS, Hints, Reading, host
 from zsim.cluster.nvidia_smi import generation
 from zsim.errors import InputError
 
@@ -36,7 +36,10 @@ _SM = {
     "120": "RTX 5090",
 }
 _BY_GENERATION = {3: "V100-SXM2-32GB", 4: "A100-SXM-80GB", 5: "H100-SXM", 6: "B300-SXM"}  # of clouds' own machines
-_SOCKET_LINK = {"85": "upi_skylake", "106": "upi_skylake", "143": "upi_sapphire_rapids", "207": "upi_emerald_rapids"}
+_SOCKET_LINK = {
+    "Sapphire Rapids": "upi_sapphire_rapids", "Emerald Rapids": "upi_emerald_rapids", "Zen 3": "xgmi_milan",
+    "Zen 4": "xgmi_genoa", "Zen 4c": "xgmi_genoa", "Zen 5": "xgmi_turin",
+}  # fmt: skip
 
 
 @dataclass
@@ -152,9 +155,14 @@ def _document(machine: _Machine, tree: list[Any], cpu: ElementTree.Element, hint
         rates = {f"nic{index}": gbps or default for index, (_, gbps) in enumerate(machine.nics)}
         document["nics"] = {"gbps": default if len(set(rates.values())) == 1 and default in rates.values() else rates}
     vendor = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}.get(cpu.get("vendor", ""), "")
-    link = _SOCKET_LINK.get(cpu.get("modelid", ""), "upi_skylake") if vendor == "intel" else "xgmi_rome"
-    gib = host_gib(document, hints, notes)
-    document["cpu"] = {"sockets": len(tree), "vendor": vendor, "socket_link": link, "dram_gib": gib}
+    core = cpus.core_of(vendor, _whole(cpu, "familyid", "0"), _whole(cpu, "modelid", "0"))
+    link = _SOCKET_LINK.get(core, "upi_skylake" if vendor == "intel" else "xgmi_rome")
+    document["cpu"] = {
+        "sockets": len(tree),
+        "vendor": vendor,
+        "socket_link": link,
+        **host(document, hints, notes, core),
+    }
     document["notes"] = notes
     return Reading(document, "NCCL topology XML", notes)
 

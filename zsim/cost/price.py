@@ -47,6 +47,7 @@ class Price:
         self.cluster, self.profile, self.omp_num_threads, self.paging = cluster, profile, omp_num_threads, paging
         self.link_capacity: Mapping[str, float] = Capacities(cluster)
         self._devices = cluster.devices
+        self._issue = profile.host if profile.own_host else profile.host.scaled(cluster.host.pace)
         self._pace = slowest(cluster.world_size, profile.device_spread)
         self._kernels: dict[tuple[str, Kernel], float] = {}
         self._computes: dict[tuple[str, int], tuple[float, Compute]] = {}
@@ -76,11 +77,11 @@ class Price:
 
     def issue_seconds(self, op: Op) -> float:
         """Time of the issuing thread to launch `op`."""
-        return host.issue_seconds(op, self.profile.host)
+        return host.issue_seconds(op, self._issue)
 
     def host_seconds(self, work: HostWork) -> float:
         """Time of the issuing thread for work that launches nothing."""
-        return host.host_seconds(work, self.profile.host)
+        return host.host_seconds(work, self._issue)
 
     def cpu_seconds(self, rank: int, work: CpuWork) -> float:
         """Optimizer arithmetic on the CPU, all ranks of the node at once."""

@@ -146,6 +146,7 @@ class Profile:
     device_spread: float  # standard deviation of the speed of equal GPUs
     host: HostCost
     cpu: CpuCost
+    own_host: bool = False  # `host` was measured on the machine itself, however fast its CPU is
     evidence: tuple[Evidence, ...] = ()
     full_memory: Evidence | None = None  # of runs whose allocator gives memory back in every step, which is not timed
     held_up: Evidence | None = None  # of runs whose host holds up the step; None too where it was measured itself
@@ -186,8 +187,9 @@ def _load_file(device: str, path: Path) -> Profile:
         }  # fmt: skip
         made = build(device, base, lambda wanted: _merge(read(wanted) or {}, changes.get(wanted, {})) or None)
         measured, copies = read_measured(own["collectives"]), read_copies(own["copies"])
-        held_up = None if "pace" in own["host"] else made.held_up
-        return replace(made, stack=str(path), collectives=measured, copies=copies, held_up=held_up)
+        own_host = "pace" in own["host"]
+        held_up = None if own_host else made.held_up
+        return replace(made, stack=str(path), collectives=measured, copies=copies, held_up=held_up, own_host=own_host)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"is no profile: {error!r}", path, accepted=accepted) from None
 

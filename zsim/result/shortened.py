@@ -13,7 +13,8 @@ from zsim.plan.spec import AnyPlan, DeepSpeedPlan
 from zsim.scenario import Setup
 
 # Micro-steps simulated: the last two before the very last are compared. What the first one leaves behind may reach into
-# the second: where `_reaches_over`, one more is simulated at once. If that was not enough, two more are.
+# the second: where `_reaches_over`, one more is simulated at once. If that was not enough, two more are, or six: a host about as fast as
+# its device takes some to fall into step with it.
 SHOWN = 4
 
 
@@ -22,7 +23,7 @@ def shortened(setup: Setup) -> Iterator[tuple[Setup, int]]:
     accumulated, least = setup.plan.grad_accum, SHOWN + _reaches_over(setup.plan)
     if setup.workload.sequence_parallel_size > 1:  # samples are dealt out in some micro-steps only
         least = accumulated
-    for shown in (*(shown for shown in (least, least + 2) if shown < accumulated), accumulated):
+    for shown in (*(shown for shown in (least, least + 2, least + 6) if shown < accumulated), accumulated):
         yield replace(setup, plan=replace(setup.plan, grad_accum=shown)), accumulated - shown
 
 
