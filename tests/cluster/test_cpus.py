@@ -116,3 +116,16 @@ def test_a_step_that_waits_for_the_host_is_as_long_as_that_takes(tmp_path: Path)
         return simulate(scenario).time.step_s
 
     assert seconds("EPYC 7742") / seconds("Sapphire Rapids") == pytest.approx((955 / 3.3) / (709 / 3.0), rel=0.02)
+
+
+def test_numa_nodes_are_those_of_the_file(tmp_path: Path) -> None:
+    """A DGX A100 has eight, and its GPUs hang at every other one."""
+    matrix = tmp_path / "topo.txt"
+    matrix.write_text(
+        "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\n"
+        "GPU0\t X \tNV12\t48-63,176-191\t3\nGPU1\tNV12\t X \t112-127,240-255\t7\n"
+    )
+    assert read_machine(matrix, Hints(gpu="A100-SXM-40GB"))[0].host.numa_nodes == 8
+    assert load_topology("topologies/dgx_a100_8.yaml").host.numa_nodes == 8
+    assert load_topology("topologies/hgx_h100_8.yaml").host.numa_nodes == 2
+    assert read_machine(DATA / "nccl_nvswitch.xml")[0].host.numa_nodes == 2

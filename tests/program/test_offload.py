@@ -16,7 +16,7 @@ from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
 from zsim.program.activations import StreamedTensors
 from zsim.program.builder import Builder, pinned_bytes
 from zsim.program.lower import lower
-from zsim.program.ops import COMPUTE, RANK_0, Alloc, Compute, Copy, Free, Launch, Program
+from zsim.program.ops import COMPUTE, RANK_0, Alloc, Compute, Copy, CpuWork, Free, Launch, Program
 from zsim.program.optimizer import LOOP_ON_CPU
 
 
@@ -276,3 +276,18 @@ def test_frozen_shards_on_the_host_are_not_copied_to_the_flat_ones(pinned: bool)
     assert host["frozen shards"] == sum(own[name] for name in frozen)
     assert host["parameter shards"] == pinned_bytes(sum(p.numel for p in MODEL.parameters if p.name not in frozen))
     assert host.get("shards as first pinned", 0) == pinned * sum(own[n] for n in own if n not in frozen)
+
+
+@pytest.mark.parametrize(("stage", "pinned"), [(2, (8, 12, 6)), (3, (8, 4, 0))])
+def test_what_a_process_pins(stage: int, pinned: tuple[int, int, int]) -> None:
+    """Stages 1 and 2: master weights, their gradients and the copy in 16 bits. Stage 3: gradients."""
+    for pin, expected in ((True, pinned), (False, (0, 0, 0))):
+        plan = DeepSpeedPlan(
+            world_size=1, stage=stage, offload_optimizer="cpu", offload_optimizer_pin_memory=pin, grad_clip=1.0,
+            optimizer=Optimizer(impl="cpu"),
+        )  # fmt: skip
+        launched = [
+            i.op.work for i in lower(MODEL, trace(MODEL, WORKLOAD), plan, WORKLOAD).steps[-1] if isinstance(i, Launch)
+        ]
+        found = {work.label: work.pinned / work.numel for work in launched if isinstance(work, CpuWork)}
+        assert [found[label] for label in ("scale", "adamw", "cast")] == pytest.approx(list(expected))

@@ -11,6 +11,7 @@
     cpu: {vendor: intel, model: Xeon Platinum 8480C, sockets: 2, cores: 112, dram_gib: 2048, dram_gbps: 614.4,
           socket_link: upi_sapphire_rapids}     # model: how fast Python issues kernels, and whether it has AVX-512
           # avx512: false where that is not so: DeepSpeedCPUAdam on weights in bf16
+          # numa_nodes: 8 where sockets are several, as a DGX A100's: a process's pinned buffers lie in one
     nics: {gbps: 400, gdr: true}  # gigabits per second, each; or {nic0: 400, nic1: 100}
     nvme: {tb: 30, read_gbps: 40, write_gbps: 20}
     fabric: {kind: rail, transport: rdma}   # uplink_share: 0.5 for a fat tree with half the uplinks
@@ -172,7 +173,7 @@ def _node_plan(data: Mapping[str, Any], fabric: Mapping[str, Any]) -> NodePlan:
 
 
 def _host(data: Mapping[str, Any]) -> Host:
-    known = ("vendor", "model", "sockets", "cores", "dram_gib", "dram_gbps", "socket_link", "avx512")
+    known = ("vendor", "model", "sockets", "cores", "dram_gib", "dram_gbps", "socket_link", "avx512", "numa_nodes")
     cpu = mapping(data.get("cpu") or {}, "cpu", known)
     nvme = mapping(data.get("nvme") or {}, "nvme", ("tb", "read_gbps", "write_gbps"))
     sockets = whole(cpu.get("sockets", 1), "cpu.sockets", 64)
@@ -189,6 +190,7 @@ def _host(data: Mapping[str, Any]) -> Host:
         nvme_write=write * 1e9,
         vendor=cpu.get("vendor", ""),
         avx512=truth(cpu.get("avx512", avx512), "cpu.avx512"),
+        numa_nodes=whole(cpu.get("numa_nodes", sockets), "cpu.numa_nodes", 1024),
         pace=core.pace if core else 1.0,
     )
 

@@ -110,6 +110,9 @@ def to_document(matrix: Matrix, hints: Hints, source: str) -> Reading:
         if hints.nic_gbps is None:
             notes.append("NICs of 100 Gb/s, NCCL's own default (--nic-gbps)")
     document["cpu"] = {"sockets": len(document["pcie"]["tree"]), **host(document, hints, notes)}
+    nodes = [int(node) for node in matrix.numa.values() if node.isdecimal()]
+    if nodes:  # GPUs may hang at some of them only: 1, 3, 5 and 7 of a DGX A100's
+        document["cpu"]["numa_nodes"] = max(nodes) + 1
     document["notes"] = notes
     return Reading(document, source, notes)
 

@@ -65,12 +65,12 @@ def read(text: str, hints: Hints = NO_HINTS) -> Reading:
     if root.tag != "system":
         raise InputError(f"<{root.tag}> is not an NCCL topology", accepted=DUMP)
     machine = _Machine()
-    cpus = sorted(root.iter("cpu"), key=lambda cpu: _whole(cpu, "numaid", "0"))
-    tree = [[child for element in cpu for child in _walk(element, machine)] for cpu in cpus]
+    nodes = sorted(root.iter("cpu"), key=lambda cpu: _whole(cpu, "numaid", "0"))
+    tree = [[child for element in cpu for child in _walk(element, machine)] for cpu in nodes]
     tree = [socket for socket in tree if socket]
     if not machine.gpus:
         raise InputError("no GPU in it: no element of a GPU's PCI class", accepted=DUMP)
-    return _document(machine, tree, cpus[0], hints)
+    return _document(machine, tree, nodes, hints)
 
 
 def _walk(element: ElementTree.Element, machine: _Machine) -> list[Any]:
@@ -129,8 +129,8 @@ def _whole(element: ElementTree.Element, attribute: str, default: str) -> int:
     return int(value)
 
 
-def _document(machine: _Machine, tree: list[Any], cpu: ElementTree.Element, hints: Hints) -> Reading:
-    notes = machine.notes
+def _document(machine: _Machine, tree: list[Any], nodes: list[ElementTree.Element], hints: Hints) -> Reading:
+    notes, cpu = machine.notes, nodes[0]
     names = [hints.gpu] * len(machine.gpus) if hints.gpu else [_gpu_name(gpu, notes) for gpu in machine.gpus]
     names = [catalog.device(str(name)).name for name in names]
     document: dict[str, Any] = {"name": "from NCCL topology", "gpu": names[0] if len(set(names)) == 1 else names}
@@ -161,6 +161,7 @@ def _document(machine: _Machine, tree: list[Any], cpu: ElementTree.Element, hint
         "sockets": len(tree),
         "vendor": vendor,
         "socket_link": link,
+        "numa_nodes": max(len(tree), _whole(nodes[-1], "numaid", "0") + 1),
         **host(document, hints, notes, core),
     }
     document["notes"] = notes

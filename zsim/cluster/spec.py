@@ -83,6 +83,7 @@ class Host:
     nvme_write: float = 0.0
     vendor: str = ""  # intel | amd | arm | apple
     avx512: bool = True
+    numa_nodes: int = 1  # of all sockets
     pace: float = 1.0  # times as long as the core that host times were measured on takes to interpret the same
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from zsim.cluster.spec import Host
 from zsim.cost.profile import CpuCost, HostCost
 from zsim.model.kernels import Calls
@@ -32,16 +34,19 @@ def host_seconds(work: HostWork, cost: HostCost) -> float:
 def cpu_seconds(work: CpuWork, cost: CpuCost, host: Host, ranks_on_node: int, threads: int | None) -> float:
     """All ranks of a node work at once: they share its DRAM bandwidth, and `threads` of each share its cores.
 
-    `threads` None: OpenMP's default, in every process as many as the node has cores.
+    `threads` None: OpenMP's default, in every process as many as the node has cores. What a process has pinned lies in
+    the memory of one NUMA node, what its threads fill in that of all; the node of most ranks is what they wait for.
     """
     threads = max(1, round((threads or host.cores) * work.cores))
     # What was measured with more threads than cores begins at twice as many; up to there a straight line.
     crowded = min(max(threads * ranks_on_node / host.cores - 1, 0.0), 1.0)
     reached = cost.dram_efficiency + (cost.crowded_efficiency - cost.dram_efficiency) * crowded
-    share = reached / ranks_on_node
-    own = cost.thread_bandwidth.get(host.vendor, cost.thread_bandwidth["default"]) * min(threads, host.cores)
-    moving = work.nbytes / min(host.dram_bandwidth * share, own)
+    nodes = host.numa_nodes
+    in_one = work.pinned * ceil(ranks_on_node / nodes) + (work.nbytes - work.pinned) * ranks_on_node / nodes
+    at_work = min(threads, host.cores / ranks_on_node)
+    own = cost.thread_bandwidth.get(host.vendor, cost.thread_bandwidth["default"]) * at_work
+    moving = max(in_one / (host.dram_bandwidth / nodes * reached), work.nbytes / own)
     if work.moments is None:
         return moving
     converting = cost.conversion["avx512" if host.avx512 else "scalar"][work.moments]
-    return max(moving, work.numel * converting / min(threads, host.cores))
+    return max(moving, work.numel * converting / at_work)

@@ -25,7 +25,7 @@ from zsim.program.ops import (
     Collective,
     Program,
 )
-from zsim.program.optimizer import clip, grad_norm, update
+from zsim.program.optimizer import GRADIENT_SHARE, WEIGHT_SHARE, clip, grad_norm, update
 from zsim.program.units import consecutive, groups_by_size, groups_of, strided
 from zsim.program.walk import gradients, modules_in_order
 
@@ -310,12 +310,15 @@ class Fsdp1(Hooks[Fsdp1Plan]):
         builder, plan = self.builder, self.plan
         owned = self.flat.owned(self.handles)
         if plan.grad_clip:
-            grad_norm(builder, owned, plan.storage_dtype, self.flat.device)
+            grad_norm(builder, owned, plan.storage_dtype, self.flat.device, 1.0)
             if self.flat.sharded:
                 work = Collective("all_reduce", "float32", 1, 1, self.flat.group, "SUM")
                 builder.launch(COMPUTE, "grad norm", "optimizer", work)
-            clip(builder, owned, plan.storage_dtype, self.flat.device)
-        update(builder, plan.optimizer, owned, plan.storage_dtype, first=first, device=self.flat.device)
+            clip(builder, owned, plan.storage_dtype, self.flat.device, 1.0)
+        update(
+            builder, plan.optimizer, owned, plan.storage_dtype, first=first, device=self.flat.device,
+            pinned=GRADIENT_SHARE + WEIGHT_SHARE,
+        )  # fmt: skip
         if not plan.use_orig_params:  # zero_grad
             self._drop_gradients()
 

@@ -116,7 +116,7 @@ class FlatParameters:
         builder, nbytes = self.builder, self.master_size * handle.shard
         if not handle.written_back:
             builder.alloc(f"gradient written back:{handle.name}", "gradients", nbytes, "host")
-        work = CpuWork("write back gradients", handle.shard, 3 * nbytes)
+        work = CpuWork("write back gradients", handle.shard, 3 * nbytes, pinned=nbytes)
         builder.host_wait(builder.launch(CPU, work.label, "backward", work, module=handle.name, micro=micro))
         handle.written_back = True
 

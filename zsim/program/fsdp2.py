@@ -16,7 +16,7 @@ from zsim.program.execute import Execution, Hooks
 from zsim.program.fsdp2_collectives import Collectives, Training, Unit
 from zsim.program.fsdp2_float8 import Float8Shards, gathered_in_float8
 from zsim.program.ops import ALL_GATHER, COMPUTE, COPY_IN, D2H, Collective, Compute, Program
-from zsim.program.optimizer import clip, grad_norm, update
+from zsim.program.optimizer import GRADIENT_SHARE, WEIGHT_SHARE, clip, grad_norm, update
 from zsim.program.units import consecutive, groups_of, strided
 from zsim.program.walk import gradients
 
@@ -314,15 +314,18 @@ class Fsdp2(Hooks[Fsdp2Plan]):
             if param in self.graded
         ]
         if plan.grad_clip:
-            grad_norm(builder, owned, plan.storage_dtype, comm.device)
+            grad_norm(builder, owned, plan.storage_dtype, comm.device, float(plan.offload_pin_memory))
             if comm.shards > 1:
                 # the norms of all parameters, stacked; DTensor reduces them over the shards only
                 work = Collective(
                     "all_reduce", plan.storage_dtype, len(owned), len(owned), comm.group(comm.shards), "SUM"
                 )
                 builder.launch(COMPUTE, "grad norm", "optimizer", work)
-            clip(builder, owned, plan.storage_dtype, comm.device)
-        update(builder, plan.optimizer, owned, plan.storage_dtype, first=first, device=comm.device)
+            clip(builder, owned, plan.storage_dtype, comm.device, float(plan.offload_pin_memory))
+        update(
+            builder, plan.optimizer, owned, plan.storage_dtype, first=first, device=comm.device,
+            pinned=(GRADIENT_SHARE + WEIGHT_SHARE) * plan.offload_pin_memory,
+        )  # fmt: skip
         if plan.optimizer.impl == "loop":
             builder.host_work("fsdp2 update", "optimizer", len(owned))
         if comm.float8:

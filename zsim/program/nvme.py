@@ -50,6 +50,7 @@ class Zero3OnNvme(Zero3OnCpu):
 
     def __init__(self, gradients: Gradients) -> None:
         super().__init__(gradients)
+        self.pinned_share = 1.0
         self.blocking = False  # partition_grads: what is swapped was float32 on the GPU before pull request 6670 too
         # pipelined_optimizer_swapper.py: with it the next sub-group's buffers, and those of the one being written
         piped = self.plan.offload_optimizer_pipeline_read + self.plan.offload_optimizer_pipeline_write

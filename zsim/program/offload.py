@@ -14,7 +14,7 @@ from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
 from zsim.program.deepspeed import accum_dtype, collective, dtype_bytes, elementwise, master_dtype, state_dtype
 from zsim.program.ops import COMPUTE, CPU, D2H, H2D, CpuWork, copy_of
-from zsim.program.optimizer import FRESH_ON_CPU, update
+from zsim.program.optimizer import FRESH_ON_CPU, GRADIENT_SHARE, WEIGHT_SHARE, update
 from zsim.program.versions import before
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from zsim.program.zero12 import Zero12
 
 
-def on_host(builder: Builder, label: str, numel: int, nbytes: float) -> None:
-    """Arithmetic of the host itself: it can do nothing else meanwhile."""
-    builder.host_wait(builder.launch(CPU, label, "optimizer", CpuWork(label, numel, nbytes)))
+def on_host(builder: Builder, label: str, numel: int, nbytes: float, pinned: float = 0.0) -> None:
+    """Arithmetic of the host itself: it can do nothing else meanwhile. `pinned`: bytes of it."""
+    builder.host_wait(builder.launch(CPU, label, "optimizer", CpuWork(label, numel, nbytes, pinned=pinned)))
 
 
 def fresh(nbytes: float) -> float:
@@ -42,11 +42,11 @@ def copy(builder: Builder, lane: str, label: str, phase: str, nbytes: float, pin
     return event
 
 
-def step_on_host(builder: Builder, plan: DeepSpeedPlan, numel: int, first: bool, index: int) -> None:
-    """The optimizer on a flat piece of `numel` elements, number `index`."""
+def step_on_host(builder: Builder, plan: DeepSpeedPlan, numel: int, first: bool, index: int, pinned: float) -> None:
+    """The optimizer on a flat piece of `numel` elements, number `index`; `pinned`: the share of what it moves."""
     update(
         builder, plan.optimizer, [numel], master_dtype(plan), first=first, device="host", key=f"optimizer:{index}",
-        state_dtype=state_dtype(plan),
+        state_dtype=state_dtype(plan), pinned=pinned,
     )  # fmt: skip
     builder.host_wait(builder.last(CPU))
 
@@ -62,6 +62,8 @@ class Zero3OnCpu:
         self.accum_size = dtype_bytes(accum_dtype(self.plan))
         self.master_size = dtype_bytes(master_dtype(self.plan))
         self.pinned = self.plan.offload_optimizer_pin_memory
+        # zeros_like fills moments with all threads, and master weights are pageable: gradients alone are pinned
+        self.pinned_share = GRADIENT_SHARE if self.pinned else 0.0
         self.blocking = before(self.plan, 0, 15, 4)
         # ZeRO-Offload++ (_create_fp32_partitions, subgroup_to_device): the first sub-groups stay on the GPU
         self.gpu_groups = int((1 - self.plan.offload_optimizer_ratio) * len(self.sub_groups))
@@ -184,10 +186,11 @@ class Zero3OnCpu:
         """Scale, Adam, copy back: between types a blocking copy_ converts on the CPU (ATen/native/cuda/Copy.cu)."""
         builder, plan, master = self.builder, self.plan, self.master_size
         size = dtype_bytes(plan.dtype)
-        on_host(builder, "scale", numel, 2 * master * numel)
-        step_on_host(builder, plan, numel, first, index)
+        scaled = 2 * master * numel
+        on_host(builder, "scale", numel, scaled, scaled if self.pinned else 0.0)
+        step_on_host(builder, plan, numel, first, index, self.pinned_share)
         if plan.offload_param:
-            on_host(builder, "cast", numel, (master + size) * numel)
+            on_host(builder, "cast", numel, (master + size) * numel, size * numel * plan.offload_param_pin_memory)
         elif master != size:  # copy_ makes a new tensor
             on_host(builder, "cast", numel, (master + size) * numel + fresh(size * numel))
         if not plan.offload_param:
@@ -324,8 +327,11 @@ class Zero12OnCpu:
     def _update(self, index: int, part: int, first: bool) -> None:
         builder, plan = self.builder, self.plan
         if plan.grad_clip or plan.dtype == "float16":
-            on_host(builder, "scale", part, 2 * self.master_size * part)
-        step_on_host(builder, plan, part, first, index)
-        on_host(builder, "cast", part, (self.master_size + self.size) * part)
+            scaled = 2 * self.master_size * part
+            on_host(builder, "scale", part, scaled, scaled if self.pinned else 0.0)
+        # master weights, their gradients and the parameters to upload are pinned, moments are not
+        step_on_host(builder, plan, part, first, index, GRADIENT_SHARE + WEIGHT_SHARE if self.pinned else 0.0)
+        cast = (self.master_size + self.size) * part
+        on_host(builder, "cast", part, cast, cast if self.pinned else 0.0)
         event = copy(builder, H2D, "upload parameters", "optimizer", self.size * part, self.pinned)
         builder.stream_wait(COMPUTE, event)

@@ -85,6 +85,7 @@ class CpuWork:
     """Optimizer arithmetic on the host: `numel` parameters, `nbytes` of DRAM traffic, on a share of the cores.
 
     `moments`: the type of DeepSpeedCPUAdam's, where the weights are not float32 and each element has to be converted.
+    `pinned`: of `nbytes`, those in pinned buffers, which one thread allocates: on one NUMA node.
     """
 
     label: str
@@ -92,6 +93,7 @@ class CpuWork:
     nbytes: float
     cores: float = 1.0
     moments: str | None = None
+    pinned: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,9 +146,10 @@ def update(
     key: str = "optimizer",
     shapes: Sequence[tuple[int, ...]] | None = None,
     state_dtype: str | None = None,
+    pinned: float = 0.0,
 ) -> None:
     """`optimizer.step()` on tensors of `numels` elements of `dtype`; the first one creates the states, named after
-    `key`, of `state_dtype` or the same."""
+    `key`, of `state_dtype` or the same. `pinned`: the share of what it moves on the host that pinned buffers hold."""
     rule, size = rule_of(optimizer), int(DTYPE_BYTES[dtype])
     impl = "cpu" if device == "host" else optimizer.impl
     paged = _paged_bytes(optimizer, numels, device)
@@ -177,15 +178,16 @@ def update(
         single = rule.fused if optimizer.impl in ("cpu", "fused") else None
         if single:
             converted = (state_dtype or dtype) if optimizer.impl == "cpu" and dtype == "bfloat16" else None
-            _on_cpu(builder, optimizer.name, total, (single.reads + single.writes) * size + 2 * wider, converted)
+            bytes_each = (single.reads + single.writes) * size + 2 * wider
+            _on_cpu(builder, optimizer.name, total, bytes_each, pinned, converted)
             return
         bytes_each = size * sum(p.reads + p.writes for p in rule.passes)
         temporary = _loop_temporaries(rule, numels, size)
         if not temporary:
-            _on_cpu(builder, optimizer.name, total, bytes_each)
+            _on_cpu(builder, optimizer.name, total, bytes_each, pinned)
             return
         builder.alloc(f"{key}_temporaries", "buffers", temporary, device)
-        _on_cpu(builder, optimizer.name, total, LOOP_ON_CPU * bytes_each)
+        _on_cpu(builder, optimizer.name, total, LOOP_ON_CPU * bytes_each, pinned)
         builder.free(f"{key}_temporaries")
         return
     kernels: tuple[Memory, ...]
@@ -223,9 +225,16 @@ def _loop_temporaries(rule: Rule, numels: Sequence[int], size: int) -> int:
     return size * max(rule.loop_temporaries * n + b for n, b in zip(numels, before, strict=True))
 
 
-def _on_cpu(builder: Builder, label: str, numel: int, bytes_each: float, moments: str | None = None) -> None:
-    """Arithmetic on host tensors, which Python waits for."""
-    work = CpuWork(label, numel, numel * bytes_each, moments=moments)
+# Of what Adam moves: weights and two moments are read and written, gradients read.
+GRADIENT_SHARE, WEIGHT_SHARE = 1 / 7, 2 / 7
+
+
+def _on_cpu(
+    builder: Builder, label: str, numel: int, bytes_each: float, pinned: float, moments: str | None = None
+) -> None:
+    """Arithmetic on host tensors, which Python waits for; `pinned`: the share of what it moves."""
+    nbytes = numel * bytes_each
+    work = CpuWork(label, numel, nbytes, moments=moments, pinned=pinned * nbytes)
     builder.host_wait(builder.launch(CPU, label, "optimizer", work))
 
 
@@ -235,20 +244,20 @@ def unscale(builder: Builder, numels: Sequence[int], dtype: str) -> int:
     return builder.launch(COMPUTE, "unscale", "optimizer", Compute((foreach("grad_norm", numels, size, size, 1),)))
 
 
-def grad_norm(builder: Builder, numels: Sequence[int], dtype: str, device: str = "gpu") -> None:
+def grad_norm(builder: Builder, numels: Sequence[int], dtype: str, device: str = "gpu", pinned: float = 0.0) -> None:
     """torch.nn.utils.clip_grad.get_total_norm: a norm per tensor, then one of the stacked norms."""
     if device == "host":
-        _on_cpu(builder, "grad norm", sum(numels), DTYPE_BYTES[dtype])
+        _on_cpu(builder, "grad norm", sum(numels), DTYPE_BYTES[dtype], pinned)
     elif numels:
         builder.host_work("clip tensor", "optimizer", len(numels))
         kernel = foreach("grad_norm", numels, DTYPE_BYTES[dtype], 0, 1)
         builder.launch(COMPUTE, "grad norm", "optimizer", Compute((kernel,)))
 
 
-def clip(builder: Builder, numels: Sequence[int], dtype: str, device: str = "gpu") -> None:
+def clip(builder: Builder, numels: Sequence[int], dtype: str, device: str = "gpu", pinned: float = 0.0) -> None:
     """torch.nn.utils.clip_grad.clip_grads_with_norm_: scales every gradient, without asking whether it has to."""
     size = DTYPE_BYTES[dtype]
     if device == "host":
-        _on_cpu(builder, "clip", sum(numels), 2 * size)
+        _on_cpu(builder, "clip", sum(numels), 2 * size, pinned)
     elif numels:
         builder.launch(COMPUTE, "clip", "optimizer", Compute((foreach("grad_norm", numels, size, size, 1),)))

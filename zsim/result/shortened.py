@@ -13,8 +13,8 @@ from zsim.plan.spec import AnyPlan, DeepSpeedPlan
 from zsim.scenario import Setup
 
 # Micro-steps simulated: the last two before the very last are compared. What the first one leaves behind may reach into
-# the second: where `_reaches_over`, one more is simulated at once. If that was not enough, two more are, or six: a host about as fast as
-# its device takes some to fall into step with it.
+# the second: where `_reaches_over`, one more is simulated at once. If that was not enough, two more
+# are, or six: a host about as fast as its device takes some to fall into step with it.
 SHOWN = 4
 
 

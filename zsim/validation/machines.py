@@ -14,17 +14,17 @@ from zsim.validation.rows import Row, gpu_name
 
 # Gigabits per second and node of 8 GPUs, where the source does not say: what such machines are usually sold with.
 USUAL_NETWORK = {"A100": 1600, "A800": 1600, "H100": 3200, "H200": 3200, "B200": 3200, "MI300X": 3200}
-# CPU, cores and GB/s of DRAM of two sockets, where the source does not say: those of topologies/ (dgx_a100_8,
-# hgx_h100_8, hgx_h200_8, hgx_b200_8, mi300x_8); of other GPUs' machines there is no usual one.
+# CPU, cores, NUMA nodes and GB/s of DRAM of two sockets, where the source does not say: those of topologies/
+# (dgx_a100_8, hgx_h100_8, hgx_h200_8, hgx_b200_8, mi300x_8); of other GPUs' machines there is no usual one.
 USUAL_HOST = {
-    "A100": ("EPYC 7742", 128, 409.6),
-    "A800": ("EPYC 7742", 128, 409.6),
-    "H100": ("Xeon Platinum 8480C", 112, 614.4),
-    "H200": ("Xeon Platinum 8592+", 128, 716.8),
-    "B200": ("Xeon Platinum 8570", 112, 716.8),
-    "MI300X": ("EPYC 9534", 128, 921.6),
+    "A100": ("EPYC 7742", 128, 8, 409.6),
+    "A800": ("EPYC 7742", 128, 8, 409.6),
+    "H100": ("Xeon Platinum 8480C", 112, 2, 614.4),
+    "H200": ("Xeon Platinum 8592+", 128, 2, 716.8),
+    "B200": ("Xeon Platinum 8570", 112, 2, 716.8),
+    "MI300X": ("EPYC 9534", 128, 2, 921.6),
 }
-_ANY_HOST = ("", 96, 500.0)
+_ANY_HOST = ("", 96, 2, 500.0)
 # Devices that are sold in nodes of GPUs all linked to each other, besides those with SXM in their names.
 _ALL_LINKED = (
     "H20",
@@ -68,12 +68,14 @@ def _host(row: Row, device: str, per_node: int) -> dict[str, Any]:
     grace = re.match(r"G([BH])\d00", device)
     sockets = max(1, per_node // (2 if grace[1] == "B" else 1)) if grace else 2
     known = next((host for family, host in USUAL_HOST.items() if device.startswith(family)), _ANY_HOST)
-    model, cores, dram = ("Grace", 72 * sockets, 500.0 * sockets) if grace else known
+    model, cores, numa_nodes, dram = ("Grace", 72 * sockets, sockets, 500.0 * sockets) if grace else known
+    stated = row.get("host_cpu")
     return {
         "pcie": {"switches": per_node} if per_node >= 4 and not grace else {},
         "cpu": {
             "vendor": "arm" if grace else "amd" if "A100" in device else "intel",
-            "model": row.get("host_cpu") or model,
+            "model": stated or model,
+            "numa_nodes": numa_nodes if stated in ("", model) else sockets,
             "sockets": sockets,
             "cores": row.count("host_cores", cores),
             "dram_gbps": row.measured("host_dram_gbps") or dram,
