@@ -100,3 +100,21 @@ def test_fsdp1_writes_gradients_back_into_the_same_tensor_when_a_unit_is_gathere
     written = [i.key for i in last if isinstance(i, Alloc) and i.key.startswith("gradient written back")]
     assert len(written) == len(set(written)) > 0
     assert sum(isinstance(i, Launch) and i.op.label == "write back gradients" for i in last) > len(written)
+
+
+def test_gradients_that_are_not_given_up_are_zeroed_on_the_host() -> None:
+    """optimizer.zero_grad(set_to_none=False) after the update: a write of each of this rank's gradients."""
+
+    def on_host(to_none: bool) -> dict[str, float]:
+        plan = Fsdp1Plan(
+            world_size=2, cpu_offload=True, storage_dtype="bfloat16", grad_clip=None, zero_grad_to_none=to_none
+        )
+        steps = lower(MODEL, trace(MODEL, WORKLOAD), plan, WORKLOAD).steps
+        launched = [i.op.work for i in steps[-1] if isinstance(i, Launch) and i.op.phase == "optimizer"]
+        return {work.label: work.nbytes for work in launched if isinstance(work, CpuWork)}
+
+    assert set(on_host(True)) == {"adamw"}
+    done = on_host(False)
+    assert list(done) == ["adamw", "zero gradients"]
+    # 7 passes over bf16 in fused AdamW, one write here
+    assert done["zero gradients"] == pytest.approx(done["adamw"] / 7)

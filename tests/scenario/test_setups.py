@@ -312,6 +312,15 @@ def test_partial_offload_is_not_modeled_or_planned(write) -> None:
             resolve(path)
 
 
+def test_gradients_that_stay_on_the_gpu_are_not_modeled(write) -> None:
+    def path(offloaded: str):
+        return write(f"fsdp: {{zero_grad_to_none: false, cpu_offload: {offloaded}}}\n", framework="fsdp1")
+
+    assert plan_of(path("true")).zero_grad_to_none is False
+    with pytest.raises(NotModeled, match="keeps gradients on the GPU"):
+        resolve(path("false"))
+
+
 def test_freezing(write) -> None:
     path = write("zero: {stage: 2}\n")
     model = resolve(path, ["model.freeze=[model.embed_tokens.*, '*.mlp.*']"]).model

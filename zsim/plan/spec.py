@@ -218,6 +218,7 @@ class Fsdp1Plan(Plan):
     wrap: tuple[str, ...] = ()  # classes of modules that are units, as transformer_auto_wrap_policy has it; (): blocks
     adapter_units: bool = False  # every adapter a unit of its own, as transformers' Trainer has it for peft's models
     cpu_offload: bool = False
+    zero_grad_to_none: bool = True  # False: with cpu_offload the gradients on the host are zeroed after each update
     state_dict_type: str = "FULL_STATE_DICT"  # SHARDED_STATE_DICT | LOCAL_STATE_DICT
     state_dict_offload_to_cpu: bool = True  # of full ones: on rank 0's host; False, torch's own default: on every GPU
 

@@ -25,7 +25,7 @@ from zsim.program.ops import (
     Collective,
     Program,
 )
-from zsim.program.optimizer import GRADIENT_SHARE, WEIGHT_SHARE, clip, grad_norm, update
+from zsim.program.optimizer import GRADIENT_SHARE, WEIGHT_SHARE, clip, grad_norm, update, zero
 from zsim.program.units import consecutive, groups_by_size, groups_of, strided
 from zsim.program.walk import gradients, modules_in_order
 
@@ -319,6 +319,8 @@ class Fsdp1(Hooks[Fsdp1Plan]):
             builder, plan.optimizer, owned, plan.storage_dtype, first=first, device=self.flat.device,
             pinned=GRADIENT_SHARE + WEIGHT_SHARE,
         )  # fmt: skip
+        if not plan.zero_grad_to_none:
+            zero(builder, owned, plan.storage_dtype)
         if not plan.use_orig_params:  # zero_grad
             self._drop_gradients()
 

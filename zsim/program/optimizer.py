@@ -261,3 +261,8 @@ def clip(builder: Builder, numels: Sequence[int], dtype: str, device: str = "gpu
         _on_cpu(builder, "clip", sum(numels), 2 * size, pinned)
     elif numels:
         builder.launch(COMPUTE, "clip", "optimizer", Compute((foreach("grad_norm", numels, size, size, 1),)))
+
+
+def zero(builder: Builder, numels: Sequence[int], dtype: str) -> None:
+    """optimizer.zero_grad(set_to_none=False) on gradients in pinned host memory."""
+    _on_cpu(builder, "zero gradients", sum(numels), DTYPE_BYTES[dtype], 1.0)

@@ -237,6 +237,10 @@ class FsdpField(Section):
     limit_all_gathers: bool | None = Field(None, description="fsdp1")
     no_sync: bool | None = Field(None, description="fsdp1")
     use_orig_params: bool | None = Field(None, description="fsdp1")
+    zero_grad_to_none: bool | None = Field(
+        None,
+        description="fsdp1 with cpu_offload; false: zero_grad(set_to_none=False) zeroes gradients on the host",
+    )
     flat: bool | None = Field(None, description="fsdp1: no auto-wrap policy, one unit")
     wrap: list[str] | None = Field(
         None, description="classes of modules that are units; the model's blocks unless given (TRANSFORMER_BASED_WRAP)"

@@ -347,6 +347,9 @@ def _fsdp(scenario: Scenario, model: ModelSpec, common: dict[str, Any]) -> tuple
         given["adapter_units"] = name == "fsdp1"
         if name == "fsdp1":
             notes.append("fsdp.adapter_units: true, every adapter is sharded by itself, as the Trainer has it for peft")
+    if given.get("zero_grad_to_none") is False and not given.get("cpu_offload"):
+        why = "zero_grad(set_to_none=False) keeps gradients on the GPU from one step to the next"
+        raise scenario.error(("fsdp", "zero_grad_to_none"), why, "true, or cpu_offload: true", kind=NotModeled)
     units = [option for option in ("flat", "min_num_params", "wrap") if given.get(option)]
     if len(units) > 1:
         raise scenario.error(("fsdp", units[1]), f"{units[0]} says what the units are, too", "one of them")
