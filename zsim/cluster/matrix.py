@@ -126,7 +126,7 @@ def host(document: Mapping[str, Any], hints: Hints, notes: list[str], model: str
     if hints.cpu or model:
         found["model"] = hints.cpu or model
     if cpus.known(found.get("model", "")) is None:
-        notes.append(f"{cpus.UNKNOWN} (--cpu)")
+        notes.append(f"{cpus.UNKNOWN} (--cpu{f': {hints.cpu} is not known' if hints.cpu else ''})")
     return found
 
 
