@@ -75,7 +75,7 @@ def test_a_run_that_does_not_fit_says_what_is_missing():
     [
         (0.2, "at least 4.7 GiB missing per GPU of the 15.8 GiB that torch may reserve"),
         (0.3, "takes all the 23.7 GiB that torch may reserve"),
-        (0.5, "11.8 of the 39.6 GiB that torch may reserve"),
+        (0.5, "11.9 of the 39.6 GiB that torch may reserve"),
     ],
 )
 def test_what_runs_short_under_a_memory_fraction_is_torchs_own_limit(fraction, said):

@@ -18,4 +18,5 @@ def test_parts_of_llama_405b() -> None:
     )
     assert abs(found["forward"].error) < 15
     assert abs(found["backward"].error) < 15
+    assert abs(found["update"].error) < 15
     assert abs(found["step"].error) < 10
