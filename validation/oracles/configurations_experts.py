@@ -9,7 +9,7 @@ from __future__ import annotations
 from validation.oracles.configuration_parts import LORA, REGATHER, SMALL_ZERO, Config, config_of, zero_of
 
 MODELS = ("mixtral", "qwen2_moe", "qwen3_moe")
-GROUPED = ("deepseek_v3", "glm4_moe")  # whose blocks are no leaves
+GROUPED = ("deepseek_v3", "glm4_moe", "deepseek_v2", "hunyuan_v1_moe")  # whose blocks are no leaves
 NO_LEAVES = {"leaf_module": {"classes": []}}  # as before DeepSpeed 0.18, which has these blocks as leaves
 
 

@@ -23,7 +23,8 @@ GROUPED = {"n_routed_experts": EXPERTS, "n_group": 1, "topk_group": 1}
 SETTINGS = {
     "mixtral": {"num_local_experts": EXPERTS},
     **{name: {"num_experts": EXPERTS} for name in ("qwen2_moe", "qwen3_moe", "olmoe")},
-    **dict.fromkeys(("deepseek_v3", "glm4_moe", "dots1"), GROUPED),
+    "hunyuan_v1_moe": {"num_experts": EXPERTS},
+    **dict.fromkeys(("deepseek_v2", "deepseek_v2-lite", "deepseek_v3", "glm4_moe", "dots1"), GROUPED),
 }
 _topk = torch.topk
 
@@ -40,6 +41,8 @@ def record(config: dict[str, Any], batch: int, seq: int, checkpointing: str) -> 
     made = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
     made._attn_implementation, made.use_cache = "eager", False
     model = transformers.AutoModelForCausalLM.from_config(made, torch_dtype=torch.bfloat16).train()
+    for parameter in model.parameters():  # gates that are made in float32, as DeepSpeed and FSDP cast all parameters
+        parameter.data = parameter.data.bfloat16()
     if checkpointing == "full":
         model.gradient_checkpointing_enable({"use_reentrant": False})
     ids = torch.zeros(batch, seq, dtype=torch.long)

@@ -34,6 +34,7 @@ TINY_RELATIVES: dict[str, dict[str, Any]] = {
         "qk_rope_head_dim": 8, "v_head_dim": 32, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 4,
         "topk_group": 2,
     },
+    "deepseek_v2": _SMALL | _ROUTED | _LATENT | {"q_lora_rank": None, "first_k_dense_replace": 1},
     "deepseek_v32": _SMALL | _ROUTED | _ROPE | {
         "num_key_value_heads": 4, "q_lora_rank": 64, "kv_lora_rank": 48, "qk_nope_head_dim": 24,
         "qk_rope_head_dim": 8, "v_head_dim": 32, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1,
