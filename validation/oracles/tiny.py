@@ -25,6 +25,11 @@ TINY_PAIRS: dict[str, dict[str, Any]] = {
         "bos_token_id": 1, "eos_token_id": 2,
     },
     **dict.fromkeys(("bart", "mbart", "pegasus", "marian"), _BART),
+    "m2m_100": _BART | {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0},
+    "umt5": {
+        "d_model": 256, "d_kv": 32, "d_ff": 688, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 8,
+        "vocab_size": 1000, "dropout_rate": 0.0, "decoder_start_token_id": 0,
+    },
 }  # fmt: skip
 
 _TEXT = {

@@ -98,7 +98,8 @@ VISION = {
 }
 SEQ2SEQ = {
     **dict.fromkeys(("t5", "mt5"), ("t5", "T5ForConditionalGeneration")),
-    **dict.fromkeys(("bart", "mbart", "pegasus", "marian"), ("bart", "BartForConditionalGeneration")),
+    **dict.fromkeys(("bart", "mbart", "pegasus", "marian", "m2m_100"), ("bart", "BartForConditionalGeneration")),
+    "umt5": ("umt5", "UMT5ForConditionalGeneration"),
     "whisper": ("whisper", "WhisperForConditionalGeneration"),
 }
 FUSED = {  # families with kernels that are not torch's, where not LLAMA_LIKE alone
