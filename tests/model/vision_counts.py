@@ -308,6 +308,16 @@ COUNTS: dict[str, tuple[int, dict[str, Any]]] = {
             },
         },
     ),
+    "GLM-OCR": (
+        1_107_405_824,
+        {
+            "model_type": "glm_ocr", "tie_word_embeddings": False, "vision_config": {"model_type": "glm_ocr_vision"},
+            "text_config": {
+                "model_type": "glm_ocr_text", "hidden_size": 1536, "intermediate_size": 4608, "num_hidden_layers": 16,
+                "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 59392,
+            },
+        },
+    ),
     "GLM-4.5V": (
         107_710_927_360,
         {

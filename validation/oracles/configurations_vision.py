@@ -109,7 +109,7 @@ def _other_vision() -> list[Config]:
         "qwen3_vl_moe": ["patch_embed", "pos_embed", "visual.blocks", "deepstack"],
         **{
             model: ["visual.embeddings", "patch_embed", "visual.blocks", "visual.post", "visual.downsample"]
-            for model in ("glm4v", "glm4v_moe", "glm46v")
+            for model in ("glm4v", "glm4v_moe", "glm46v", "glm_ocr")
         },
         **{model: ["patch_embed", "pos_embed", "visual.blocks"] for model in ("qwen3_5", "qwen3_5_moe")},
     }  # fmt: skip

@@ -197,7 +197,7 @@ def inputs(kind: str, tokens: torch.Tensor, dtype: torch.dtype = torch.float32) 
         return given | {"pixel_values": torch.zeros(len(ids), 5, 3, 28, 28), "image_sizes": [[56, 56]] * len(ids)}
     if kind in ("mistral3", "lighton_ocr"):
         given |= {"image_sizes": [[56, 56]] * len(ids)}
-    if not kind.startswith(("qwen", "glm4", "exaone")):
+    if not kind.startswith(("qwen", "glm", "exaone")):
         return given | {"pixel_values": torch.zeros(len(ids), 3, 56, 56)}
     grid = torch.tensor([[1, 4, 4]] * len(ids))
     if kind == "exaone4_5":  # whose positions are those of text

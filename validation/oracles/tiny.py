@@ -161,6 +161,18 @@ TINY_VISION: dict[str, dict[str, Any]] = {
             "image_size": 56,
         },
     },
+    "glm_ocr": {
+        "image_token_id": 999,
+        "tie_word_embeddings": False,
+        "text_config": _TEXT | {
+            "pad_token_id": 0, "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6],
+            },
+        },
+        "vision_config": {
+            "depth": 4, "hidden_size": 160, "num_heads": 4, "out_hidden_size": 256, "intermediate_size": 400,
+        },
+    },
     "glm4v_moe": {
         "image_token_id": 999,
         "tie_word_embeddings": False,

@@ -33,7 +33,7 @@ FROZEN = {
 }  # fmt: skip
 PROJECTOR = ("merger", "projector", "connector", "embed_vision", "vision_projection")
 IDEFICS = ("idefics3", "smolvlm")
-GLM = ("glm4v", "glm4v_moe", "glm46v")  # which takes the grid of packed patches for tensors
+GLM = ("glm4v", "glm4v_moe", "glm46v", "glm_ocr")  # which takes the grid of packed patches for tensors
 GRIDS = (
     *GLM,
     "qwen2_vl",

@@ -264,6 +264,21 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[int, int]]] = {
         },
         (168, 196),
     ),
+    "glm_ocr": (
+        BOTH,
+        {
+            "model_type": "glm_ocr", "text_config": {
+                "model_type": "glm_ocr_text", **TEXT, "head_dim": 24, "pad_token_id": 0, "rope_parameters": {
+                    "rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 5, 5],
+                },
+            },
+            "vision_config": {
+                "model_type": "glm_ocr_vision", "depth": 4, "hidden_size": 48, "num_heads": 3, "out_hidden_size": 64,
+                "intermediate_size": 100,
+            },
+        },
+        (168, 196),
+    ),
     "glm4v_moe": (
         BOTH,
         {

@@ -29,7 +29,7 @@ _SIZES: dict[str, dict[str, int]] = {
 _FLAT = ("llava", "llava_next", "llava_next_video", "qwen2_vl", "qwen2_5_vl")
 # transformers 5.24: whose output projection is tied where either configuration says so. Llama 4 goes by its text
 # model's, all others by that of the whole.
-_TIED_BY_EITHER = ("llava", "llava_onevision", "glm4v", "glm46v", "qwen2_vl", "qwen2_5_vl")
+_TIED_BY_EITHER = ("llava", "llava_onevision", "glm4v", "glm46v", "glm_ocr", "qwen2_vl", "qwen2_5_vl")
 
 
 def read_text(

@@ -88,7 +88,7 @@ VISION = {
         ("llava", "LlavaForConditionalGeneration"),
     ),
     "llama4": ("llama4_vision", "Llama4ForConditionalGeneration"),
-    **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), ("glm_vision", "Glm4vForConditionalGeneration")),
+    **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v", "glm_ocr"), ("glm_vision", "Glm4vForConditionalGeneration")),
     "mllama": ("mllama", "MllamaForConditionalGeneration"),
     **dict.fromkeys(("idefics3", "smolvlm"), ("idefics", "IdeficsForConditionalGeneration")),
     **dict.fromkeys(DELTA[3:], ("qwen_next", "Qwen35ForConditionalGeneration")),
