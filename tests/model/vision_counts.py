@@ -318,6 +318,14 @@ COUNTS: dict[str, tuple[int, dict[str, Any]]] = {
             },
         },
     ),
+    "PaddleOCR-VL": (  # the text model's fields at the top, as its own code saves them
+        799_695_472,
+        {
+            "model_type": "paddleocr_vl", "tie_word_embeddings": False, "vision_config": {"model_type": "paddleocr_vl"},
+            "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 18, "num_attention_heads": 16,
+            "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 103424,
+        },
+    ),
     "GLM-4.5V": (
         107_710_927_360,
         {

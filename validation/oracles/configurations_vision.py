@@ -104,6 +104,7 @@ def _other_vision() -> list[Config]:
         **{model: ["vision_tower."] for model in names},
         **{model: ["vision_model."] for model in ("idefics3", "smolvlm", "llama4")},
         "lighton_ocr": ["vision_encoder."],
+        "paddleocr_vl": ["visual."],
         "aya_vision": ["vision_tower."],
         "exaone4_5": ["patch_embed", "visual.blocks"],
         "qwen3_vl_moe": ["patch_embed", "pos_embed", "visual.blocks", "deepstack"],

@@ -197,11 +197,15 @@ def inputs(kind: str, tokens: torch.Tensor, dtype: torch.dtype = torch.float32) 
         return given | {"pixel_values": torch.zeros(len(ids), 5, 3, 28, 28), "image_sizes": [[56, 56]] * len(ids)}
     if kind in ("mistral3", "lighton_ocr"):
         given |= {"image_sizes": [[56, 56]] * len(ids)}
-    if not kind.startswith(("qwen", "glm", "exaone")):
+    if not kind.startswith(("qwen", "glm", "exaone", "paddleocr")):
         return given | {"pixel_values": torch.zeros(len(ids), 3, 56, 56)}
     grid = torch.tensor([[1, 4, 4]] * len(ids))
     if kind == "exaone4_5":  # whose positions are those of text
         return given | {"pixel_values": torch.zeros(16 * len(ids), 1176), "image_grid_thw": grid}
+    if kind == "paddleocr_vl":
+        types = (ids == token).int()
+        pixels = torch.zeros(16 * len(ids), 3, 14, 14)
+        return given | {"pixel_values": pixels, "image_grid_thw": grid, "mm_token_type_ids": types}
     values = 1536 if kind.startswith("qwen3") else 1176
     return given | {
         "pixel_values": torch.zeros(16 * len(ids), values), "image_grid_thw": grid,

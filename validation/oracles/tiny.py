@@ -173,6 +173,15 @@ TINY_VISION: dict[str, dict[str, Any]] = {
             "depth": 4, "hidden_size": 160, "num_heads": 4, "out_hidden_size": 256, "intermediate_size": 400,
         },
     },
+    "paddleocr_vl": {
+        "image_token_id": 999,
+        "tie_word_embeddings": False,
+        "text_config": _TEXT | _SECTIONS | {"pad_token_id": 0},
+        "vision_config": {
+            "num_hidden_layers": 4, "hidden_size": 160, "num_attention_heads": 4, "intermediate_size": 400,
+            "image_size": 56,
+        },
+    },
     "glm4v_moe": {
         "image_token_id": 999,
         "tie_word_embeddings": False,

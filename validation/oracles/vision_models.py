@@ -295,6 +295,18 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[int, int]]] = {
         },
         (168, 196),
     ),
+    "paddleocr_vl": (
+        FLASH,
+        {
+            "model_type": "paddleocr_vl",
+            "text_config": {"model_type": "paddleocr_vl_text", **TEXT, "head_dim": 32, "pad_token_id": 0, **ROPE3},
+            "vision_config": {
+                "model_type": "paddleocr_vl_vision", "hidden_size": 48, "intermediate_size": 100, "image_size": 56,
+                "num_hidden_layers": 4, "num_attention_heads": 3,
+            },
+        },
+        (168, 196),
+    ),
     "llama4": (
         BOTH,
         {

@@ -168,6 +168,39 @@ def _with_glm_tower(text: Architecture, fields: Fields) -> Architecture:
     )
 
 
+def _paddleocr(fields: Fields, family: str) -> Architecture:
+    """PaddleOCR-VL; files of its own code have the text model's fields at the top. Its output projection is tied unless
+    both parts say that it is not."""
+    text = read_text(fields, family, ("paddleocr_vl_text",), "paddleocr_vl_text", read_as="llama", tied=True)
+    config = fields.section("text_config") if "text_config" in fields else fields
+    nested = "text_config" in fields
+    tied = text.tied or not nested or config.flag("tie_word_embeddings", default=True)
+    bias = config.flag("use_bias", default=False)
+    vision = read_tower(fields, "paddleocr_vl_vision", "paddleocr_vl")
+    names = {
+        "hidden": (("hidden_size",), 1152), "heads": (("num_attention_heads",), 16),
+        "layers": (("num_hidden_layers",), 27), "intermediate": (("intermediate_size",), 4304),
+        "activation": "gelu_pytorch_tanh",
+    }  # fmt: skip
+    patch = read_side(vision, "patch_size", 14)
+    return replace(
+        text,
+        tied=tied,
+        attention_bias=bias,
+        output_bias=bias,
+        mlp_bias=bias,
+        attention_dropout=0.0,
+        vision=Vision(
+            read_blocks(vision, "paddleocr_vl_vision", names, lambda layer: LayerKind(stretch=min(layer, 1))),
+            patch=patch,
+            channels=vision.size("num_channels", default=3),
+            merge=vision.size("spatial_merge_size", default=2),
+            positions=(read_side(vision, "image_size", 384) // patch) ** 2,
+            input_embedding=False,
+        ),
+    )
+
+
 def _stretch(layer: int, crossed: list[int]) -> int:
     """The first layer that reads the tower keeps what it reads, and to the last no gradient of that has come yet."""
     if not crossed or layer <= min(crossed):
@@ -193,4 +226,5 @@ FURTHER: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("glm4v", "glm46v"), _glm4v),
     "glm4v_moe": _glm4v_moe,
     "glm_ocr": _glm_ocr,
+    "paddleocr_vl": _paddleocr,
 }

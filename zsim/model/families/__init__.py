@@ -93,6 +93,7 @@ VISION = {
     **dict.fromkeys(("idefics3", "smolvlm"), ("idefics", "IdeficsForConditionalGeneration")),
     **dict.fromkeys(DELTA[3:], ("qwen_next", "Qwen35ForConditionalGeneration")),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), ("vlm", "QwenForConditionalGeneration")),
+    "paddleocr_vl": ("paddleocr", "PaddleOCRVLForConditionalGeneration"),
     "exaone4_5": ("exaone_vision", "Exaone45ForConditionalGeneration"),
     **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), ("omni", "ThinkerForConditionalGeneration")),
 }
