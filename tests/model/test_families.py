@@ -57,6 +57,7 @@ FEW_MASKED = (
     "granitemoehybrid",
     "bamba",
     "qwen2-windows",
+    "cohere2_moe",
 )  # some layers have no mask
 FEW_WINDOWS = (  # SDPA's mask of bools
     "dots1-windows", "cwm", "ministral-types", "qwen2-windows", "gemma3-windows", "mellum-windows",

@@ -39,6 +39,15 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
             "num_attention_heads": 64, "vocab_size": 120832,
         },
     ),
+    "Cohere 2 with experts": (
+        52_579_405_824,
+        {
+            "model_type": "cohere2_moe", "hidden_size": 4096, "intermediate_size": 2048, "num_hidden_layers": 32,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 256000, "num_experts": 64,
+            "num_experts_per_tok": 8, "num_shared_experts": 2, "first_k_dense_replace": 2,
+            "prefix_dense_intermediate_size": 14336,
+        },
+    ),
     "Mellum2-12B-A2.5B": (
         12_149_923_072,
         {
@@ -180,3 +189,17 @@ def test_layers_are_those_that_the_file_says() -> None:
     assert not any(kind.sliding for kind in mellum.kinds)
     assert all(kind.sparse for kind in mellum.kinds)
     assert not from_config(MODELS["Hunyuan 3"][1], "h").arch.kinds[0].sparse
+
+
+def test_layers_of_cohere_2_rotate_where_they_have_a_window_or_are_dense():
+    kinds = from_config(MODELS["Cohere 2 with experts"][1], "c").arch.kinds
+    assert [(kind.sliding, kind.rotary, kind.sparse) for kind in kinds[:6]] == [
+        (False, True, False), (False, True, False), *[(True, True, True)] * 3, (False, False, True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["expert_selection_fn", "shared_expert_combination_strategy"])
+def test_what_experts_of_cohere_2_cannot_be(name: str):
+    with pytest.raises(InputError) as refused:
+        from_config(MODELS["Cohere 2 with experts"][1] | {name: "max"}, "c")
+    assert refused.value.field == name

@@ -18,7 +18,7 @@ EXPERTS = (
     "glm4_moe_lite", "dots1", "solar_open", "exaone_moe", "minimax_m2", "hunyuan_v1_moe", "granitemoeshared",
     "ernie4_5_moe", "phimoe", "lfm2_moe", "qwen3_next", "qwen3_5_moe_text", "gemma4_text", "nemotron_h",
     "granitemoehybrid", "deepseek_v32", "glm_moe_dsa", "mistral4", "axk1", "hy_v3", "mellum", "afmoe", "flex_olmo",
-    "kolibri1",
+    "kolibri1", "cohere2_moe",
 )  # fmt: skip
 UNLISTED = ("mistral4",)  # text models that AutoModelForImageTextToText knows alone
 ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "modernbert")
@@ -337,6 +337,16 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         FLASH, {"model_type": "kolibri1", **SMALL, **WINDOWS, "head_dim": 32, "num_experts": 8,
                 "num_experts_per_tok": 2, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 40,
                 "norm_topk_prob": True},
+    ),
+    "cohere2_moe": (
+        BOTH, {"model_type": "cohere2_moe", **SMALL, **TOKENS, **WINDOWS, "head_dim": 32, "num_experts": 4,
+               "num_experts_per_tok": 2, "num_shared_experts": 2},
+    ),
+    "cohere2_moe-dense": (
+        FLASH, {"model_type": "cohere2_moe", **SMALL, **TOKENS, **WINDOWS, "head_dim": 32, "num_experts": 4,
+                "num_experts_per_tok": 2, "num_shared_experts": 1, "first_k_dense_replace": 1, "rms_norm_eps": 1e-5,
+                "prefix_dense_intermediate_size": 160, "expert_selection_fn": "sigmoid", "attention_bias": True,
+                "shared_expert_combination_strategy": "sum"},
     ),
     "minicpm3": (
         PADDED, {"model_type": "minicpm3", **{key: LATENT[key] for key in LATENT if "expert" not in key and key not in (

@@ -82,6 +82,10 @@ TINY_RELATIVES: dict[str, dict[str, Any]] = {
         "head_dim": 32, "moe_intermediate_size": 96, "num_experts": 8, "num_experts_per_tok": 2, "sliding_window": 16,
         "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
     },
+    "cohere2_moe": _SMALL | _TOKENS | {
+        "intermediate_size": 96, "head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16,
+        "num_shared_experts": 1,
+    },
     "afmoe": _SMALL | {
         "head_dim": 32, "moe_intermediate_size": 96, "num_experts": 8, "num_experts_per_tok": 2, "sliding_window": 16,
     },

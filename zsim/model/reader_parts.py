@@ -49,7 +49,7 @@ HEAD_DIM = {
     "glm4": 128,
     "ernie4_5": 128,
     "seed_oss": 128,
-    **dict.fromkeys(("hy_v3", "mellum", "afmoe", "kolibri1"), 128),
+    **dict.fromkeys(("hy_v3", "mellum", "afmoe", "kolibri1", "cohere2_moe"), 128),
 }
 
 

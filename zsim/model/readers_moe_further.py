@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from zsim.model.architecture import Architecture, LayerKind, Moe
 from zsim.model.fields import Fields
-from zsim.model.reader_parts import bias_of, common, read_sliding, read_top_k
+from zsim.model.reader_parts import bias_of, common, read_layers, read_sliding, read_top_k
 from zsim.model.readers_moe import deepseek, sparse
 
 
@@ -102,11 +102,53 @@ def _kolibri1(fields: Fields, family: str) -> Architecture:
     return Architecture(**values | {"kinds": kinds, "window": window}, moe=moe)
 
 
+def _cohere2_moe(fields: Fields, family: str) -> Architecture:
+    """Layers without a window do not rotate, but for dense ones at the start where these have no windows."""
+    dense, layers = fields.size("first_k_dense_replace", default=0, least=0), read_layers(fields, "num_hidden_layers")
+    window = fields.size("sliding_window", default=4096)
+    ahead = fields.size("prefix_dense_sliding_window_pattern", default=1)
+    period = fields.size("sliding_window_pattern", default=4)
+    sliding = read_sliding(
+        fields, layers, lambda i: (i + 1) % ahead != 0 if i < dense else (i - dense + 1) % period != 0
+    )
+    kinds = sparse(fields, tuple(LayerKind(sliding=on, rotary=on) for on in sliding), dense)
+    kinds = tuple(replace(kind, rotary=kind.rotary or (not kind.sparse and ahead == 1)) for kind in kinds)
+    heads = fields.size("num_attention_heads")
+    values = common(fields.over({"num_key_value_heads": heads}), family, kinds=kinds, window=window, **bias_of(fields))
+    experts, width = fields.size("num_experts", default=8), values["intermediate"]
+    scores = fields.text("expert_selection_fn", default="softmax")
+    sums = fields.text("shared_expert_combination_strategy", default="average")
+    for name, value, accepted in (
+        ("expert_selection_fn", scores, ("softmax", "sigmoid")),
+        ("shared_expert_combination_strategy", sums, ("average", "sum")),
+    ):
+        if value not in accepted:
+            fields.fail(name, f"is {value!r}", ", ".join(accepted))
+    return Architecture(
+        **values
+        | {
+            "tied": fields.flag("tie_word_embeddings", default=True),
+            "intermediate": fields.size("prefix_dense_intermediate_size", default=width),
+        },
+        rms_norms=fields.given("rms_norm_eps", default=False),
+        moe=Moe(
+            experts,
+            read_top_k(fields, experts, default=2),
+            width,
+            fields.flag("norm_topk_prob", default=True),
+            width * fields.size("num_shared_experts", default=0, least=0),
+            sigmoid=scores == "sigmoid",
+            averages=sums == "average",
+        ),
+    )
+
+
 READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     "mistral4": _mistral4,
     "axk1": _axk1,
     "hy_v3": _hy_v3,
     "mellum": _mellum,
+    "cohere2_moe": _cohere2_moe,
     "afmoe": _afmoe,
     "flex_olmo": _flex_olmo,
     "kolibri1": _kolibri1,

@@ -45,7 +45,7 @@ OTHERS = {  # model_type -> file here, class of the root
     "gpt_oss": ("gpt_oss", "GptOssForCausalLM"),
     "stablelm": ("stablelm", "StableLmForCausalLM"),
     "starcoder2": ("stablelm", "Starcoder2ForCausalLM"),
-    **dict.fromkeys(("cohere", "cohere2"), ("cohere", "CohereForCausalLM")),
+    **dict.fromkeys(("cohere", "cohere2", "cohere2_moe"), ("cohere", "CohereForCausalLM")),
     **dict.fromkeys(("glm", "glm4", "ernie4_5"), ("glm", "GlmForCausalLM")),
     **dict.fromkeys(("gpt_neo", "gpt_bigcode"), ("gpt_neo", "GPTForCausalLM")),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), ("deepseek", "DeepseekForCausalLM")),
