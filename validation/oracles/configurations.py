@@ -362,8 +362,9 @@ def _pairs() -> list[Config]:
     for name in ("electra", "modernbert"):  # torch refuses the others, whose head's bias is known by two names
         found.append(config_of("fsdp2", "encoder_accelerate", model=name, fsdp={"accelerate": True}))
     for name in TINY_ENCODERS:
+        silent = {"freeze": ["contact_head."]} if name == "esm" else {}  # gets no gradient, which DDP waits for
         found += [
-            config_of("ddp", "encoder", model=name, ddp={"bucket_cap_mb": 1}),
+            config_of("ddp", "encoder", model=name, ddp={"bucket_cap_mb": 1}, **silent),
             config_of("fsdp2", "encoder", model=name),
             config_of("fsdp1", "encoder", model=name),
             zero_of("encoder", 2, model=name, zero=SMALL_ZERO),

@@ -21,7 +21,7 @@ EXPERTS = (
     "kolibri1", "cohere2_moe",
 )  # fmt: skip
 UNLISTED = ("mistral4",)  # text models that AutoModelForImageTextToText knows alone
-ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "modernbert")
+ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "esm", "modernbert")
 ENCODER = {"intermediate_size": 256, "max_position_embeddings": 130, "attention_probs_dropout_prob": 0.0}
 LATENT = {  # four heads of 24 + 8, values of 16
     **PLAIN, "num_key_value_heads": 4, "intermediate_size": 176, "q_lora_rank": 40, "kv_lora_rank": 32,
@@ -131,6 +131,14 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "electra-wide": (
         FLASH, {"model_type": "electra", "architectures": ["ElectraForMaskedLM"], **PLAIN, **ENCODER,
                 "embedding_size": 64, "tie_word_embeddings": False},
+    ),
+    "esm": (
+        BOTH, {"model_type": "esm", "architectures": ["EsmForMaskedLM"], **PLAIN, **ENCODER, "pad_token_id": 1,
+               "mask_token_id": 32, "position_embedding_type": "rotary", "token_dropout": True},
+    ),
+    "esm-1b": (
+        FLASH, {"model_type": "esm", "architectures": ["EsmForMaskedLM"], **PLAIN, **ENCODER, "pad_token_id": 1,
+                "mask_token_id": 32, "emb_layer_norm_before": True},
     ),
     "modernbert": (
         BOTH, {"model_type": "modernbert", "architectures": ["ModernBertForMaskedLM"], **PLAIN, **TOKENS,

@@ -119,5 +119,13 @@ TINY_ENCODERS: dict[str, dict[str, Any]] = {
     "roberta": _ENCODER | {"architectures": ["RobertaForMaskedLM"]},
     "xlm-roberta": _ENCODER | {"architectures": ["XLMRobertaForMaskedLM"]},
     "electra": _ENCODER | {"architectures": ["ElectraForMaskedLM"], "embedding_size": 64},
+    "esm": _ENCODER
+    | {
+        "architectures": ["EsmForMaskedLM"],
+        "pad_token_id": 1,
+        "mask_token_id": 32,
+        "token_dropout": True,
+        "position_embedding_type": "rotary",
+    },
     "modernbert": _ENCODER | {"architectures": ["ModernBertForMaskedLM"], "local_attention": 16},
 }

@@ -217,6 +217,8 @@ class Architecture:
     parallel: bool = False  # attention and MLP add to the same residual
     rotary_dim: int = 0  # rotated entries of a head; 0: all
     token_types: int = 0  # rows of an embedding of kinds of tokens (BERT)
+    embedding_norm: bool = False  # of what the embedding returns, where that is a choice (ESM)
+    token_dropout: bool = False  # masked tokens are zeros, and the others made up for them (ESM)
     embed_width: int = 0  # of the token embedding if not `hidden` (OPT 350m)
     pre_norm: bool = True
     final_norm: bool = True

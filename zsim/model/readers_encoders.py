@@ -15,6 +15,7 @@ MODELED = {
     "camembert": "CamembertForMaskedLM",
     "electra": "ElectraForMaskedLM",
     "modernbert": "ModernBertForMaskedLM",
+    "esm": "EsmForMaskedLM",
 }
 
 
@@ -73,7 +74,28 @@ def _modernbert(fields: Fields, family: str) -> Architecture:
     )
 
 
+def _esm(fields: Fields, family: str) -> Architecture:
+    _check_head(fields, family)
+    if fields.flag("is_folding_model", default=False):
+        fields.refuse("is_folding_model", "ESMFold", "false")
+    positions = fields.text("position_embedding_type", default="absolute")
+    if positions not in ("absolute", "rotary"):
+        fields.fail("position_embedding_type", f"is {positions!r}", "absolute, rotary")
+    return Architecture(
+        **shape(fields, family),
+        intermediate=fields.size("intermediate_size", default=3072),
+        tied=fields.flag("tie_word_embeddings", default=True),
+        positions=fields.size("max_position_embeddings", default=1026),
+        dropout=read_dropout(fields, "hidden_dropout_prob", default=0.1),
+        attention_dropout=read_dropout(fields, "attention_probs_dropout_prob", default=0.1),
+        rotary=positions == "rotary",
+        embedding_norm=fields.flag("emb_layer_norm_before", default=False),
+        token_dropout=fields.flag("token_dropout", default=False),
+    )
+
+
 READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra"), _bert),
     **dict.fromkeys(("modernbert", "modernbert-decoder"), _modernbert),
+    "esm": _esm,
 }

@@ -65,9 +65,14 @@ class Embeddings(Module):
         s = ids.shape[1]
         if not self.counts:
             return Tensor(Storage(self.net.tape, (1, s), "int64", False), (1, s), row_major((1, s)), "int64")
-        mask = F.pointwise(F.pointwise(ids, dtype="bool"), dtype="int32")
-        counted = F.pointwise(F.pointwise(mask, dtype="int64"), dtype="int32")
-        return F.pointwise(F.pointwise(F.pointwise(counted, mask), dtype="int64"))
+        return counted(ids)
+
+
+def counted(ids: Tensor) -> Tensor:
+    """`create_position_ids_from_input_ids`"""
+    mask = F.pointwise(F.pointwise(ids, dtype="bool"), dtype="int32")
+    counts = F.pointwise(F.pointwise(mask, dtype="int64"), dtype="int32")
+    return F.pointwise(F.pointwise(F.pointwise(counts, mask), dtype="int64"))
 
 
 class SelfAttention(Module):

@@ -1,5 +1,5 @@
-"""Cohere's Command R (cohere) and R7B / A (cohere2): attention and MLP in parallel, norms and rotation in float32. Their
-mixture of experts (cohere2_moe) may have experts in the MLP's place, and RMSNorm."""
+"""Cohere's Command R (cohere) and R7B / A (cohere2): attention and MLP in parallel, norms and rotation in float32. With
+experts in the MLP's place (cohere2_moe) norms may be Llama's."""
 
 from __future__ import annotations
 
