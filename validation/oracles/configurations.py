@@ -370,6 +370,15 @@ def _pairs() -> list[Config]:
             zero_of("encoder", 2, model=name, zero=SMALL_ZERO),
             zero_of("encoder_regather", 3, ga=2, model=name, zero=REGATHER),
         ]
+    for name, prefix in (("bert", "Bert"), ("xlm-roberta", "XLMRoberta"), ("modernbert", "ModernBert")):
+        over = {"architectures": [f"{prefix}ForSequenceClassification"], "num_labels": 3}
+        found += [
+            config_of("ddp", "classifier", model=name, over=over, ddp={"bucket_cap_mb": 1}),
+            config_of("fsdp2", "classifier", model=name, over=over),
+            config_of("fsdp1", "classifier", model=name, over=over),
+            zero_of("classifier", 2, model=name, over=over, zero=SMALL_ZERO),
+            zero_of("classifier_regather", 3, ga=2, model=name, over=over, zero=REGATHER),
+        ]
     for name in ("mbart", "pegasus", "marian", "m2m_100", "umt5"):
         model = {"model": name}
         if name == "m2m_100":  # whose table of sines has the type that it was loaded in, which engines leave alone

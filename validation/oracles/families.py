@@ -80,6 +80,8 @@ def build(config: dict[str, Any], attention: str) -> Any:
         made._experts_implementation = "grouped_mm"
     torch.set_default_dtype(torch.bfloat16)
     auto = transformers.AutoModelForMaskedLM if config["model_type"] in ENCODERS else transformers.AutoModelForCausalLM
+    if classifies(config):
+        auto = transformers.AutoModelForSequenceClassification
     if config["model_type"] in UNLISTED:
         auto = transformers.AutoModelForImageTextToText
     TORCH_INIT_FUNCTIONS["trunc_normal_"] = lambda tensor, **_: tensor  # it would look at numbers
@@ -88,6 +90,10 @@ def build(config: dict[str, Any], attention: str) -> Any:
     for parameter in model.parameters():
         parameter.data = parameter.data.bfloat16()
     return model
+
+
+def classifies(config: dict[str, Any]) -> bool:
+    return str(config.get("architectures")).endswith("ForSequenceClassification']")
 
 
 def attend(padded: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **settings: Any) -> torch.Tensor:
@@ -128,6 +134,7 @@ def record(config: dict[str, Any], attention: str, batch: int, seq: int, checkpo
             model.gradient_checkpointing_enable({"use_reentrant": False})
         uncached = {} if config["model_type"] in ENCODERS else {"use_cache": False}
         ids, labels = torch.zeros(batch, seq, dtype=torch.long), torch.zeros(batch, seq, dtype=torch.long)
+        labels = torch.zeros(batch, dtype=torch.long) if classifies(config) else labels
         found = observe(model, {"input_ids": ids, "labels": labels, **uncached})
     return {"attention": attention, "batch": batch, "seq": seq, "checkpointing": checkpointing, **found}
 

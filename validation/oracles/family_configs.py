@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from validation.oracles.encoder_configs import BOTH, EAGER, ENCODER_CONFIGS, FLASH, PLAIN, TOKENS
 from validation.oracles.tiny_gemma import GEMMA4_CONFIGS
 
 SMALL = {
     "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 199,
 }  # fmt: skip
-PLAIN = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 199}
 WINDOWS = {"num_hidden_layers": 5, "sliding_window": 32}  # four layers with one, one without
-TOKENS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}  # inside the small vocabulary
 EXPERTS = (
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe", "granitemoe",
     "glm4_moe_lite", "dots1", "solar_open", "exaone_moe", "minimax_m2", "hunyuan_v1_moe", "granitemoeshared",
@@ -21,8 +20,6 @@ EXPERTS = (
     "kolibri1", "cohere2_moe",
 )  # fmt: skip
 UNLISTED = ("mistral4",)  # text models that AutoModelForImageTextToText knows alone
-ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "esm", "modernbert")
-ENCODER = {"intermediate_size": 256, "max_position_embeddings": 130, "attention_probs_dropout_prob": 0.0}
 LATENT = {  # four heads of 24 + 8, values of 16
     **PLAIN, "num_key_value_heads": 4, "intermediate_size": 176, "q_lora_rank": 40, "kv_lora_rank": 32,
     "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 1,
@@ -38,7 +35,7 @@ ROUTED = {
 }  # fmt: skip
 
 PADDED = ("padded", "sdpa", "eager")
-FLASH, BOTH, EAGER = ("sdpa",), ("sdpa", "eager"), ("eager",)
+
 
 # name -> (attention implementations that the family has, config.json)
 CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
@@ -118,41 +115,7 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "clip_qkv": 8.0,
         },
     ),
-    "bert": (BOTH, {"model_type": "bert", "architectures": ["BertForMaskedLM"], **PLAIN, **ENCODER}),
-    "roberta": (BOTH, {"model_type": "roberta", "architectures": ["RobertaForMaskedLM"], **PLAIN, **ENCODER}),
-    "xlm-roberta": (
-        BOTH, {"model_type": "xlm-roberta", "architectures": ["XLMRobertaForMaskedLM"], **PLAIN, **ENCODER},
-    ),
-    "camembert": (BOTH, {"model_type": "camembert", "architectures": ["CamembertForMaskedLM"], **PLAIN, **ENCODER}),
-    "electra": (
-        BOTH, {"model_type": "electra", "architectures": ["ElectraForMaskedLM"], **PLAIN, **ENCODER,
-               "embedding_size": 32},
-    ),
-    "electra-wide": (
-        FLASH, {"model_type": "electra", "architectures": ["ElectraForMaskedLM"], **PLAIN, **ENCODER,
-                "embedding_size": 64, "tie_word_embeddings": False},
-    ),
-    "esm": (
-        BOTH, {"model_type": "esm", "architectures": ["EsmForMaskedLM"], **PLAIN, **ENCODER, "pad_token_id": 1,
-               "mask_token_id": 32, "position_embedding_type": "rotary", "token_dropout": True},
-    ),
-    "esm-1b": (
-        FLASH, {"model_type": "esm", "architectures": ["EsmForMaskedLM"], **PLAIN, **ENCODER, "pad_token_id": 1,
-                "mask_token_id": 32, "emb_layer_norm_before": True},
-    ),
-    "modernbert": (
-        BOTH, {"model_type": "modernbert", "architectures": ["ModernBertForMaskedLM"], **PLAIN, **TOKENS,
-               "intermediate_size": 96, "num_hidden_layers": 5, "local_attention": 32},
-    ),
-    "modernbert-biases": (
-        FLASH, {"model_type": "modernbert", "architectures": ["ModernBertForMaskedLM"], **PLAIN, **TOKENS,
-                "intermediate_size": 96, "layer_types": ["full_attention"] * 3, "norm_bias": True, "mlp_bias": True,
-                "attention_bias": True, "decoder_bias": False, "embedding_dropout": 0.1, "mlp_dropout": 0.1},
-    ),
-    "modernbert-decoder": (
-        BOTH, {"model_type": "modernbert-decoder", **PLAIN, **TOKENS, "intermediate_size": 96, "num_hidden_layers": 5,
-               "local_attention": 32},
-    ),
+    **ENCODER_CONFIGS,
     "gpt_oss": (
         EAGER,
         {

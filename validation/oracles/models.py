@@ -134,7 +134,8 @@ def build(
     seeing = kind in TINY_VISION or kind in UNLISTED
     auto = transformers.AutoModelForImageTextToText if seeing else transformers.AutoModelForCausalLM
     if kind in TINY_ENCODERS:
-        auto = transformers.AutoModelForMaskedLM
+        tells_apart = "num_labels" in changes
+        auto = transformers.AutoModelForSequenceClassification if tells_apart else transformers.AutoModelForMaskedLM
     if kind in TINY_PAIRS:
         auto = transformers.AutoModelForSpeechSeq2Seq if kind == "whisper" else transformers.AutoModelForSeq2SeqLM
     # float32 is not asked for: zero.Init would be overruled, which gives its own dtype
@@ -156,6 +157,14 @@ def leave_weights() -> None:
     import transformers
 
     transformers.PreTrainedModel.initialize_weights = lambda _model: None  # type: ignore[method-assign]
+
+
+def inputs_of(
+    config: dict[str, Any], tokens: torch.Tensor, dtype: torch.dtype = torch.float32
+) -> dict[str, torch.Tensor]:
+    """What the model of a configuration is called with."""
+    given, labels = inputs(config["model"], tokens, dtype), config.get("over", {}).get("num_labels")
+    return given | {"labels": tokens[:, 0] % labels} if labels else given
 
 
 def inputs(kind: str, tokens: torch.Tensor, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:

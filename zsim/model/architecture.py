@@ -226,6 +226,8 @@ class Architecture:
     dropout: float = 0.0  # of the residual stream
     attention_dropout: float = 0.0
     embedding_dropout: float = 0.0
+    labels: int = 0  # that an encoder tells sequences apart by; 0: it fills masks
+    head_dropout: float = 0.0  # before these
     window: int | None = None
     moe: Moe | None = None
     latent: Latent | None = None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zsim.model.architecture import Architecture
-from zsim.model.families import FAMILIES, SEQ2SEQ, VISION, build
+from zsim.model.families import ENCODERS, FAMILIES, SEQ2SEQ, VISION, build
 from zsim.model.fields import Fields
 from zsim.model.layers import Net
 from zsim.model.readers import READERS
@@ -103,7 +103,7 @@ def _from_fields(fields: Fields, name: str) -> ModelSpec:
 def _other_code(fields: Fields, family: str) -> Iterator[str]:
     """What a file says of other classes than those that are simulated."""
     said = fields.items("architectures") or []
-    if said and not str(said[0]).endswith(_LANGUAGE_MODELS):
+    if said and family not in ENCODERS and not str(said[0]).endswith(_LANGUAGE_MODELS):
         yield f"architectures names {said[0]}: {family} with the head of a language model is simulated"
     if family == "llama4_text":
         yield "every expert works on every token, as in transformers' class"

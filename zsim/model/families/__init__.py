@@ -210,6 +210,10 @@ def build(net: Net) -> Module:
     if family in VISION or family in SEQ2SEQ:
         module, name = (VISION | SEQ2SEQ)[family]
         return getattr(import_module(f"zsim.model.families.{module}"), name)(net)
+    if net.arch.labels:
+        from zsim.model.families.classifiers import SequenceClassification
+
+        return SequenceClassification(net)
     if family in OTHERS:
         module, name = OTHERS[family]
         model = getattr(import_module(f"zsim.model.families.{module}"), name)
