@@ -32,7 +32,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from transformers import masking_utils as masking
 
-from validation.oracles.family_configs import CONFIGS, ENCODERS, EXPERTS, UNLISTED
+from validation.oracles.encoder_configs import ENCODERS
+from validation.oracles.family_configs import CONFIGS, EXPERTS, UNLISTED
 from validation.oracles.memory import flash_attention, use_flash_attention
 
 KERNELS = {"convolution": 1, "convolution_backward": 2}  # the argument that has them

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from zsim.model.architecture import Architecture
 from zsim.model.families import ENCODERS, FAMILIES, SEQ2SEQ, VISION, build
 from zsim.model.fields import Fields
+from zsim.model.lacking import MECHANISMS
 from zsim.model.layers import Net
 from zsim.model.readers import READERS
 from zsim.model.spec import ModelSpec
@@ -128,16 +129,17 @@ def from_architecture(name: str, arch: Architecture, notes: tuple[str, ...] = ()
 
 def _refuse(fields: Fields, family: str) -> None:
     """What this reader knows it cannot describe."""
+    lacks = f": {MECHANISMS[family]}" if family in MECHANISMS else ""
     for tower in ("text_config", "vision_config", "audio_config"):
         if fields.raw(tower) is not None and family not in VISION:
             text = fields.raw("text_config")
             alone = isinstance(text, dict) and text.get("model_type") in READERS
             own = " (the text_config, as a file of its own, is the model without the tower)" if alone else ""
-            message = f"{family}: a language model inside a multimodal one"
+            message = f"{family}: a language model inside a multimodal one" + lacks.replace(":", ", with", 1)
             fields.refuse(tower, message, f"a text model's config.json{own}")
     if family not in READERS and family not in VISION and family not in SEQ2SEQ:
         known = ", ".join(sorted((*READERS, *VISION, *SEQ2SEQ, *SAME, *THINKERS)))
-        fields.refuse("model_type", f"model family {family!r}", known)
+        fields.refuse("model_type", f"model family {family!r}{lacks}", known)
     if fields.raw("quantization_config") is not None:
         fields.refuse(
             "quantization_config",
