@@ -184,6 +184,13 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
             32, "position_embedding_type": "rotary", "token_dropout": True,
         },
     ),
+    "distilbert-base-uncased": (
+        66_985_530,
+        {
+            "model_type": "distilbert", "architectures": ["DistilBertForMaskedLM"], "dim": 768, "hidden_dim": 3072,
+            "n_layers": 6, "n_heads": 12, "vocab_size": 30522,
+        },
+    ),
     "bert-base-uncased": (
         109_514_298,
         {

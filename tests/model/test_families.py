@@ -47,7 +47,7 @@ LATE_TABLES = {
     **dict.fromkeys(("modernbert", "modernbert-classifier"), 2 * 64 * (2 * 16 + 64)),
     "modernbert-decoder": 2 * 64 * (2 * 16 + 64),
 }
-BERTS = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
+BERTS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert")
 EARLY_BIAS = dict.fromkeys(("gpt_bigcode", "gpt_bigcode-heads", "starcoder2", "electra-wide", *BERTS), 2 * 64)
 EARLY_BIAS |= dict.fromkeys([f"{name}-classifier" for name in BERTS], 2 * 64)
 FEW_MASKED = (

@@ -30,6 +30,7 @@ A = ".lora_A.default.weight"
 UNREAD = {
     **dict.fromkeys(("vision-llava", "vision-llava_next", "vision-llava_next_video"), "vision_tower.encoder.layers.3."),
     "vision-qwen2_5_omni": ".audio_tower.",  # which is given nothing
+    **dict.fromkeys(("families-esm", "families-esm-1b"), ".contact_head."),  # which is not called
     **dict.fromkeys(
         ("families-gemma3n", "families-gemma3n-repeated"), ".correction_coefs."
     ),  # whose weight alone is read

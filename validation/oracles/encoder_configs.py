@@ -7,8 +7,12 @@ from typing import Any
 FLASH, BOTH, EAGER = ("sdpa",), ("sdpa", "eager"), ("eager",)
 PLAIN = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 199}
 TOKENS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}  # inside the small vocabulary
-ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "esm", "modernbert")
+ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "esm", "distilbert", "modernbert")
 ENCODER = {"intermediate_size": 256, "max_position_embeddings": 130, "attention_probs_dropout_prob": 0.0}
+DISTILLED = {
+    "dim": 64, "hidden_dim": 256, "n_layers": 3, "n_heads": 4, "vocab_size": 199, "max_position_embeddings": 130,
+    "attention_dropout": 0.0,
+}  # fmt: skip
 
 
 def classifier(family: str, prefix: str, **fields: Any) -> dict[str, Any]:
@@ -31,6 +35,13 @@ ENCODER_CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "electra-wide": (
         FLASH, {"model_type": "electra", "architectures": ["ElectraForMaskedLM"], **PLAIN, **ENCODER,
                 "embedding_size": 64, "tie_word_embeddings": False},
+    ),
+    "distilbert": (
+        BOTH, {"model_type": "distilbert", "architectures": ["DistilBertForMaskedLM"], **DISTILLED},
+    ),
+    "distilbert-classifier": (
+        FLASH, {"model_type": "distilbert", "architectures": ["DistilBertForSequenceClassification"], **DISTILLED,
+                "num_labels": 3},
     ),
     "esm": (
         BOTH, {"model_type": "esm", "architectures": ["EsmForMaskedLM"], **PLAIN, **ENCODER, "pad_token_id": 1,

@@ -267,8 +267,9 @@ def blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
         return [block for stack in found for block in (stack.block if hasattr(stack, "block") else stack.layers)]
     if sees(model):
         return list(text_model(model).layers)
-    if hasattr(model.base_model, "encoder"):
-        return list(model.base_model.encoder.layer)
+    for name in ("encoder", "transformer"):
+        if hasattr(getattr(model.base_model, name, None), "layer"):
+            return list(getattr(model.base_model, name).layer)
     if hasattr(model, "model") or hasattr(model, "backbone"):
         return list(model.base_model.layers)
     return list(model.transformer.h)

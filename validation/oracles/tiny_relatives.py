@@ -119,6 +119,10 @@ TINY_ENCODERS: dict[str, dict[str, Any]] = {
     "roberta": _ENCODER | {"architectures": ["RobertaForMaskedLM"]},
     "xlm-roberta": _ENCODER | {"architectures": ["XLMRobertaForMaskedLM"]},
     "electra": _ENCODER | {"architectures": ["ElectraForMaskedLM"], "embedding_size": 64},
+    "distilbert": {
+        "architectures": ["DistilBertForMaskedLM"], "dim": 128, "hidden_dim": 256, "n_layers": 3, "n_heads": 4,
+        "vocab_size": 1000, "max_position_embeddings": 130,
+    },
     "esm": _ENCODER
     | {
         "architectures": ["EsmForMaskedLM"],

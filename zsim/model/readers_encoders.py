@@ -12,7 +12,7 @@ from zsim.model.reader_parts import read_activation, read_dropout, read_layers, 
 
 PREFIXES = {
     "bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert", "electra": "Electra",
-    "modernbert": "ModernBert", "esm": "Esm",
+    "modernbert": "ModernBert", "esm": "Esm", "distilbert": "DistilBert",
 }  # fmt: skip
 CLASSIFIES = "ForSequenceClassification"
 
@@ -35,6 +35,8 @@ def _read_head(fields: Fields, family: str, arch: Architecture) -> Architecture:
         fields.refuse(name, f"{family} trained for {kind}", "2 or more labels, of which a sequence has one")
     if (pooling := fields.text("classifier_pooling", default="cls")) != "cls":
         fields.refuse("classifier_pooling", f"a mean over tokens ({pooling})", "cls")
+    if family == "distilbert":
+        return replace(arch, labels=labels, head_dropout=read_dropout(fields, "seq_classif_dropout", default=0.2))
     own = 0.0 if family == "modernbert" else arch.dropout
     dropout = own if family == "esm" else read_dropout(fields, "classifier_dropout", default=own)
     return replace(arch, labels=labels, head_dropout=dropout)
@@ -105,8 +107,26 @@ def _esm(fields: Fields, family: str) -> Architecture:
     return _read_head(fields, family, arch)
 
 
+def _distilbert(fields: Fields, family: str) -> Architecture:
+    if fields.flag("sinusoidal_pos_embds", default=False):
+        fields.refuse("sinusoidal_pos_embds", "positions that are sines", "false")
+    sizes = {"dim": 768, "n_heads": 12, "n_layers": 6, "vocab_size": 30522}
+    fields = fields.renamed({"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"})
+    arch = Architecture(
+        **shape(fields.over(sizes), family, hidden=("dim",), heads=("n_heads",), layers=("n_layers",)),
+        intermediate=fields.size("hidden_dim", default=3072),
+        tied=fields.flag("tie_word_embeddings", default=True),
+        positions=fields.size("max_position_embeddings", default=512),
+        activation=read_activation(fields, "activation", default="gelu"),
+        dropout=read_dropout(fields, "dropout", default=0.1),
+        attention_dropout=read_dropout(fields, "attention_dropout", default=0.1),
+    )
+    return _read_head(fields, family, arch)
+
+
 READERS: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra"), _bert),
     **dict.fromkeys(("modernbert", "modernbert-decoder"), _modernbert),
     "esm": _esm,
+    "distilbert": _distilbert,
 }

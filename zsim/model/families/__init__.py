@@ -41,6 +41,7 @@ OTHERS = {  # model_type -> file here, class of the root
     "phimoe": ("phimoe", "PhimoeForCausalLM"),
     "electra": ("bert", "ElectraForMaskedLM"),
     "esm": ("esm", "EsmForMaskedLM"),
+    "distilbert": ("distilbert", "DistilBertForMaskedLM"),
     "modernbert": ("modernbert", "ModernBertForMaskedLM"),
     "modernbert-decoder": ("modernbert", "ModernBertDecoderForCausalLM"),
     "gpt_oss": ("gpt_oss", "GptOssForCausalLM"),
@@ -109,10 +110,20 @@ FUSED = {  # families with kernels that are not torch's, where not LLAMA_LIKE al
 }
 UNGATED = (  # whose MLP is one product, an activation and another product
     "gpt2", "gpt_neo", "gpt_bigcode", "gpt_neox", "gptj", "codegen", "opt", "phi", "falcon", "mpt", "bloom",
-    "starcoder2", "nanochat", "bert", "roberta", "xlm-roberta", "camembert", "electra", "esm",
+    "starcoder2", "nanochat", "bert", "roberta", "xlm-roberta", "camembert", "electra", "esm", "distilbert",
 )  # fmt: skip
 COMPILED_LOSS = (*LLAMA_LIKE, "gpt2")  # of transformers', whose torch.compile takes the loss with the model
-ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "esm", "modernbert", "modernbert-decoder")
+ENCODERS = (
+    "bert",
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "electra",
+    "esm",
+    "distilbert",
+    "modernbert",
+    "modernbert-decoder",
+)
 POSITIONLESS = ("gpt_bigcode", "gpt_neo", "mpt", "bloom")  # decoders whose attention is not told the positions
 FAMILIES = (*LLAMA_LIKE, *GEMMA, *MOE, *OTHERS, *VISION, *SEQ2SEQ)
 

@@ -90,7 +90,7 @@ class SelfAttention(Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         arch, d = self.net.arch, self.net.arch.head_dim
         b, s, _ = x.shape
-        q, k, v = split_heads(self.query(x), d), split_heads(self.key(x), d), split_heads(self.value(x), d)
+        q, k, v = (split_heads(projected, d) for projected in self.projections(x))
         weights = None
         if self.net.attention == "eager":
             weights = F.scale(P.matmul(q, F.transpose(k, 2, 3)))
@@ -102,6 +102,9 @@ class SelfAttention(Module):
         else:
             out = flash_attention(q, k, v, self.net.attention, causal=False)
         return F.reshape(F.contiguous(F.transpose(out, 1, 2)), b, s, -1), weights
+
+    def projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.query(x), self.key(x), self.value(x)
 
 
 class Output(Module):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from zsim.errors import NotModeled
 from zsim.model import functional as F
 from zsim.model.decoder import CausalLM
-from zsim.model.families import bert, esm, modernbert
+from zsim.model.families import bert, distilbert, esm, modernbert
 from zsim.model.families.bert import masked_loss
 from zsim.model.families.towers import given
 from zsim.model.graph import Tensor
@@ -61,6 +61,12 @@ class Head(Module):
         return self.out_proj(x)
 
 
+PREFIXES = {
+    "bert": "Bert", "electra": "Electra", "esm": "Esm", "modernbert": "ModernBert", "distilbert": "DistilBert",
+    **bert.ROBERTA,
+}  # fmt: skip
+
+
 class SequenceClassification(CausalLM):
     def __init__(self, net: Net) -> None:
         super().__init__(net)
@@ -69,9 +75,7 @@ class SequenceClassification(CausalLM):
             raise NotModeled("padded batches of an encoder", field="attention", accepted="flash, sdpa, eager")
         if net.loss not in ("hf", "held") or net.kernels != "torch":
             raise NotModeled("a fused loss of an encoder", field="loss", accepted="hf")
-        prefix = {"bert": "Bert", "electra": "Electra", "esm": "Esm", "modernbert": "ModernBert", **bert.ROBERTA}[
-            family
-        ]
+        prefix = PREFIXES[family]
         self.class_name, self.family = f"{prefix}ForSequenceClassification", family
         if family == "bert":
             self.bert = PooledBert(net)
@@ -82,6 +86,11 @@ class SequenceClassification(CausalLM):
             self.head = modernbert.PredictionHead(net, prefix)
             self.drop = Dropout(net, arch.head_dropout)
             self.classifier = Linear(net, arch.hidden, arch.labels, bias=True)
+        elif family == "distilbert":
+            self.distilbert = distilbert.Model(net)
+            self.pre_classifier = Linear(net, arch.hidden, arch.hidden, bias=True)
+            self.classifier = Linear(net, arch.hidden, arch.labels, bias=True)
+            self.dropout = Dropout(net, arch.head_dropout)
         elif family in bert.ROBERTA:
             model, head = bert.Model(net, prefix), Head(net, prefix)
             names = ("roberta", model), ("classifier", head)
@@ -104,5 +113,10 @@ class SequenceClassification(CausalLM):
             hidden = self.model(ids)
             pooled = self.head(F.select(hidden, 1))
             return self.classifier(self.drop(pooled)), (hidden,)
+        if self.family == "distilbert":
+            hidden = self.distilbert(ids)
+            pooled = F.activation_by_result(self.pre_classifier(F.select(hidden, 1)))
+            pooled = self.dropout(pooled)
+            return self.classifier(pooled), (hidden, pooled)
         hidden = self.children["roberta" if self.family in bert.ROBERTA else self.family](ids)
         return self.classifier(hidden), (hidden,)
