@@ -112,6 +112,8 @@ def test_families_that_are_not_read_are_refused_by_what_they_lack(tmp_path: Path
 def test_a_text_config_of_its_own_is_named_where_it_can_be_read(tmp_path: Path):
     inside = refused(tmp_path, {"text_config": {"model_type": "gemma"}, "model_type": "idefics2"})
     assert "text_config, as a file of its own" in str(inside.accepted)
+    inside = refused(tmp_path, {"text_config": {"model_type": "kimi_k2"}, "model_type": "kimi_k25"})
+    assert "text_config, as a file of its own" in str(inside.accepted)
     inside = refused(tmp_path, {"text_config": {"model_type": "mllama_text_model"}, "model_type": "idefics2"})
     assert inside.accepted == "a text model's config.json"
 

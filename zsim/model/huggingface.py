@@ -36,6 +36,7 @@ SAME = {  # by model_type: with code on the hub, or in transformers 5.24 a confi
         {"num_layers": "num_hidden_layers", "activation_function": "hidden_act"},
         {"num_key_value_heads": 8},
     ),
+    "internlm": Same("llama", {"bias": "attention_bias"}, {"attention_bias": True}),
     "iquestcoder": Same("llama", defaults={"num_key_value_heads": 8, "head_dim": 128}),
     "internlm3": Same(
         "llama",
@@ -133,7 +134,7 @@ def _refuse(fields: Fields, family: str) -> None:
     for tower in ("text_config", "vision_config", "audio_config"):
         if fields.raw(tower) is not None and family not in VISION:
             text = fields.raw("text_config")
-            alone = isinstance(text, dict) and text.get("model_type") in READERS
+            alone = isinstance(text, dict) and text.get("model_type") in (*READERS, *SAME)
             own = " (the text_config, as a file of its own, is the model without the tower)" if alone else ""
             message = f"{family}: a language model inside a multimodal one" + lacks.replace(":", ", with", 1)
             fields.refuse(tower, message, f"a text model's config.json{own}")
