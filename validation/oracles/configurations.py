@@ -33,7 +33,7 @@ from validation.oracles.tiny_relatives import TINY_ENCODERS
 EXPERTS = (
     "glm4_moe_lite", "dots1", "solar_open", "exaone_moe", "minimax_m2", "hunyuan_v1_moe", "ernie4_5_moe",
     "granitemoeshared", "phimoe", "mistral4", "axk1", "hy_v3", "mellum", "afmoe", "flex_olmo", "kolibri1",
-    "glm_moe_dsa", "deepseek_v2", "cohere2_moe",
+    "glm_moe_dsa", "deepseek_v2", "cohere2_moe", "dbrx",
 )  # fmt: skip
 DENSE = (
     "youtu", "cwm", "ministral", "helium", "hyperclovax", "jais2", "vaultgemma", "apertus", "modernbert-decoder",

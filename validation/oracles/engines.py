@@ -39,10 +39,10 @@ def _build(
     attention = config.get("attention", "sdpa")
     if "sequence_parallel" in config:
         attention = ulysses.attention_name(attention)
-    if config.get("experts") == "modules":
-        from validation.oracles import expert_modules
+    if config.get("experts") == "modules" or config["model"] == "dbrx":
+        from validation.oracles import expert_rows
 
-        torch.topk = expert_modules.dealt
+        torch.topk = expert_rows.dealt
     with lazily or contextlib.nullcontext():
         model, settings = models.build(config["model"], dtype, attention, **config.get("over", {}))
     if "lora" in config:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import transformers
 
+from validation.oracles.expert_rows import dealt
 from validation.oracles.families import RUNS, begin, observe, once, write
 from validation.oracles.family_configs import CONFIGS
 
@@ -26,14 +27,6 @@ SETTINGS = {
     "hunyuan_v1_moe": {"num_experts": EXPERTS},
     **dict.fromkeys(("deepseek_v2", "deepseek_v2-lite", "deepseek_v3", "glm4_moe", "dots1"), GROUPED),
 }
-_topk = torch.topk
-
-
-def dealt(scores: torch.Tensor, k: int, **settings: Any) -> Any:
-    """torch.topk, with indices 0, 1, 2 ... modulo the number of scores."""
-    found = _topk(scores, k, **settings)
-    found.indices.data.copy_(torch.arange(found.indices.numel()).view_as(found.indices) % scores.shape[-1])
-    return found
 
 
 def record(config: dict[str, Any], batch: int, seq: int, checkpointing: str) -> dict[str, Any]:

@@ -319,6 +319,11 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
                 "prefix_dense_intermediate_size": 160, "expert_selection_fn": "sigmoid", "attention_bias": True,
                 "shared_expert_combination_strategy": "sum"},
     ),
+    "dbrx": (
+        EAGER, {"model_type": "dbrx", "d_model": 64, "n_heads": 4, "n_layers": 3, "vocab_size": 199,
+                "attn_config": {"clip_qkv": 8.0, "kv_n_heads": 2, "rope_theta": 5e5}, "ffn_config": {
+                    "ffn_hidden_size": 48, "moe_num_experts": 5, "moe_top_k": 2, "moe_jitter_eps": 0.01}},
+    ),
     "minicpm3": (
         PADDED, {"model_type": "minicpm3", **{key: LATENT[key] for key in LATENT if "expert" not in key and key not in (
             "first_k_dense_replace", "moe_intermediate_size")}, "scale_emb": 12.0},  # 12: another 2 bytes, of a cast

@@ -272,7 +272,7 @@ def blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
             return list(getattr(model.base_model, name).layer)
     if hasattr(model, "model") or hasattr(model, "backbone"):
         return list(model.base_model.layers)
-    return list(model.transformer.h)
+    return list(model.transformer.h if hasattr(model.transformer, "h") else model.transformer.blocks)
 
 
 def marked(model: torch.nn.Module) -> list[str]:

@@ -82,6 +82,11 @@ TINY_RELATIVES: dict[str, dict[str, Any]] = {
         "head_dim": 32, "moe_intermediate_size": 96, "num_experts": 8, "num_experts_per_tok": 2, "sliding_window": 16,
         "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
     },
+    "dbrx": {
+        "d_model": 128, "n_heads": 4, "n_layers": 3, "vocab_size": 1000, "max_seq_len": 256,
+        "attn_config": {"clip_qkv": 8.0, "kv_n_heads": 2, "rope_theta": 5e5},
+        "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+    },
     "cohere2_moe": _SMALL | _TOKENS | {
         "intermediate_size": 96, "head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16,
         "num_shared_experts": 1,
@@ -120,8 +125,13 @@ TINY_ENCODERS: dict[str, dict[str, Any]] = {
     "xlm-roberta": _ENCODER | {"architectures": ["XLMRobertaForMaskedLM"]},
     "electra": _ENCODER | {"architectures": ["ElectraForMaskedLM"], "embedding_size": 64},
     "distilbert": {
-        "architectures": ["DistilBertForMaskedLM"], "dim": 128, "hidden_dim": 256, "n_layers": 3, "n_heads": 4,
-        "vocab_size": 1000, "max_position_embeddings": 130,
+        "architectures": ["DistilBertForMaskedLM"],
+        "dim": 128,
+        "hidden_dim": 256,
+        "n_layers": 3,
+        "n_heads": 4,
+        "vocab_size": 1000,
+        "max_position_embeddings": 130,
     },
     "esm": _ENCODER
     | {

@@ -16,7 +16,6 @@ MECHANISMS = {
     **dict.fromkeys(("kimi_linear", "bailing_hybrid"), _DELTA),
     "minimax": "lightning attention",
     "longcat_flash": "experts that hand tokens on as they are",
-    "dbrx": "experts that are slices of one weight, whose gradients are as large as all of it",
     "recurrent_gemma": "a gated linear recurrence",
     "rwkv": "the recurrence of RWKV",
     "xlstm": "the recurrence of xLSTM",

@@ -39,6 +39,7 @@ OTHERS = {  # model_type -> file here, class of the root
     "bert": ("bert", "BertForMaskedLM"),
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), ("bert", "RobertaForMaskedLM")),
     "phimoe": ("phimoe", "PhimoeForCausalLM"),
+    "dbrx": ("dbrx", "DbrxForCausalLM"),
     "electra": ("bert", "ElectraForMaskedLM"),
     "esm": ("esm", "EsmForMaskedLM"),
     "distilbert": ("distilbert", "DistilBertForMaskedLM"),
