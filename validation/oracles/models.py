@@ -164,6 +164,8 @@ def inputs_of(
 ) -> dict[str, torch.Tensor]:
     """What the model of a configuration is called with."""
     given, labels = inputs(config["model"], tokens, dtype), config.get("over", {}).get("num_labels")
+    if config["model"] == "glm4v_moe" and config.get("experts") == "modules":  # 4.57 fails without a mask
+        given["attention_mask"] = torch.ones_like(tokens)
     return given | {"labels": tokens[:, 0] % labels} if labels else given
 
 

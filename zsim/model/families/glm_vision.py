@@ -187,19 +187,48 @@ class TextBlock(glm.Glm4Block):
         return mlp
 
 
+def earlier(net: Net) -> bool:
+    """Before transformers 5, when experts were modules."""
+    return bool(net.arch.moe and net.arch.moe.modules)
+
+
+class EarlierAttention(GlmAttention):
+    """Each layer took its sections of all tables."""
+
+    def rotated(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return super().rotated(q, k, self._chosen(cos), self._chosen(sin))
+
+    def _chosen(self, table: Tensor) -> Tensor:
+        _, _, b, s, width = table.shape
+        return F.unsqueeze(F.pointwise(table, shape=(b, s, width)), 1)
+
+
+class EarlierRotary(MRotary):
+    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        _, b, s = positions.shape
+        wide = F.pointwise(positions, dtype="float32")
+        angles = F.pointwise(wide, shape=(3, b, s, self.dim // 2))
+        angles = F.cat((angles, angles))
+        cos = F.pointwise(F.pointwise(angles))
+        sin = F.pointwise(F.pointwise(angles))
+        return F.to(cos, x.dtype), F.to(sin, x.dtype)
+
+
 class ExpertsBlock(llama.Block):
     def attention(self, prefix: str, index: int) -> llama.Attention:
-        return GlmAttention(self.net, prefix, index)
+        return (EarlierAttention if earlier(self.net) else GlmAttention)(self.net, prefix, index)
 
     def feed_forward(self, prefix: str, index: int) -> Module:
-        return deepseek.MoE(self.net, prefix) if self.net.arch.kinds[index].sparse else llama.MLP(self.net, prefix)
+        sparse = self.net.arch.kinds[index].sparse
+        return deepseek.experts(self.net, prefix) if sparse else llama.MLP(self.net, prefix)
 
 
 class TextModel(QwenTextModel):
     def __init__(self, net: Net, prefix: str) -> None:
         super().__init__(net, f"{prefix}Text")
         self.class_name, self.norm.class_name = f"{prefix}TextModel", f"{prefix}RMSNorm"
-        self.rotary_emb = MRotary(net, net.arch.rotary_dim or net.arch.head_dim, f"{prefix}TextRotaryEmbedding")
+        width = net.arch.rotary_dim or net.arch.head_dim
+        self.rotary_emb = (EarlierRotary if earlier(net) else MRotary)(net, width, f"{prefix}TextRotaryEmbedding")
 
     def block(self, prefix: str, index: int) -> Module:
         return (ExpertsBlock if self.net.arch.moe else TextBlock)(self.net, prefix, index)
@@ -211,6 +240,8 @@ class GlmModel(QwenModel):
         self.class_name = f"{prefix}Model"
         self.visual = Tower(net.tower(), vision_of(net), prefix, net.arch.hidden)
         self.language_model = TextModel(net, prefix)
+        for block in self.visual.blocks:
+            block.called_again = earlier(net)  # as llama.Block
 
 
 class Glm4vForConditionalGeneration(VisionLanguageModel):
