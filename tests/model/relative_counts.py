@@ -176,6 +176,21 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
             "num_experts_per_tok": 8,
         },
     ),
+    "ESM-2-3B": (
+        2_839_005_634,
+        {
+            "model_type": "esm", "architectures": ["EsmForMaskedLM"], "hidden_size": 2560, "intermediate_size": 10240,
+            "num_hidden_layers": 36, "num_attention_heads": 40, "vocab_size": 33, "pad_token_id": 1, "mask_token_id":
+            32, "position_embedding_type": "rotary", "token_dropout": True,
+        },
+    ),
+    "distilbert-base-uncased": (
+        66_985_530,
+        {
+            "model_type": "distilbert", "architectures": ["DistilBertForMaskedLM"], "dim": 768, "hidden_dim": 3072,
+            "n_layers": 6, "n_heads": 12, "vocab_size": 30522,
+        },
+    ),
     "bert-base-uncased": (
         109_514_298,
         {

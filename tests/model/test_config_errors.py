@@ -11,7 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.errors import InputError, NotModeled
-from zsim.model.huggingface import from_config, read_config
+from zsim.model.families import SEQ2SEQ, VISION
+from zsim.model.huggingface import SAME, THINKERS, from_config, read_config
+from zsim.model.lacking import MECHANISMS
+from zsim.model.readers import READERS
 from zsim.model.spec import ModelSpec
 
 GOOD: dict[str, Any] = {
@@ -99,8 +102,17 @@ def test_a_quantized_checkpoint_is_simulated_without_saying_so(tmp_path: Path):
     assert "the same file without it, for training in 16 bits" in str(found.accepted)
 
 
+def test_families_that_are_not_read_are_refused_by_what_they_lack(tmp_path: Path):
+    assert not {*MECHANISMS} & {*READERS, *VISION, *SEQ2SEQ, *SAME, *THINKERS}
+    assert "'jamba': the selective scan of Mamba 1" in str(refused(tmp_path, {"model_type": "jamba"}))
+    seeing = {"model_type": "florence2", "vision_config": {}}
+    assert "florence2: a language model inside a multimodal one, with a DaViT" in str(refused(tmp_path, seeing))
+
+
 def test_a_text_config_of_its_own_is_named_where_it_can_be_read(tmp_path: Path):
     inside = refused(tmp_path, {"text_config": {"model_type": "gemma"}, "model_type": "idefics2"})
+    assert "text_config, as a file of its own" in str(inside.accepted)
+    inside = refused(tmp_path, {"text_config": {"model_type": "kimi_k2"}, "model_type": "kimi_k25"})
     assert "text_config, as a file of its own" in str(inside.accepted)
     inside = refused(tmp_path, {"text_config": {"model_type": "mllama_text_model"}, "model_type": "idefics2"})
     assert inside.accepted == "a text model's config.json"

@@ -44,11 +44,12 @@ LATE_TABLES = {
     "olmo3": 4 * 64 * 16,
     "mellum-windows": 2 * 64 * 32,
     **dict.fromkeys(("gemma4-dense", "gemma4-moe"), 2 * 64 * 64),
-    "modernbert": 2 * 64 * (2 * 16 + 64),
+    **dict.fromkeys(("modernbert", "modernbert-classifier"), 2 * 64 * (2 * 16 + 64)),
     "modernbert-decoder": 2 * 64 * (2 * 16 + 64),
 }
-BERTS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "electra-wide")
-EARLY_BIAS = dict.fromkeys(("gpt_bigcode", "gpt_bigcode-heads", "starcoder2", *BERTS), 2 * 64)
+BERTS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert")
+EARLY_BIAS = dict.fromkeys(("gpt_bigcode", "gpt_bigcode-heads", "starcoder2", "electra-wide", *BERTS), 2 * 64)
+EARLY_BIAS |= dict.fromkeys([f"{name}-classifier" for name in BERTS], 2 * 64)
 FEW_MASKED = (
     "qwen3_next",
     "qwen3_5",
@@ -57,6 +58,7 @@ FEW_MASKED = (
     "granitemoehybrid",
     "bamba",
     "qwen2-windows",
+    "cohere2_moe",
 )  # some layers have no mask
 FEW_WINDOWS = (  # SDPA's mask of bools
     "dots1-windows", "cwm", "ministral-types", "qwen2-windows", "gemma3-windows", "mellum-windows",

@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 
 from tests.model import vision_counts
+from tests.model.ledger import computes, modules
 from zsim.errors import InputError, NotModeled
 from zsim.model.huggingface import from_config
+from zsim.model.kernels import WAIT, Memory
+from zsim.model.spec import Workload
+from zsim.model.trace import trace
 
 MODELS: dict[str, tuple[int, dict[str, Any]]] = {
     "GLM-5": (
@@ -37,6 +41,23 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
         {
             "model_type": "hy_v3", "hidden_size": 4096, "intermediate_size": 13312, "num_hidden_layers": 80,
             "num_attention_heads": 64, "vocab_size": 120832,
+        },
+    ),
+    "Cohere 2 with experts": (
+        52_579_405_824,
+        {
+            "model_type": "cohere2_moe", "hidden_size": 4096, "intermediate_size": 2048, "num_hidden_layers": 32,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 256000, "num_experts": 64,
+            "num_experts_per_tok": 8, "num_shared_experts": 2, "first_k_dense_replace": 2,
+            "prefix_dense_intermediate_size": 14336,
+        },
+    ),
+    "DBRX": (
+        131_596_523_520,
+        {
+            "model_type": "dbrx", "d_model": 6144, "n_heads": 48, "n_layers": 40, "vocab_size": 100352, "max_seq_len":
+            32768, "attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "rope_theta": 500000}, "ffn_config": {
+                "ffn_hidden_size": 10752, "moe_jitter_eps": 0.01, "moe_num_experts": 16, "moe_top_k": 4},
         },
     ),
     "Mellum2-12B-A2.5B": (
@@ -180,3 +201,45 @@ def test_layers_are_those_that_the_file_says() -> None:
     assert not any(kind.sliding for kind in mellum.kinds)
     assert all(kind.sparse for kind in mellum.kinds)
     assert not from_config(MODELS["Hunyuan 3"][1], "h").arch.kinds[0].sparse
+
+
+def test_layers_of_cohere_2_rotate_where_they_have_a_window_or_are_dense():
+    kinds = from_config(MODELS["Cohere 2 with experts"][1], "c").arch.kinds
+    assert [(kind.sliding, kind.rotary, kind.sparse) for kind in kinds[:6]] == [
+        (False, True, False), (False, True, False), *[(True, True, True)] * 3, (False, False, True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["expert_selection_fn", "shared_expert_combination_strategy"])
+def test_what_experts_of_cohere_2_cannot_be(name: str):
+    with pytest.raises(InputError) as refused:
+        from_config(MODELS["Cohere 2 with experts"][1] | {name: "max"}, "c")
+    assert refused.value.field == name
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "field"),
+    [
+        ("attn_config", {"clip_qkv": None}, "attn_config.clip_qkv"),
+        ("ffn_config", {"moe_normalize_expert_weights": 2.0}, "ffn_config.moe_normalize_expert_weights"),
+        ("ffn_config", {"moe_top_k": 17}, "ffn_config.moe_top_k"),
+    ],
+)
+def test_what_dbrx_cannot_be(section: str, changes: dict[str, Any], field: str):
+    config = MODELS["DBRX"][1]
+    with pytest.raises(InputError) as refused:
+        from_config(config | {section: config[section] | changes}, "d")
+    assert refused.value.field == field
+
+
+def test_an_expert_of_dbrx_has_a_gradient_as_large_as_all():
+    """Of 16 slices of three weights, each written into zeros of the whole, and added up."""
+    spec = from_config(MODELS["DBRX"][1], "d")
+    tree = trace(spec, Workload(1, 64))
+    layer = next(module for module in modules(tree) if module.module_class == "DbrxExperts")
+    whole = 2 * 16 * 10752 * 6144
+    assert sum(compute.forward.count(WAIT) for compute in computes(layer)) == 1 + 16 * (1 + 1 + 3)
+    written = sum(
+        kernel.write_bytes for compute in computes(layer) for kernel in compute.backward if isinstance(kernel, Memory)
+    )
+    assert 3 * (16 + 15) * whole < written < 1.1 * 3 * (16 + 15) * whole

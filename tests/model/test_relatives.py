@@ -76,10 +76,38 @@ def test_a_window_of_zero_is_none():
     assert from_config(config, "x").arch.window is None
 
 
-@pytest.mark.parametrize("heads", [None, [], ["BertForSequenceClassification"], ["BertModel"]])
+@pytest.mark.parametrize("heads", [None, [], ["BertForTokenClassification"], ["BertModel"]])
 def test_an_encoder_with_another_head_is_refused(heads: list[str] | None):
     with pytest.raises(NotModeled, match=r"architectures|BertFor|BertModel"):
         from_config(MODELS["bert-base-uncased"][1] | {"architectures": heads}, "bert")
+
+
+XLM = {
+    "model_type": "xlm-roberta", "architectures": ["XLMRobertaForSequenceClassification"], "hidden_size": 1024,
+    "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16, "vocab_size": 250002,
+    "max_position_embeddings": 514, "type_vocab_size": 1, "id2label": {"0": "a", "1": "b", "2": "c"},
+}  # fmt: skip
+
+
+def test_an_encoder_that_tells_sequences_apart():
+    """XLM-RoBERTa large with three labels, as transformers 5.24 has it on the meta device: no pooler, two products."""
+    spec = from_config(XLM, "xlm")
+    assert (spec.numel, spec.arch.labels, spec.notes) == (559_893_507, 3, ())
+    assert [p.shape for p in spec.parameters if p.name.startswith("classifier.out_proj")] == [(3, 1024), (3,)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"num_labels": 1}, "num_labels"),
+        ({"problem_type": "multi_label_classification"}, "problem_type"),
+        ({"classifier_pooling": "mean"}, "classifier_pooling"),
+    ],
+)
+def test_other_losses_of_an_encoder_are_refused(changes: dict[str, Any], field: str):
+    with pytest.raises(NotModeled) as refused:
+        from_config(XLM | changes, "xlm")
+    assert refused.value.field == field
 
 
 def test_an_encoder_looks_both_ways():

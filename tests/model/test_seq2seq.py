@@ -108,6 +108,16 @@ COUNTS = {  # of published models, as transformers 5.24 loads them; T5 1.1 and m
          "encoder_attention_heads": 8, "decoder_attention_heads": 8, "decoder_ffn_dim": 2048, "vocab_size": 58101,
          "decoder_vocab_size": 58101, "max_position_embeddings": 512, "activation_function": "swish"},
     ),
+    "nllb-200-3.3B": (
+        3_344_863_232,
+        {"model_type": "m2m_100", "d_model": 2048, "encoder_layers": 24, "decoder_layers": 24, "encoder_ffn_dim": 8192,
+         "decoder_ffn_dim": 8192, "vocab_size": 256206, "encoder_layerdrop": 0, "decoder_layerdrop": 0},
+    ),
+    "umt5-base": (
+        395_140_608,
+        {"model_type": "umt5", "d_model": 768, "d_ff": 2048, "d_kv": 64, "num_heads": 12, "num_layers": 12,
+         "vocab_size": 256384},
+    ),
 }  # fmt: skip
 
 
@@ -182,6 +192,13 @@ def test_what_marian_cannot_be(changes: dict[str, Any], lengths: tuple[int, int]
     with pytest.raises(InputError) as refused:
         run()
     assert refused.value.field == field
+
+
+def test_m2m_100_leaves_out_layers_unless_told_not_to():
+    config = {name: value for name, value in COUNTS["nllb-200-3.3B"][1].items() if "layerdrop" not in name}
+    with pytest.raises(NotModeled) as refused:
+        from_config(config, "m2m100")
+    assert (refused.value.field, refused.value.accepted) == ("encoder_layerdrop", "0")
 
 
 def test_sines_are_not_trained():

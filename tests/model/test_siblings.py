@@ -19,6 +19,13 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
             "activation_function": "silu",
         },
     ),
+    "InternLM-7B": (
+        7_321_948_160,
+        {
+            "model_type": "internlm", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+            "num_attention_heads": 32, "vocab_size": 103168, "bias": True,
+        },
+    ),
     "InternLM3-8B": (
         8_804_241_408,
         {

@@ -308,6 +308,24 @@ COUNTS: dict[str, tuple[int, dict[str, Any]]] = {
             },
         },
     ),
+    "GLM-OCR": (
+        1_107_405_824,
+        {
+            "model_type": "glm_ocr", "tie_word_embeddings": False, "vision_config": {"model_type": "glm_ocr_vision"},
+            "text_config": {
+                "model_type": "glm_ocr_text", "hidden_size": 1536, "intermediate_size": 4608, "num_hidden_layers": 16,
+                "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 59392,
+            },
+        },
+    ),
+    "PaddleOCR-VL": (  # the text model's fields at the top, as its own code saves them
+        799_695_472,
+        {
+            "model_type": "paddleocr_vl", "tie_word_embeddings": False, "vision_config": {"model_type": "paddleocr_vl"},
+            "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 18, "num_attention_heads": 16,
+            "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 103424,
+        },
+    ),
     "GLM-4.5V": (
         107_710_927_360,
         {

@@ -30,6 +30,7 @@ OTHERS = {
     "pair t5": "sdpa",
     "pair flan-t5": "sdpa",
     "pair mt5": "sdpa",
+    **dict.fromkeys(("pair umt5", "pair umt5-xxl"), "sdpa"),
 }
 RECORDED: dict[str, dict[str, Any]] = {
     **test_families.recorded(),

@@ -26,7 +26,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import masking_utils as masking
 
 from validation.oracles import families, hybrids, models, seq2seq, vision_models
-from validation.oracles.family_configs import ENCODERS, UNLISTED
+from validation.oracles.encoder_configs import ENCODERS
+from validation.oracles.family_configs import UNLISTED
 
 RANK = 4
 ROOMS = {
@@ -57,6 +58,8 @@ def on_meta(room: str, config: dict[str, Any]) -> Any:
         "vision": transformers.AutoModelForImageTextToText,
         "seq2seq": transformers.AutoModelForSpeechSeq2Seq if kind == "whisper" else transformers.AutoModelForSeq2SeqLM,
     }[room]
+    if families.classifies(config):
+        auto = transformers.AutoModelForSequenceClassification
     with torch.device("meta"):
         return (transformers.AutoModelForImageTextToText if kind in UNLISTED else auto).from_config(
             transformers.AutoConfig.for_model(

@@ -33,7 +33,7 @@ from validation.oracles.tiny_relatives import TINY_ENCODERS
 EXPERTS = (
     "glm4_moe_lite", "dots1", "solar_open", "exaone_moe", "minimax_m2", "hunyuan_v1_moe", "ernie4_5_moe",
     "granitemoeshared", "phimoe", "mistral4", "axk1", "hy_v3", "mellum", "afmoe", "flex_olmo", "kolibri1",
-    "glm_moe_dsa",
+    "glm_moe_dsa", "deepseek_v2", "cohere2_moe", "dbrx",
 )  # fmt: skip
 DENSE = (
     "youtu", "cwm", "ministral", "helium", "hyperclovax", "jais2", "vaultgemma", "apertus", "modernbert-decoder",
@@ -362,21 +362,34 @@ def _pairs() -> list[Config]:
     for name in ("electra", "modernbert"):  # torch refuses the others, whose head's bias is known by two names
         found.append(config_of("fsdp2", "encoder_accelerate", model=name, fsdp={"accelerate": True}))
     for name in TINY_ENCODERS:
+        silent = {"freeze": ["contact_head."]} if name == "esm" else {}  # gets no gradient, which DDP waits for
         found += [
-            config_of("ddp", "encoder", model=name, ddp={"bucket_cap_mb": 1}),
+            config_of("ddp", "encoder", model=name, ddp={"bucket_cap_mb": 1}, **silent),
             config_of("fsdp2", "encoder", model=name),
             config_of("fsdp1", "encoder", model=name),
             zero_of("encoder", 2, model=name, zero=SMALL_ZERO),
             zero_of("encoder_regather", 3, ga=2, model=name, zero=REGATHER),
         ]
-    for model in ("mbart", "pegasus", "marian"):
+    for name, prefix in (("bert", "Bert"), ("xlm-roberta", "XLMRoberta"), ("modernbert", "ModernBert")):
+        over = {"architectures": [f"{prefix}ForSequenceClassification"], "num_labels": 3}
         found += [
-            config_of("ddp", "pair", model=model, ddp={"bucket_cap_mb": 1}),
-            config_of("fsdp2", "pair", model=model),
-            config_of("fsdp1", "pair", model=model),
-            zero_of("pair", 2, ga=2, model=model, zero=SMALL_ZERO),
-            zero_of("pair", 3, model=model, zero=SMALL_ZERO),
-            zero_of("pair_frozen_ckpt", 3, ga=2, model=model, zero=REGATHER, freeze=["encoder."], ckpt=True),
-            zero_of("pair_init", 3, model=model, zero=SMALL_ZERO, zero_init=True),
+            config_of("ddp", "classifier", model=name, over=over, ddp={"bucket_cap_mb": 1}),
+            config_of("fsdp2", "classifier", model=name, over=over),
+            config_of("fsdp1", "classifier", model=name, over=over),
+            zero_of("classifier", 2, model=name, over=over, zero=SMALL_ZERO),
+            zero_of("classifier_regather", 3, ga=2, model=name, over=over, zero=REGATHER),
+        ]
+    for name in ("mbart", "pegasus", "marian", "m2m_100", "umt5"):
+        model = {"model": name}
+        if name == "m2m_100":  # whose table of sines has the type that it was loaded in, which engines leave alone
+            model["dtype"] = "bfloat16"
+        found += [
+            config_of("ddp", "pair", **model, ddp={"bucket_cap_mb": 1}),
+            config_of("fsdp2", "pair", **model),
+            config_of("fsdp1", "pair", **model),
+            zero_of("pair", 2, ga=2, **model, zero=SMALL_ZERO),
+            zero_of("pair", 3, **model, zero=SMALL_ZERO),
+            zero_of("pair_frozen_ckpt", 3, ga=2, **model, zero=REGATHER, freeze=["encoder."], ckpt=True),
+            zero_of("pair_init", 3, **model, zero=SMALL_ZERO, zero_init=True),
         ]
     return found

@@ -6,10 +6,13 @@ PYTHONPATH=DIR python -m validation.oracles.record modules
 
 from __future__ import annotations
 
+from typing import Any
+
 from validation.oracles.configuration_parts import LORA, REGATHER, SMALL_ZERO, Config, config_of, zero_of
+from validation.oracles.tiny import TINY_VISION
 
 MODELS = ("mixtral", "qwen2_moe", "qwen3_moe")
-GROUPED = ("deepseek_v3", "glm4_moe")  # whose blocks are no leaves
+GROUPED = ("deepseek_v3", "glm4_moe", "deepseek_v2", "hunyuan_v1_moe", "glm4v_moe")  # whose blocks are no leaves
 NO_LEAVES = {"leaf_module": {"classes": []}}  # as before DeepSpeed 0.18, which has these blocks as leaves
 
 
@@ -39,15 +42,26 @@ def expert_module_configurations() -> list[Config]:
         zero_of("modules_zeroinit", 3, model="mixtral", zero=SMALL_ZERO | NO_LEAVES, zero_init=True),
         config_of("fsdp2", "modules_lora", model="mixtral", lora=on_experts),
     ]
-    for model in GROUPED:
+    for name in GROUPED:
+        model = {"model": name} | ({"over": {"text_config": _as_published(name)}} if name in TINY_VISION else {})
         found += [
-            zero_of("modules", 2, model=model, zero=SMALL_ZERO),
-            zero_of("modules", 3, model=model, zero=SMALL_ZERO),
-            zero_of("modules_regather", 3, ga=2, model=model, zero=REGATHER),
-            zero_of("modules_ckpt", 3, ga=2, model=model, zero=REGATHER, ckpt=True),
-            zero_of("modules_persist0", 3, 4, model=model, zero=persist_0),
-            config_of("ddp", "modules", model=model, ddp={"bucket_cap_mb": 1}),
-            config_of("fsdp1", "modules_ckpt", model=model, ckpt=True),
-            config_of("fsdp2", "modules_accelerate", model=model, fsdp={"accelerate": True}),
+            zero_of("modules", 2, **model, zero=SMALL_ZERO),
+            zero_of("modules", 3, **model, zero=SMALL_ZERO),
+            zero_of("modules_regather", 3, ga=2, **model, zero=REGATHER),
+            zero_of("modules_ckpt", 3, ga=2, **model, zero=REGATHER, ckpt=True),
+            zero_of("modules_persist0", 3, 4, **model, zero=persist_0),
+            config_of("fsdp1", "modules_ckpt", **model, ckpt=True),
+            config_of("fsdp2", "modules_accelerate", **model, fsdp={"accelerate": True}),
         ]
+        if name not in TINY_VISION:  # whose tower did not keep its original frequencies
+            found.append(config_of("ddp", "modules", **model, ddp={"bucket_cap_mb": 1}))
     return [config | {"experts": "modules"} for config in found]
+
+
+def _as_published(model: str) -> dict[str, Any]:
+    """The text model with its rotary settings as transformers before 5 read them."""
+    text = dict(TINY_VISION[model]["text_config"])
+    rope = text.pop("rope_parameters")
+    names = ("rope_theta", "partial_rotary_factor")
+    scaling = {name: value for name, value in rope.items() if name not in names}
+    return text | {name: rope[name] for name in names} | {"rope_scaling": scaling}

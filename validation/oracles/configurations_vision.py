@@ -104,12 +104,13 @@ def _other_vision() -> list[Config]:
         **{model: ["vision_tower."] for model in names},
         **{model: ["vision_model."] for model in ("idefics3", "smolvlm", "llama4")},
         "lighton_ocr": ["vision_encoder."],
+        "paddleocr_vl": ["visual."],
         "aya_vision": ["vision_tower."],
         "exaone4_5": ["patch_embed", "visual.blocks"],
         "qwen3_vl_moe": ["patch_embed", "pos_embed", "visual.blocks", "deepstack"],
         **{
             model: ["visual.embeddings", "patch_embed", "visual.blocks", "visual.post", "visual.downsample"]
-            for model in ("glm4v", "glm4v_moe", "glm46v")
+            for model in ("glm4v", "glm4v_moe", "glm46v", "glm_ocr")
         },
         **{model: ["patch_embed", "pos_embed", "visual.blocks"] for model in ("qwen3_5", "qwen3_5_moe")},
     }  # fmt: skip

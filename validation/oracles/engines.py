@@ -39,10 +39,10 @@ def _build(
     attention = config.get("attention", "sdpa")
     if "sequence_parallel" in config:
         attention = ulysses.attention_name(attention)
-    if config.get("experts") == "modules":
-        from validation.oracles import expert_modules
+    if config.get("experts") == "modules" or config["model"] == "dbrx":
+        from validation.oracles import expert_rows
 
-        torch.topk = expert_modules.dealt
+        torch.topk = expert_rows.dealt
     with lazily or contextlib.nullcontext():
         model, settings = models.build(config["model"], dtype, attention, **config.get("over", {}))
     if "lora" in config:
@@ -105,7 +105,7 @@ def _train(
             with sync(micro == accumulation - 1):
                 recorder.at("forward", step=step, micro=micro)
                 with autocast.as_on_cuda(config.get("autocast")):
-                    loss = model(**models.inputs(config["model"], tokens)).loss / accumulation
+                    loss = model(**models.inputs_of(config, tokens)).loss / accumulation
                 recorder.at("backward")
                 loss.backward()
         recorder.at("step")
@@ -332,7 +332,7 @@ def run_deepspeed(config: Config, rank: int, world: int, recorder: Watcher) -> R
                 else:
                     tokens = _tokens(header, rank, (step - 1) * accumulation + micro)
                     dtype = next(engine.module.parameters()).dtype
-                    loss = engine(**models.inputs(config["model"], tokens, dtype)).loss
+                    loss = engine(**models.inputs_of(config, tokens, dtype)).loss
                 recorder.at("backward")
                 engine.backward(loss)
                 recorder.at("step")

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from validation.oracles.encoder_configs import BOTH, EAGER, ENCODER_CONFIGS, FLASH, PLAIN, TOKENS
 from validation.oracles.tiny_gemma import GEMMA4_CONFIGS
 
 SMALL = {
     "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 199,
 }  # fmt: skip
-PLAIN = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 199}
 WINDOWS = {"num_hidden_layers": 5, "sliding_window": 32}  # four layers with one, one without
-TOKENS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}  # inside the small vocabulary
 EXPERTS = (
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe", "granitemoe",
     "glm4_moe_lite", "dots1", "solar_open", "exaone_moe", "minimax_m2", "hunyuan_v1_moe", "granitemoeshared",
     "ernie4_5_moe", "phimoe", "lfm2_moe", "qwen3_next", "qwen3_5_moe_text", "gemma4_text", "nemotron_h",
     "granitemoehybrid", "deepseek_v32", "glm_moe_dsa", "mistral4", "axk1", "hy_v3", "mellum", "afmoe", "flex_olmo",
-    "kolibri1",
+    "kolibri1", "cohere2_moe",
 )  # fmt: skip
 UNLISTED = ("mistral4",)  # text models that AutoModelForImageTextToText knows alone
-ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "modernbert")
-ENCODER = {"intermediate_size": 256, "max_position_embeddings": 130, "attention_probs_dropout_prob": 0.0}
 LATENT = {  # four heads of 24 + 8, values of 16
     **PLAIN, "num_key_value_heads": 4, "intermediate_size": 176, "q_lora_rank": 40, "kv_lora_rank": 32,
     "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 1,
@@ -38,7 +35,7 @@ ROUTED = {
 }  # fmt: skip
 
 PADDED = ("padded", "sdpa", "eager")
-FLASH, BOTH, EAGER = ("sdpa",), ("sdpa", "eager"), ("eager",)
+
 
 # name -> (attention implementations that the family has, config.json)
 CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
@@ -118,33 +115,7 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "clip_qkv": 8.0,
         },
     ),
-    "bert": (BOTH, {"model_type": "bert", "architectures": ["BertForMaskedLM"], **PLAIN, **ENCODER}),
-    "roberta": (BOTH, {"model_type": "roberta", "architectures": ["RobertaForMaskedLM"], **PLAIN, **ENCODER}),
-    "xlm-roberta": (
-        BOTH, {"model_type": "xlm-roberta", "architectures": ["XLMRobertaForMaskedLM"], **PLAIN, **ENCODER},
-    ),
-    "camembert": (BOTH, {"model_type": "camembert", "architectures": ["CamembertForMaskedLM"], **PLAIN, **ENCODER}),
-    "electra": (
-        BOTH, {"model_type": "electra", "architectures": ["ElectraForMaskedLM"], **PLAIN, **ENCODER,
-               "embedding_size": 32},
-    ),
-    "electra-wide": (
-        FLASH, {"model_type": "electra", "architectures": ["ElectraForMaskedLM"], **PLAIN, **ENCODER,
-                "embedding_size": 64, "tie_word_embeddings": False},
-    ),
-    "modernbert": (
-        BOTH, {"model_type": "modernbert", "architectures": ["ModernBertForMaskedLM"], **PLAIN, **TOKENS,
-               "intermediate_size": 96, "num_hidden_layers": 5, "local_attention": 32},
-    ),
-    "modernbert-biases": (
-        FLASH, {"model_type": "modernbert", "architectures": ["ModernBertForMaskedLM"], **PLAIN, **TOKENS,
-                "intermediate_size": 96, "layer_types": ["full_attention"] * 3, "norm_bias": True, "mlp_bias": True,
-                "attention_bias": True, "decoder_bias": False, "embedding_dropout": 0.1, "mlp_dropout": 0.1},
-    ),
-    "modernbert-decoder": (
-        BOTH, {"model_type": "modernbert-decoder", **PLAIN, **TOKENS, "intermediate_size": 96, "num_hidden_layers": 5,
-               "local_attention": 32},
-    ),
+    **ENCODER_CONFIGS,
     "gpt_oss": (
         EAGER,
         {
@@ -337,6 +308,21 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         FLASH, {"model_type": "kolibri1", **SMALL, **WINDOWS, "head_dim": 32, "num_experts": 8,
                 "num_experts_per_tok": 2, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 40,
                 "norm_topk_prob": True},
+    ),
+    "cohere2_moe": (
+        BOTH, {"model_type": "cohere2_moe", **SMALL, **TOKENS, **WINDOWS, "head_dim": 32, "num_experts": 4,
+               "num_experts_per_tok": 2, "num_shared_experts": 2},
+    ),
+    "cohere2_moe-dense": (
+        FLASH, {"model_type": "cohere2_moe", **SMALL, **TOKENS, **WINDOWS, "head_dim": 32, "num_experts": 4,
+                "num_experts_per_tok": 2, "num_shared_experts": 1, "first_k_dense_replace": 1, "rms_norm_eps": 1e-5,
+                "prefix_dense_intermediate_size": 160, "expert_selection_fn": "sigmoid", "attention_bias": True,
+                "shared_expert_combination_strategy": "sum"},
+    ),
+    "dbrx": (
+        EAGER, {"model_type": "dbrx", "d_model": 64, "n_heads": 4, "n_layers": 3, "vocab_size": 199,
+                "attn_config": {"clip_qkv": 8.0, "kv_n_heads": 2, "rope_theta": 5e5}, "ffn_config": {
+                    "ffn_hidden_size": 48, "moe_num_experts": 5, "moe_top_k": 2, "moe_jitter_eps": 0.01}},
     ),
     "minicpm3": (
         PADDED, {"model_type": "minicpm3", **{key: LATENT[key] for key in LATENT if "expert" not in key and key not in (

@@ -11,8 +11,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from validation.oracles.encoder_configs import BOTH, EAGER, FLASH
 from validation.oracles.families import main
-from validation.oracles.family_configs import BOTH, EAGER, FLASH, SMALL
+from validation.oracles.family_configs import SMALL
 
 DELTA = {  # three layers of linear attention, one of full attention, and one more
     **SMALL, "num_hidden_layers": 5, "head_dim": 32, "linear_key_head_dim": 16, "linear_value_head_dim": 24,

@@ -134,7 +134,8 @@ def build(
     seeing = kind in TINY_VISION or kind in UNLISTED
     auto = transformers.AutoModelForImageTextToText if seeing else transformers.AutoModelForCausalLM
     if kind in TINY_ENCODERS:
-        auto = transformers.AutoModelForMaskedLM
+        tells_apart = "num_labels" in changes
+        auto = transformers.AutoModelForSequenceClassification if tells_apart else transformers.AutoModelForMaskedLM
     if kind in TINY_PAIRS:
         auto = transformers.AutoModelForSpeechSeq2Seq if kind == "whisper" else transformers.AutoModelForSeq2SeqLM
     # float32 is not asked for: zero.Init would be overruled, which gives its own dtype
@@ -156,6 +157,16 @@ def leave_weights() -> None:
     import transformers
 
     transformers.PreTrainedModel.initialize_weights = lambda _model: None  # type: ignore[method-assign]
+
+
+def inputs_of(
+    config: dict[str, Any], tokens: torch.Tensor, dtype: torch.dtype = torch.float32
+) -> dict[str, torch.Tensor]:
+    """What the model of a configuration is called with."""
+    given, labels = inputs(config["model"], tokens, dtype), config.get("over", {}).get("num_labels")
+    if config["model"] == "glm4v_moe" and config.get("experts") == "modules":  # 4.57 fails without a mask
+        given["attention_mask"] = torch.ones_like(tokens)
+    return given | {"labels": tokens[:, 0] % labels} if labels else given
 
 
 def inputs(kind: str, tokens: torch.Tensor, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -197,11 +208,15 @@ def inputs(kind: str, tokens: torch.Tensor, dtype: torch.dtype = torch.float32) 
         return given | {"pixel_values": torch.zeros(len(ids), 5, 3, 28, 28), "image_sizes": [[56, 56]] * len(ids)}
     if kind in ("mistral3", "lighton_ocr"):
         given |= {"image_sizes": [[56, 56]] * len(ids)}
-    if not kind.startswith(("qwen", "glm4", "exaone")):
+    if not kind.startswith(("qwen", "glm", "exaone", "paddleocr")):
         return given | {"pixel_values": torch.zeros(len(ids), 3, 56, 56)}
     grid = torch.tensor([[1, 4, 4]] * len(ids))
     if kind == "exaone4_5":  # whose positions are those of text
         return given | {"pixel_values": torch.zeros(16 * len(ids), 1176), "image_grid_thw": grid}
+    if kind == "paddleocr_vl":
+        types = (ids == token).int()
+        pixels = torch.zeros(16 * len(ids), 3, 14, 14)
+        return given | {"pixel_values": pixels, "image_grid_thw": grid, "mm_token_type_ids": types}
     values = 1536 if kind.startswith("qwen3") else 1176
     return given | {
         "pixel_values": torch.zeros(16 * len(ids), values), "image_grid_thw": grid,
@@ -254,11 +269,12 @@ def blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
         return [block for stack in found for block in (stack.block if hasattr(stack, "block") else stack.layers)]
     if sees(model):
         return list(text_model(model).layers)
-    if hasattr(model.base_model, "encoder"):
-        return list(model.base_model.encoder.layer)
+    for name in ("encoder", "transformer"):
+        if hasattr(getattr(model.base_model, name, None), "layer"):
+            return list(getattr(model.base_model, name).layer)
     if hasattr(model, "model") or hasattr(model, "backbone"):
         return list(model.base_model.layers)
-    return list(model.transformer.h)
+    return list(model.transformer.h if hasattr(model.transformer, "h") else model.transformer.blocks)
 
 
 def marked(model: torch.nn.Module) -> list[str]:

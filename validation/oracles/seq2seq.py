@@ -37,6 +37,8 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         },
     ),
     "mt5": (("sdpa",), {"model_type": "mt5", **T5, "dropout_rate": 0.0}),
+    "umt5": (BOTH, {"model_type": "umt5", **T5}),
+    "umt5-xxl": (("sdpa",), {"model_type": "umt5", **T5, "tie_word_embeddings": False, "feed_forward_proj": "relu"}),
     "whisper": (
         BOTH,
         {
@@ -57,6 +59,7 @@ CONFIGS |= {
     "mbart": (BOTH, {"model_type": "mbart", **BART, "activation_dropout": 0.1}),
     "pegasus": (BOTH, {"model_type": "pegasus", **BART}),
     "marian": (BOTH, {"model_type": "marian", **BART, "activation_function": "swish"}),
+    "m2m_100": (BOTH, {"model_type": "m2m_100", **BART, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}),
 }
 FROZEN = {"": (), "encoder": ("encoder.", "shared."), "decoder": ("decoder.", "lm_head.", "shared.", "proj_out.")}
 RUNS = (
@@ -64,7 +67,13 @@ RUNS = (
     (2, 64, 32, "none"),
     (2, 64, 32, "full"),
 )  # micro-batch, tokens, of the target, checkpoints
-HALF = ("t5", "flan-t5", "whisper")  # with everything trained in float16 too, where infinities are clamped
+HALF = (
+    "t5",
+    "flan-t5",
+    "umt5",
+    "whisper",
+    "m2m_100",
+)  # with everything trained in float16 too, where infinities are clamped
 
 
 def build(config: dict[str, Any], attention: str, dtype: str) -> Any:
@@ -75,7 +84,7 @@ def build(config: dict[str, Any], attention: str, dtype: str) -> Any:
     sound = made.model_type == "whisper"
     auto = transformers.AutoModelForSpeechSeq2Seq if sound else transformers.AutoModelForSeq2SeqLM
     model = auto.from_config(made).train()
-    if made.model_type in ("t5", "mt5") and not config.get("tie_word_embeddings", made.model_type == "t5"):
+    if made.model_type in ("t5", "mt5", "umt5") and not config.get("tie_word_embeddings", made.model_type != "mt5"):
         # without a checkpoint transformers 5 ties them; with the published ones, which have both, it does not
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     torch.set_default_dtype(torch.float32)

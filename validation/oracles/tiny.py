@@ -25,6 +25,11 @@ TINY_PAIRS: dict[str, dict[str, Any]] = {
         "bos_token_id": 1, "eos_token_id": 2,
     },
     **dict.fromkeys(("bart", "mbart", "pegasus", "marian"), _BART),
+    "m2m_100": _BART | {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0},
+    "umt5": {
+        "d_model": 256, "d_kv": 32, "d_ff": 688, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 8,
+        "vocab_size": 1000, "dropout_rate": 0.0, "decoder_start_token_id": 0,
+    },
 }  # fmt: skip
 
 _TEXT = {
@@ -153,6 +158,27 @@ TINY_VISION: dict[str, dict[str, Any]] = {
         },
         "vision_config": {
             "depth": 4, "hidden_size": 160, "num_heads": 4, "out_hidden_size": 256, "intermediate_size": 400,
+            "image_size": 56,
+        },
+    },
+    "glm_ocr": {
+        "image_token_id": 999,
+        "tie_word_embeddings": False,
+        "text_config": _TEXT | {
+            "pad_token_id": 0, "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6],
+            },
+        },
+        "vision_config": {
+            "depth": 4, "hidden_size": 160, "num_heads": 4, "out_hidden_size": 256, "intermediate_size": 400,
+        },
+    },
+    "paddleocr_vl": {
+        "image_token_id": 999,
+        "tie_word_embeddings": False,
+        "text_config": _TEXT | _SECTIONS | {"pad_token_id": 0},
+        "vision_config": {
+            "num_hidden_layers": 4, "hidden_size": 160, "num_attention_heads": 4, "intermediate_size": 400,
             "image_size": 56,
         },
     },

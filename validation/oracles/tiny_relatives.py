@@ -34,6 +34,7 @@ TINY_RELATIVES: dict[str, dict[str, Any]] = {
         "qk_rope_head_dim": 8, "v_head_dim": 32, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 4,
         "topk_group": 2,
     },
+    "deepseek_v2": _SMALL | _ROUTED | _LATENT | {"q_lora_rank": None, "first_k_dense_replace": 1},
     "deepseek_v32": _SMALL | _ROUTED | _ROPE | {
         "num_key_value_heads": 4, "q_lora_rank": 64, "kv_lora_rank": 48, "qk_nope_head_dim": 24,
         "qk_rope_head_dim": 8, "v_head_dim": 32, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1,
@@ -81,6 +82,15 @@ TINY_RELATIVES: dict[str, dict[str, Any]] = {
         "head_dim": 32, "moe_intermediate_size": 96, "num_experts": 8, "num_experts_per_tok": 2, "sliding_window": 16,
         "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
     },
+    "dbrx": {
+        "d_model": 128, "n_heads": 4, "n_layers": 3, "vocab_size": 1000, "max_seq_len": 256,
+        "attn_config": {"clip_qkv": 8.0, "kv_n_heads": 2, "rope_theta": 5e5},
+        "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "cohere2_moe": _SMALL | _TOKENS | {
+        "intermediate_size": 96, "head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16,
+        "num_shared_experts": 1,
+    },
     "afmoe": _SMALL | {
         "head_dim": 32, "moe_intermediate_size": 96, "num_experts": 8, "num_experts_per_tok": 2, "sliding_window": 16,
     },
@@ -114,5 +124,22 @@ TINY_ENCODERS: dict[str, dict[str, Any]] = {
     "roberta": _ENCODER | {"architectures": ["RobertaForMaskedLM"]},
     "xlm-roberta": _ENCODER | {"architectures": ["XLMRobertaForMaskedLM"]},
     "electra": _ENCODER | {"architectures": ["ElectraForMaskedLM"], "embedding_size": 64},
+    "distilbert": {
+        "architectures": ["DistilBertForMaskedLM"],
+        "dim": 128,
+        "hidden_dim": 256,
+        "n_layers": 3,
+        "n_heads": 4,
+        "vocab_size": 1000,
+        "max_position_embeddings": 130,
+    },
+    "esm": _ENCODER
+    | {
+        "architectures": ["EsmForMaskedLM"],
+        "pad_token_id": 1,
+        "mask_token_id": 32,
+        "token_dropout": True,
+        "position_embedding_type": "rotary",
+    },
     "modernbert": _ENCODER | {"architectures": ["ModernBertForMaskedLM"], "local_attention": 16},
 }

@@ -33,7 +33,7 @@ FROZEN = {
 }  # fmt: skip
 PROJECTOR = ("merger", "projector", "connector", "embed_vision", "vision_projection")
 IDEFICS = ("idefics3", "smolvlm")
-GLM = ("glm4v", "glm4v_moe", "glm46v")  # which takes the grid of packed patches for tensors
+GLM = ("glm4v", "glm4v_moe", "glm46v", "glm_ocr")  # which takes the grid of packed patches for tensors
 GRIDS = (
     *GLM,
     "qwen2_vl",
@@ -45,6 +45,7 @@ GRIDS = (
     "qwen2_5_omni_thinker",
     "qwen3_omni_moe_thinker",
     "exaone4_5",
+    "paddleocr_vl",
 )  # whose inputs are packed patches and their grid
 
 
@@ -116,6 +117,8 @@ def inputs(config: dict[str, Any], batch: int, seq: int, images: int, size: tupl
         return {"pixel_values": torch.zeros(count, 3, *size), "image_sizes": np.array([size] * count).view(Sizes)}
     if kind not in GRIDS:
         return {"pixel_values": torch.zeros(count, 3, *size)}
+    if kind == "paddleocr_vl":
+        return paddleocr_inputs(config, count, size)
     made = transformers.AutoConfig.for_model(kind, **{k: v for k, v in config.items() if k != "model_type"})
     vision = made.vision_config
     rows, columns = (side // vision.patch_size for side in size)
@@ -141,6 +144,23 @@ def inputs(config: dict[str, Any], batch: int, seq: int, images: int, size: tupl
         )
         found |= {"image_window_index": order, "image_cu_window_seqlens": ends.numpy()}
     return found
+
+
+def paddleocr_inputs(config: dict[str, Any], count: int, size: tuple[int, int]) -> dict[str, Any]:
+    """Its model takes positions of patches and ends of images from nobody, but from here."""
+    from transformers.models.paddleocr_vl import modeling_paddleocr_vl as code
+
+    rows, columns = (side // 14 for side in size)
+    patches = count * rows * columns
+    places, ends = torch.zeros(patches, 2, dtype=torch.long), np.arange(count + 1) * rows * columns
+    code.get_vision_position_ids = lambda *_, **__: places
+    code.get_vision_attention_seqlens = lambda *_, **__: (ends, rows * columns)
+    return {
+        "pixel_values": torch.zeros(patches, 3, 14, 14),
+        "image_grid_thw": np.array([[1, rows, columns]] * count).view(Sizes),
+        "interp_indices": torch.zeros(patches, 4, dtype=torch.long),
+        "interp_weights": torch.zeros(patches, 4),
+    }
 
 
 def known_numbers(config: dict[str, Any], images: int, size: tuple[int, int], counts: torch.Tensor) -> list[int]:

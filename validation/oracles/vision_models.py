@@ -264,6 +264,21 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[int, int]]] = {
         },
         (168, 196),
     ),
+    "glm_ocr": (
+        BOTH,
+        {
+            "model_type": "glm_ocr", "text_config": {
+                "model_type": "glm_ocr_text", **TEXT, "head_dim": 24, "pad_token_id": 0, "rope_parameters": {
+                    "rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 5, 5],
+                },
+            },
+            "vision_config": {
+                "model_type": "glm_ocr_vision", "depth": 4, "hidden_size": 48, "num_heads": 3, "out_hidden_size": 64,
+                "intermediate_size": 100,
+            },
+        },
+        (168, 196),
+    ),
     "glm4v_moe": (
         BOTH,
         {
@@ -276,6 +291,18 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[int, int]]] = {
             "vision_config": {
                 "model_type": "glm4v_moe_vision", "depth": 4, "hidden_size": 48, "num_heads": 3, "out_hidden_size": 64,
                 "intermediate_size": 100, "image_size": 56,
+            },
+        },
+        (168, 196),
+    ),
+    "paddleocr_vl": (
+        FLASH,
+        {
+            "model_type": "paddleocr_vl",
+            "text_config": {"model_type": "paddleocr_vl_text", **TEXT, "head_dim": 32, "pad_token_id": 0, **ROPE3},
+            "vision_config": {
+                "model_type": "paddleocr_vl_vision", "hidden_size": 48, "intermediate_size": 100, "image_size": 56,
+                "num_hidden_layers": 4, "num_attention_heads": 3,
             },
         },
         (168, 196),

@@ -32,4 +32,5 @@ ACTIVATIONS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "gelu_new": ("NewGELUActivation", _gelu_new),
     "relu": ("ReLU", F.activation_by_result),
     "relu2": ("ReLUSquaredActivation", _relu_squared),
+    "tanh": ("Tanh", F.activation_by_result),
 }

@@ -20,6 +20,8 @@ class Moe:
     groups: int = 0  # of experts, of which a token's choice is limited to the best few (DeepSeek); 0: any
     bias: bool = False  # of experts, which takes part in their choice alone (LFM2)
     latent: int = 0  # width that tokens are projected to before them (Nemotron-H); 0: they are not
+    sigmoid: bool = False  # of the chosen scores, where others have their softmax (Cohere 2)
+    averages: bool = False  # the result and the shared expert's (Cohere 2)
     wide_sum: bool = False  # with the shared expert's result, in float32 (Hunyuan 3)
     # A module for each, as transformers before 5 had them: "all" are called, or those that were "hit". "": one for all
     modules: str = ""
@@ -215,6 +217,8 @@ class Architecture:
     parallel: bool = False  # attention and MLP add to the same residual
     rotary_dim: int = 0  # rotated entries of a head; 0: all
     token_types: int = 0  # rows of an embedding of kinds of tokens (BERT)
+    embedding_norm: bool = False  # of what the embedding returns, where that is a choice (ESM)
+    token_dropout: bool = False  # masked tokens are zeros, and the others made up for them (ESM)
     embed_width: int = 0  # of the token embedding if not `hidden` (OPT 350m)
     pre_norm: bool = True
     final_norm: bool = True
@@ -222,6 +226,8 @@ class Architecture:
     dropout: float = 0.0  # of the residual stream
     attention_dropout: float = 0.0
     embedding_dropout: float = 0.0
+    labels: int = 0  # that an encoder tells sequences apart by; 0: it fills masks
+    head_dropout: float = 0.0  # before these
     window: int | None = None
     moe: Moe | None = None
     latent: Latent | None = None
@@ -230,6 +236,7 @@ class Architecture:
     final_softcap: bool = False  # tanh on logits
     norm_bias: bool = True  # of LayerNorms
     norm_affine: bool = True  # LayerNorms have a weight (OPT)
+    rms_norms: bool = False  # where that is a choice (Cohere 2's experts)
     two_norms: bool = False  # attention and MLP, though parallel, have norms of their own (Falcon 40b)
     grouped: bool = False  # fused qkv lies by key head (Falcon 40b)
     clip_qkv: bool = False  # MPT

@@ -13,7 +13,8 @@ FIRST_PACKED = (5,)
 # The release whose block looks first which experts have tokens at all, and calls these alone; None: none did.
 _FIRST_HIT = {
     "mixtral": (4, 52), "qwen2_moe": (4, 52), "qwen3_moe": (4, 53),
-    "olmoe": None, "deepseek_v3": None, "glm4_moe": None, "dots1": None,
+    "olmoe": None, "deepseek_v2": None, "deepseek_v3": None, "glm4_moe": None, "glm4v_moe": None, "dots1": None,
+    "hunyuan_v1_moe": (4, 56),
 }  # fmt: skip
 UNCHANGED = ("llama4_text", "llama4")  # whose experts are one product over all tokens in either
 

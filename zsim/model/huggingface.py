@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zsim.model.architecture import Architecture
-from zsim.model.families import FAMILIES, SEQ2SEQ, VISION, build
+from zsim.model.families import ENCODERS, FAMILIES, SEQ2SEQ, VISION, build
 from zsim.model.fields import Fields
+from zsim.model.lacking import MECHANISMS
 from zsim.model.layers import Net
 from zsim.model.readers import READERS
 from zsim.model.spec import ModelSpec
@@ -35,6 +36,7 @@ SAME = {  # by model_type: with code on the hub, or in transformers 5.24 a confi
         {"num_layers": "num_hidden_layers", "activation_function": "hidden_act"},
         {"num_key_value_heads": 8},
     ),
+    "internlm": Same("llama", {"bias": "attention_bias"}, {"attention_bias": True}),
     "iquestcoder": Same("llama", defaults={"num_key_value_heads": 8, "head_dim": 128}),
     "internlm3": Same(
         "llama",
@@ -103,7 +105,7 @@ def _from_fields(fields: Fields, name: str) -> ModelSpec:
 def _other_code(fields: Fields, family: str) -> Iterator[str]:
     """What a file says of other classes than those that are simulated."""
     said = fields.items("architectures") or []
-    if said and not str(said[0]).endswith(_LANGUAGE_MODELS):
+    if said and family not in ENCODERS and not str(said[0]).endswith(_LANGUAGE_MODELS):
         yield f"architectures names {said[0]}: {family} with the head of a language model is simulated"
     if family == "llama4_text":
         yield "every expert works on every token, as in transformers' class"
@@ -128,16 +130,17 @@ def from_architecture(name: str, arch: Architecture, notes: tuple[str, ...] = ()
 
 def _refuse(fields: Fields, family: str) -> None:
     """What this reader knows it cannot describe."""
+    lacks = f": {MECHANISMS[family]}" if family in MECHANISMS else ""
     for tower in ("text_config", "vision_config", "audio_config"):
         if fields.raw(tower) is not None and family not in VISION:
             text = fields.raw("text_config")
-            alone = isinstance(text, dict) and text.get("model_type") in READERS
+            alone = isinstance(text, dict) and text.get("model_type") in (*READERS, *SAME)
             own = " (the text_config, as a file of its own, is the model without the tower)" if alone else ""
-            message = f"{family}: a language model inside a multimodal one"
+            message = f"{family}: a language model inside a multimodal one" + lacks.replace(":", ", with", 1)
             fields.refuse(tower, message, f"a text model's config.json{own}")
     if family not in READERS and family not in VISION and family not in SEQ2SEQ:
         known = ", ".join(sorted((*READERS, *VISION, *SEQ2SEQ, *SAME, *THINKERS)))
-        fields.refuse("model_type", f"model family {family!r}", known)
+        fields.refuse("model_type", f"model family {family!r}{lacks}", known)
     if fields.raw("quantization_config") is not None:
         fields.refuse(
             "quantization_config",

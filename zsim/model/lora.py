@@ -79,6 +79,9 @@ def tune(spec: ModelSpec, tuning: Tuning) -> ModelSpec:
         raise InputError("adapters need a model with layers", field="lora", accepted="model: a config.json")
     if tuning.lora is None:
         raise InputError("quantized weights cannot be trained without adapters", field="quantize", accepted="lora: ...")
+    if spec.arch.labels:
+        why = f"adapters on {spec.family} with labels, whose head peft trains whole"
+        raise NotModeled(why, field="lora", accepted="none")
     net = Net(spec.arch)
     model = families.build(net)
     absent, unsaved = attach(model, net, tuning)

@@ -33,7 +33,7 @@ OF_EXPERTS = {
     **dict.fromkeys(
         ("deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe", "glm4_moe",
          "glm4_moe_lite", "glm4v_moe", "hunyuan_v1_moe", "olmoe", "qwen3_moe", "qwen3_next", "solar_open",
-         "glm_moe_dsa", "mellum", "afmoe", "flex_olmo"),
+         "glm_moe_dsa", "mellum", "afmoe", "flex_olmo", "cohere2_moe"),
         ("gate", "gate_proj", "up_proj", "down_proj"),
     ),
 }  # fmt: skip

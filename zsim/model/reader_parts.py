@@ -28,7 +28,7 @@ KEY_VALUE_HEADS = {
     "exaone4": 32, "gpt_oss": 8, "glm4_moe": 8, "llama4_text": 8, "ministral3": 8, "lfm2": 8, "lfm2_moe": 8,
     "minimax_m2": 8, "ernie4_5_moe": 4, "dots1": 32, "solar_open": 8, "exaone_moe": 32, "cwm": 8,
     "ministral": 8, "helium": 20, "vaultgemma": 4, "phimoe": 8, "gemma4_text": 4, "gemma3n_text": 2,
-    "bitnet": 5, "hy_v3": 8, "mellum": 4, "kolibri1": 4,
+    "bitnet": 5, "hy_v3": 8, "mellum": 4, "kolibri1": 4, "dbrx": 1,
     "qwen3_next": 2, "qwen3_5_text": 4, "qwen3_5_moe_text": 2, "nemotron_h": 8, "bamba": 8, "falcon_h1": 8,
 }  # fmt: skip
 
@@ -49,7 +49,7 @@ HEAD_DIM = {
     "glm4": 128,
     "ernie4_5": 128,
     "seed_oss": 128,
-    **dict.fromkeys(("hy_v3", "mellum", "afmoe", "kolibri1"), 128),
+    **dict.fromkeys(("hy_v3", "mellum", "afmoe", "kolibri1", "cohere2_moe"), 128),
 }
 
 

@@ -17,6 +17,8 @@ _SIZES: dict[str, dict[str, int]] = {
     "llama": _LLAMA,
     "mistral": _LLAMA | {"intermediate_size": 14336, "num_key_value_heads": 8},
     "qwen2": _LLAMA | {"intermediate_size": 22016, "num_key_value_heads": 32},
+    "paddleocr_vl_text": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 18, "head_dim": 128,
+                          "num_attention_heads": 16, "num_key_value_heads": 2, "vocab_size": 103_424},
     "qwen3_omni_moe_text": {"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
                             "moe_intermediate_size": 768, "norm_topk_prob": True},
     "mllama_text_model": _LLAMA
@@ -29,7 +31,7 @@ _SIZES: dict[str, dict[str, int]] = {
 _FLAT = ("llava", "llava_next", "llava_next_video", "qwen2_vl", "qwen2_5_vl")
 # transformers 5.24: whose output projection is tied where either configuration says so. Llama 4 goes by its text
 # model's, all others by that of the whole.
-_TIED_BY_EITHER = ("llava", "llava_onevision", "glm4v", "glm46v", "qwen2_vl", "qwen2_5_vl")
+_TIED_BY_EITHER = ("llava", "llava_onevision", "glm4v", "glm46v", "glm_ocr", "qwen2_vl", "qwen2_5_vl")
 
 
 def read_text(

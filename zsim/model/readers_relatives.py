@@ -203,7 +203,7 @@ RELATIVES: dict[str, Callable[[Fields, str], Architecture]] = {
     **dict.fromkeys(("glm", "glm4"), _glm),
     **dict.fromkeys(ENCODERS, later("readers_encoders")),
     **dict.fromkeys(MOE, later("readers_moe")),
-    **dict.fromkeys(MOE_FURTHER, later("readers_moe_further")),
+    **dict.fromkeys((*MOE_FURTHER, "cohere2_moe", "dbrx"), later("readers_moe_further")),
     **dict.fromkeys(SIBLINGS, later("readers_siblings")),
     "olmo": _olmo,
     "olmo3": _olmo3,

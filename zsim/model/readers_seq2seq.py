@@ -13,7 +13,7 @@ from zsim.model.reader_parts import read_activation, read_dropout, read_layers
 
 def _t5(fields: Fields, family: str) -> Architecture:
     """Where `tie_word_embeddings` is false (T5 1.1, FLAN-T5, and mT5 if nothing is said) the checkpoint has an output
-    projection of its own, which loading it keeps; and T5 scales what the decoder returns only if it is true."""
+    projection of its own, which loading it keeps; and T5 and UMT5 scale what the decoder returns only if it is true."""
     name = fields.text("feed_forward_proj", default="relu" if family == "t5" else "gated-gelu")
     gated = name.startswith("gated-")
     activation = "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
@@ -21,7 +21,7 @@ def _t5(fields: Fields, family: str) -> Architecture:
         fields.fail("feed_forward_proj", f"is {name!r}", "relu, gated-gelu, gated-silu ...")
     layers = read_layers(fields, "num_layers", "num_hidden_layers")
     heads = fields.size("num_heads", "num_attention_heads")
-    tied = fields.flag("tie_word_embeddings", default=family == "t5")
+    tied = fields.flag("tie_word_embeddings", default=family != "mt5")
     stack = Architecture(
         family=family,
         hidden=fields.size("d_model", "hidden_size"),
@@ -39,17 +39,17 @@ def _t5(fields: Fields, family: str) -> Architecture:
         decoder=stack,
         gated=gated,
         buckets=fields.size("relative_attention_num_buckets", default=32),
-        scaled=family == "t5" and tied,
+        scaled=family != "mt5" and tied,
     )
     decoder_layers = fields.size("num_decoder_layers", default=layers, most=10_000)
     decoder = replace(stack, kinds=(LayerKind(),) * decoder_layers, seq2seq=pair)
     return replace(stack, seq2seq=replace(pair, decoder=decoder))
 
 
-def _refuse_layerdrop(fields: Fields) -> None:
+def _refuse_layerdrop(fields: Fields, default: float = 0.0) -> None:
     for name in ("encoder_layerdrop", "decoder_layerdrop"):
-        if fields.number(name, default=0.0, low=0.0, high=1.0):
-            fields.refuse(name, name, "0")
+        if fields.number(name, default=default, low=0.0, high=1.0):
+            fields.refuse(name, f"{name}, which leaves out layers at random", "0")
 
 
 def _whisper(fields: Fields, family: str) -> Architecture:
@@ -85,7 +85,8 @@ def _whisper(fields: Fields, family: str) -> Architecture:
 
 def _bart(fields: Fields, family: str) -> Architecture:
     """Fields that are left out take the defaults of the configuration classes, which are BART's large ones."""
-    _refuse_layerdrop(fields)
+    m2m = family == "m2m_100"
+    _refuse_layerdrop(fields, default=0.05 if m2m else 0.0)
     for name in ("tie_word_embeddings", "share_encoder_decoder_embeddings"):
         if not fields.flag(name, default=True):
             fields.refuse(name, f"{family} without {name}", "true")
@@ -108,9 +109,9 @@ def _bart(fields: Fields, family: str) -> Architecture:
             kinds=(LayerKind(),) * fields.size(f"{which}_layers", default=12, most=10_000),
             tied=True,
             positions=fields.size("max_position_embeddings", default=1024),
-            activation=read_activation(fields, "activation_function", default="gelu"),
+            activation=read_activation(fields, "activation_function", default="relu" if m2m else "gelu"),
             dropout=read_dropout(fields, "dropout", default=0.1),
-            attention_dropout=read_dropout(fields, "attention_dropout"),
+            attention_dropout=read_dropout(fields, "attention_dropout", default=0.1 if m2m else 0.0),
             embedding_dropout=read_dropout(fields, "activation_dropout"),
         )
 
@@ -118,7 +119,7 @@ def _bart(fields: Fields, family: str) -> Architecture:
 
 
 SEQ2SEQ_READERS: dict[str, Callable[[Fields, str], Architecture]] = {
-    **dict.fromkeys(("t5", "mt5"), _t5),
+    **dict.fromkeys(("t5", "mt5", "umt5"), _t5),
     "whisper": _whisper,
-    **dict.fromkeys(("bart", "mbart", "pegasus", "marian"), _bart),
+    **dict.fromkeys(("bart", "mbart", "pegasus", "marian", "m2m_100"), _bart),
 }

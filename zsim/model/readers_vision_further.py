@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from zsim.model.architecture import Architecture, LayerKind, Tiles, Vision
 from zsim.model.fields import Fields
-from zsim.model.reader_parts import read_dropout, read_rotary_dim
+from zsim.model.reader_parts import read_dropout, read_kv_heads, read_rotary_dim
 from zsim.model.reader_vision_parts import LANGUAGE_MODELS, read_blocks, read_side, read_text, read_tower, text_family
 
 
@@ -123,6 +123,17 @@ def _glm4v(fields: Fields, family: str) -> Architecture:
     return _with_glm_tower(replace(text, attention_bias=True, head_dim=width, rotary_dim=rotary), fields)
 
 
+def _glm_ocr(fields: Fields, family: str) -> Architecture:
+    text = read_text(fields, family, ("glm_ocr_text",), "glm_ocr_text", read_as="glm4")
+    config = fields.section("text_config")
+    heads = read_kv_heads(config.over({"num_key_value_heads": 8}), text.heads, "num_key_value_heads")
+    width = text.head_dim if "head_dim" in config else text.hidden // text.heads
+    rotary = read_rotary_dim(config, width, "partial_rotary_factor", default=1.0)
+    return _with_glm_tower(
+        replace(text, kv_heads=heads, attention_bias=False, head_dim=width, rotary_dim=rotary), fields
+    )
+
+
 def _glm4v_moe(fields: Fields, family: str) -> Architecture:
     """GLM-4.5V: the text model of GLM-4.5 without norms of queries and keys."""
     text = read_text(fields, family, ("glm4v_moe_text",), "glm4v_moe_text", read_as="glm4_moe")
@@ -133,23 +144,58 @@ def _glm4v_moe(fields: Fields, family: str) -> Architecture:
 def _with_glm_tower(text: Architecture, fields: Fields) -> Architecture:
     parts = "glm4v" if text.family == "glm46v" else text.family
     vision = read_tower(fields, f"{parts}_vision", parts)
+    ocr = parts == "glm_ocr"
     names = {
-        "hidden": (("hidden_size",), 1536), "heads": (("num_heads",), 12), "layers": (("depth",), 24),
-        "intermediate": (("intermediate_size",), 13696), "activation": "silu",
+        "hidden": (("hidden_size",), 1024 if ocr else 1536), "heads": (("num_heads",), 16 if ocr else 12),
+        "layers": (("depth",), 24), "intermediate": (("intermediate_size",), 4096 if ocr else 13696),
+        "activation": "silu",
     }  # fmt: skip
     blocks = read_blocks(vision, f"{parts}_vision", names, lambda layer: LayerKind())
-    if (out := vision.size("out_hidden_size", default=4096)) != text.hidden:
+    if (out := vision.size("out_hidden_size", default=1536 if ocr else 4096)) != text.hidden:
         vision.fail("out_hidden_size", f"is {out}, and the text model's width {text.hidden}", str(text.hidden))
     patch = read_side(vision, "patch_size", 14)
     return replace(
         text,
         vision=Vision(
-            replace(blocks, attention_bias=vision.flag("attention_bias", default=False)),
+            replace(blocks, attention_bias=vision.flag("attention_bias", default=ocr)),
             patch=patch,
             channels=vision.size("in_channels", default=3),
             frames=vision.size("temporal_patch_size", default=2),
             merge=vision.size("spatial_merge_size", default=2),
-            positions=read_side(vision, "image_size", 336) // patch,
+            positions=0 if ocr else read_side(vision, "image_size", 336) // patch,
+            input_embedding=False,
+        ),
+    )
+
+
+def _paddleocr(fields: Fields, family: str) -> Architecture:
+    """PaddleOCR-VL; files of its own code have the text model's fields at the top. Its output projection is tied unless
+    both parts say that it is not."""
+    text = read_text(fields, family, ("paddleocr_vl_text",), "paddleocr_vl_text", read_as="llama", tied=True)
+    config = fields.section("text_config") if "text_config" in fields else fields
+    nested = "text_config" in fields
+    tied = text.tied or not nested or config.flag("tie_word_embeddings", default=True)
+    bias = config.flag("use_bias", default=False)
+    vision = read_tower(fields, "paddleocr_vl_vision", "paddleocr_vl")
+    names = {
+        "hidden": (("hidden_size",), 1152), "heads": (("num_attention_heads",), 16),
+        "layers": (("num_hidden_layers",), 27), "intermediate": (("intermediate_size",), 4304),
+        "activation": "gelu_pytorch_tanh",
+    }  # fmt: skip
+    patch = read_side(vision, "patch_size", 14)
+    return replace(
+        text,
+        tied=tied,
+        attention_bias=bias,
+        output_bias=bias,
+        mlp_bias=bias,
+        attention_dropout=0.0,
+        vision=Vision(
+            read_blocks(vision, "paddleocr_vl_vision", names, lambda layer: LayerKind(stretch=min(layer, 1))),
+            patch=patch,
+            channels=vision.size("num_channels", default=3),
+            merge=vision.size("spatial_merge_size", default=2),
+            positions=(read_side(vision, "image_size", 384) // patch) ** 2,
             input_embedding=False,
         ),
     )
@@ -179,4 +225,6 @@ FURTHER: dict[str, Callable[[Fields, str], Architecture]] = {
     "llama4": _llama4,
     **dict.fromkeys(("glm4v", "glm46v"), _glm4v),
     "glm4v_moe": _glm4v_moe,
+    "glm_ocr": _glm_ocr,
+    "paddleocr_vl": _paddleocr,
 }

@@ -84,7 +84,8 @@ def _reads_weight(module: Module, name: str, module_class: str) -> bool:
     if part == "embed_tokens":
         return module.module_class == "Llama4TextModel"
     if module_class in ("Conv2d", "Conv3d"):
-        return not module.module_class.startswith(("Idefics3", "SmolVLM", "Glm4vVisionModel", "Glm4vMoeVisionModel"))
+        without = ("Idefics3", "SmolVLM", "Glm4vVisionModel", "Glm4vMoeVisionModel", "GlmOcrVisionModel")
+        return not module.module_class.startswith(without)
     return part in ("lora_A.default", "wo", "wg", "weights_proj")
 
 

@@ -27,7 +27,7 @@ OF_ITS_TIME: dict[str, tuple[tuple[str, Release], ...]] = {
 }  # fmt: skip
 WIDENED = (*LLAMA_LIKE, *GEMMA, *MOE)  # their logits; GPT-2 and its like left them in the dtype of the run
 LOW_SOFTMAX = ("gpt_neox", "opt")  # in the dtype of the scores until 4.48
-BIASED = ("t5", "mt5")  # learn a bias of attention, which FlashAttention does not take
+BIASED = ("t5", "mt5", "umt5")  # learn a bias of attention, which FlashAttention does not take
 # With a tower or an indexer: under masks that FlashAttention does not take (`_supports_flash_attn = False` in
 # transformers 5.24).
 # What they run in its place; SDPA with such a mask in all layers is `efficient`.

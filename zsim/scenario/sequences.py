@@ -17,9 +17,9 @@ FIELD = "sequence_parallel_size"
 # of the rotated part alone. Gemma 4's heads are of two widths.
 _UNREACHED = (
     "gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "falcon", "mpt", "bloom", "bert", "roberta", "xlm-roberta",
-    "camembert", "electra", "modernbert", "modernbert-decoder", "deepseek_v2", "deepseek_v3", "deepseek_v32",
-    "glm4_moe_lite", "youtu", "glm_moe_dsa", "axk1", "minicpm3", "codegen",
-    "t5", "mt5", "bart", "mbart", "pegasus", "marian", "gemma4_text", "gemma4", "mamba2",
+    "camembert", "electra", "esm", "distilbert", "modernbert", "modernbert-decoder", "deepseek_v2", "deepseek_v3",
+    "deepseek_v32", "glm4_moe_lite", "youtu", "glm_moe_dsa", "axk1", "minicpm3", "codegen",
+    "t5", "mt5", "umt5", "bart", "mbart", "pegasus", "marian", "m2m_100", "gemma4_text", "gemma4", "mamba2",
 )  # fmt: skip
 # register_with_transformers leaves masks away, and refuses what cannot do without.
 _MASKED = ("eager", "efficient")

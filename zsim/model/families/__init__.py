@@ -39,13 +39,16 @@ OTHERS = {  # model_type -> file here, class of the root
     "bert": ("bert", "BertForMaskedLM"),
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), ("bert", "RobertaForMaskedLM")),
     "phimoe": ("phimoe", "PhimoeForCausalLM"),
+    "dbrx": ("dbrx", "DbrxForCausalLM"),
     "electra": ("bert", "ElectraForMaskedLM"),
+    "esm": ("esm", "EsmForMaskedLM"),
+    "distilbert": ("distilbert", "DistilBertForMaskedLM"),
     "modernbert": ("modernbert", "ModernBertForMaskedLM"),
     "modernbert-decoder": ("modernbert", "ModernBertDecoderForCausalLM"),
     "gpt_oss": ("gpt_oss", "GptOssForCausalLM"),
     "stablelm": ("stablelm", "StableLmForCausalLM"),
     "starcoder2": ("stablelm", "Starcoder2ForCausalLM"),
-    **dict.fromkeys(("cohere", "cohere2"), ("cohere", "CohereForCausalLM")),
+    **dict.fromkeys(("cohere", "cohere2", "cohere2_moe"), ("cohere", "CohereForCausalLM")),
     **dict.fromkeys(("glm", "glm4", "ernie4_5"), ("glm", "GlmForCausalLM")),
     **dict.fromkeys(("gpt_neo", "gpt_bigcode"), ("gpt_neo", "GPTForCausalLM")),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), ("deepseek", "DeepseekForCausalLM")),
@@ -88,17 +91,19 @@ VISION = {
         ("llava", "LlavaForConditionalGeneration"),
     ),
     "llama4": ("llama4_vision", "Llama4ForConditionalGeneration"),
-    **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), ("glm_vision", "Glm4vForConditionalGeneration")),
+    **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v", "glm_ocr"), ("glm_vision", "Glm4vForConditionalGeneration")),
     "mllama": ("mllama", "MllamaForConditionalGeneration"),
     **dict.fromkeys(("idefics3", "smolvlm"), ("idefics", "IdeficsForConditionalGeneration")),
     **dict.fromkeys(DELTA[3:], ("qwen_next", "Qwen35ForConditionalGeneration")),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), ("vlm", "QwenForConditionalGeneration")),
+    "paddleocr_vl": ("paddleocr", "PaddleOCRVLForConditionalGeneration"),
     "exaone4_5": ("exaone_vision", "Exaone45ForConditionalGeneration"),
     **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), ("omni", "ThinkerForConditionalGeneration")),
 }
 SEQ2SEQ = {
     **dict.fromkeys(("t5", "mt5"), ("t5", "T5ForConditionalGeneration")),
-    **dict.fromkeys(("bart", "mbart", "pegasus", "marian"), ("bart", "BartForConditionalGeneration")),
+    **dict.fromkeys(("bart", "mbart", "pegasus", "marian", "m2m_100"), ("bart", "BartForConditionalGeneration")),
+    "umt5": ("umt5", "UMT5ForConditionalGeneration"),
     "whisper": ("whisper", "WhisperForConditionalGeneration"),
 }
 FUSED = {  # families with kernels that are not torch's, where not LLAMA_LIKE alone
@@ -106,10 +111,20 @@ FUSED = {  # families with kernels that are not torch's, where not LLAMA_LIKE al
 }
 UNGATED = (  # whose MLP is one product, an activation and another product
     "gpt2", "gpt_neo", "gpt_bigcode", "gpt_neox", "gptj", "codegen", "opt", "phi", "falcon", "mpt", "bloom",
-    "starcoder2", "nanochat", "bert", "roberta", "xlm-roberta", "camembert", "electra",
+    "starcoder2", "nanochat", "bert", "roberta", "xlm-roberta", "camembert", "electra", "esm", "distilbert",
 )  # fmt: skip
 COMPILED_LOSS = (*LLAMA_LIKE, "gpt2")  # of transformers', whose torch.compile takes the loss with the model
-ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "modernbert", "modernbert-decoder")
+ENCODERS = (
+    "bert",
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "electra",
+    "esm",
+    "distilbert",
+    "modernbert",
+    "modernbert-decoder",
+)
 POSITIONLESS = ("gpt_bigcode", "gpt_neo", "mpt", "bloom")  # decoders whose attention is not told the positions
 FAMILIES = (*LLAMA_LIKE, *GEMMA, *MOE, *OTHERS, *VISION, *SEQ2SEQ)
 
@@ -207,6 +222,10 @@ def build(net: Net) -> Module:
     if family in VISION or family in SEQ2SEQ:
         module, name = (VISION | SEQ2SEQ)[family]
         return getattr(import_module(f"zsim.model.families.{module}"), name)(net)
+    if net.arch.labels:
+        from zsim.model.families.classifiers import SequenceClassification
+
+        return SequenceClassification(net)
     if family in OTHERS:
         module, name = OTHERS[family]
         model = getattr(import_module(f"zsim.model.families.{module}"), name)

@@ -1,5 +1,5 @@
-"""BART, mBART, Pegasus and Marian (transformers 5.24): an encoder and a decoder of one embedding, which differ in where
-norms stand and in what positions are."""
+"""BART, mBART, Pegasus, Marian and M2M-100 with NLLB (transformers 5.24): an encoder and a decoder of one embedding,
+which differ in where norms stand and in what positions are."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class Style:
     embedding_norm: bool
     sines: bool  # positions that are not trained, and an embedding that is scaled outside of its module
     held: tuple[str, ...]  # what a decoder has names for while its layers run
+    counted: bool = False  # positions past the padding of each sequence, out of a buffer; and no bias of the logits
 
 
 STYLES = {
@@ -34,6 +35,7 @@ STYLES = {
     "mbart": Style("MBart", "MBartForConditionalGeneration", True, True, False, ("padding",)),
     "pegasus": Style("Pegasus", "PegasusForConditionalGeneration", True, False, True, ("numbers", "padding")),
     "marian": Style("Marian", "MarianMTModel", False, False, True, ("padding",)),
+    "m2m_100": Style("M2M100", "M2M100ForConditionalGeneration", True, False, False, (), counted=True),
 }
 OFFSET = 2  # rows of learned positions before the first
 
@@ -49,6 +51,32 @@ class Tokens(Embedding):
     def forward(self, indices: Tensor) -> Tensor:
         out = P.embedding(indices, self.weight)
         return require_grad(self.net, out if self.sines else F.scale(out), copied=True)
+
+
+class CountedPositions(Module):
+    """Rows of a buffer of sines, counted past the padding of each sequence."""
+
+    kind = "embedding"
+
+    def __init__(self, net: Net, prefix: str) -> None:
+        super().__init__(net)
+        self.class_name = f"{prefix}SinusoidalPositionalEmbedding"
+
+    def buffers_bytes(self) -> int:
+        return 4 * (self.net.arch.positions + OFFSET) * self.net.arch.hidden
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = counted(ids)
+        out = self.net.tape.empty((*ids.shape, self.net.arch.hidden), self.net.dtype)
+        self.net.tape.memory(rows.nbytes + out.nbytes, out.nbytes)
+        return out
+
+
+def counted(ids: Tensor) -> Tensor:
+    mask = F.pointwise(F.pointwise(ids, dtype="bool"), dtype="int32")
+    counts = F.pointwise(F.pointwise(F.pointwise(mask, dtype="int64"), dtype="int32"))  # cumsum, type_as, + 0
+    counts = F.pointwise(counts, mask)
+    return F.pointwise(F.pointwise(counts, dtype="int64"))
 
 
 class Attention(whisper.Attention):
@@ -115,10 +143,7 @@ class Stack(Module):
         self.class_name = f"{style.prefix}{'Decoder' if decodes else 'Encoder'}"
         self.embed_tokens = Tokens(net, style)
         self.embed_tokens.weight = shared.weight
-        self.embed_positions = PositionTable(net, arch.positions + (0 if style.sines else OFFSET), arch.hidden)
-        how = "Sinusoidal" if style.sines else "Learned"
-        self.embed_positions.class_name = f"{style.prefix}{how}PositionalEmbedding"
-        self.embed_positions.weight.frozen = style.sines
+        self.embed_positions = CountedPositions(net, style.prefix) if style.counted else table(net, style)
         kinds = sharing(net) if decodes else arch.kinds
         self.layers = Blocks(net, kinds, lambda _index: Layer(net, style, decodes))
         if style.embedding_norm:
@@ -150,9 +175,18 @@ class Stack(Module):
 
     def _places(self, ids: Tensor, numbers: Tensor | None) -> Tensor:
         """Of learned positions one row for each sequence in an encoder, and one in a decoder, which has `numbers`."""
+        if self.style.counted:
+            return ids
         batch, tokens = ids.shape
         numbers = self.net.tape.empty((tokens,), "int64") if numbers is None else numbers
         return numbers if self.style.sines else F.pointwise(numbers, shape=(1 if self.decodes else batch, tokens))
+
+
+def table(net: Net, style: Style) -> PositionTable:
+    positions = PositionTable(net, net.arch.positions + (0 if style.sines else OFFSET), net.arch.hidden)
+    positions.class_name = f"{style.prefix}{'Sinusoidal' if style.sines else 'Learned'}PositionalEmbedding"
+    positions.weight.frozen = style.sines
+    return positions
 
 
 class BartModel(Module):
@@ -173,18 +207,18 @@ class BartForConditionalGeneration(CausalLM):
     def __init__(self, net: Net) -> None:
         super().__init__(net)
         style = STYLES[net.arch.family]
-        self.class_name = style.root
+        self.class_name, self.biased = style.root, not style.counted
         self.model = BartModel(net, style)
         self.lm_head = head(net, self.model.shared)
 
     def buffers_bytes(self) -> int:
-        """The bias of the logits, in float32."""
-        return 4 * self.net.arch.vocab
+        """The bias of the logits and tables, in float32."""
+        return super().buffers_bytes() + (4 * self.net.arch.vocab if self.biased else 0)
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         net, arch = self.net, self.net.arch
         check_pair(net, (*FLASH, "cudnn", "sdpa", "eager"))
-        if net.dtype == "float16":
+        if net.dtype == "float16" and self.biased:
             raise NotModeled(f"float16 in {arch.family}, which clamps infinities", field="precision", accepted="bf16")
         for tokens, field in ((ids.shape[1], "seq_len"), (labels.shape[1], "target_len")):
             if tokens > arch.positions:
@@ -193,5 +227,6 @@ class BartForConditionalGeneration(CausalLM):
         decoder_ids = shifted_right(labels)
         hidden, _memory = self.model(ids, decoder_ids)
         logits = self.lm_head(hidden)
-        logits = F.add(logits, given(net, (1, arch.vocab), net.dtype))
+        if self.biased:
+            logits = F.add(logits, given(net, (1, arch.vocab), net.dtype))
         return masked_loss(F.wide(logits), labels)

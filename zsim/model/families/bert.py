@@ -65,9 +65,14 @@ class Embeddings(Module):
         s = ids.shape[1]
         if not self.counts:
             return Tensor(Storage(self.net.tape, (1, s), "int64", False), (1, s), row_major((1, s)), "int64")
-        mask = F.pointwise(F.pointwise(ids, dtype="bool"), dtype="int32")
-        counted = F.pointwise(F.pointwise(mask, dtype="int64"), dtype="int32")
-        return F.pointwise(F.pointwise(F.pointwise(counted, mask), dtype="int64"))
+        return counted(ids)
+
+
+def counted(ids: Tensor) -> Tensor:
+    """`create_position_ids_from_input_ids`"""
+    mask = F.pointwise(F.pointwise(ids, dtype="bool"), dtype="int32")
+    counts = F.pointwise(F.pointwise(mask, dtype="int64"), dtype="int32")
+    return F.pointwise(F.pointwise(F.pointwise(counts, mask), dtype="int64"))
 
 
 class SelfAttention(Module):
@@ -85,7 +90,7 @@ class SelfAttention(Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         arch, d = self.net.arch, self.net.arch.head_dim
         b, s, _ = x.shape
-        q, k, v = split_heads(self.query(x), d), split_heads(self.key(x), d), split_heads(self.value(x), d)
+        q, k, v = (split_heads(projected, d) for projected in self.projections(x))
         weights = None
         if self.net.attention == "eager":
             weights = F.scale(P.matmul(q, F.transpose(k, 2, 3)))
@@ -97,6 +102,9 @@ class SelfAttention(Module):
         else:
             out = flash_attention(q, k, v, self.net.attention, causal=False)
         return F.reshape(F.contiguous(F.transpose(out, 1, 2)), b, s, -1), weights
+
+    def projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.query(x), self.key(x), self.value(x)
 
 
 class Output(Module):

@@ -1,15 +1,17 @@
-"""Cohere's Command R (cohere) and R7B / A (cohere2): attention and MLP in parallel, norms and rotation in float32."""
+"""Cohere's Command R (cohere) and R7B / A (cohere2): attention and MLP in parallel, norms and rotation in float32. With
+experts in the MLP's place (cohere2_moe) norms may be Llama's."""
 
 from __future__ import annotations
 
 from zsim.model import functional as F
-from zsim.model.families import llama
+from zsim.model import products as P
+from zsim.model.families import llama, moe
 from zsim.model.families.glm import rotate_neighbours
 from zsim.model.families.relatives import Model
 from zsim.model.graph import Tensor
-from zsim.model.layers import Linear, Module, Net, Weight
+from zsim.model.layers import Linear, Module, Net, RMSNorm, Weight
 
-PREFIX = {"cohere": "Cohere", "cohere2": "Cohere2"}
+PREFIX = {"cohere": "Cohere", "cohere2": "Cohere2", "cohere2_moe": "Cohere2Moe"}
 
 
 def subtract(a: Tensor, b: Tensor) -> Tensor:
@@ -63,13 +65,62 @@ class Attention(llama.Attention):
         return F.to(turned_q, dtype), F.to(turned_k, dtype)
 
 
+class Router(Module):
+    """The largest logits, and of these the softmax, or their sigmoids."""
+
+    kind = "router"
+
+    def __init__(self, net: Net, prefix: str) -> None:
+        super().__init__(net)
+        self.class_name = f"{prefix}TopKRouter"
+        self.weight = Weight(net, net.arch.experts.experts, net.arch.hidden)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        experts = self.net.arch.experts
+        logits = P.linear(x, self.weight)
+        values, chosen = P.topk(logits, experts.top_k)
+        if not experts.sigmoid:
+            return logits, F.to(P.softmax(F.to(values, "float32")), x.dtype), chosen
+        values = F.activation_by_result(values)
+        if experts.norm_top_k:
+            values = F.divide(values, F.sum_last(values))
+        return logits, values, chosen
+
+
+class MoE(Module):
+    kind = "experts"
+
+    def __init__(self, net: Net, prefix: str) -> None:
+        super().__init__(net)
+        shared = net.arch.experts.shared
+        self.class_name = f"{prefix}SparseMoeBlock"
+        self.gate = Router(net, prefix)
+        self.experts = moe.Experts(net, prefix)
+        self.shared_experts = llama.MLP(net, prefix, shared) if shared else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = F.reshape(x, -1, x.shape[-1])
+        _logits, weights, chosen = self.gate(flat)
+        out = self.experts(flat, chosen, weights)
+        if self.shared_experts:
+            shared = self.shared_experts(flat)
+            out = F.add(out, shared)
+            out = F.scale(out) if self.net.arch.experts.averages else out
+        return F.reshape(out, *x.shape)
+
+
+def norm(net: Net, prefix: str) -> Module:
+    width = net.arch.hidden
+    return RMSNorm(net, width, f"{prefix}RMSNorm") if net.arch.rms_norms else LayerNorm(net, prefix, width)
+
+
 class Block(llama.Block):
     def __init__(self, net: Net, prefix: str, index: int) -> None:
         Module.__init__(self, net)
         self.class_name = f"{prefix}DecoderLayer"
         self.self_attn = Attention(net, prefix, index)
-        self.mlp = llama.MLP(net, prefix)
-        self.input_layernorm = LayerNorm(net, prefix, net.arch.hidden)
+        self.mlp = MoE(net, prefix) if net.arch.kinds[index].sparse else llama.MLP(net, prefix)
+        self.input_layernorm = norm(net, prefix)
 
     def forward(self, x: Tensor, *context: Tensor) -> Tensor:
         residual = x
@@ -82,13 +133,13 @@ class Block(llama.Block):
 class CohereModel(Model):
     def __init__(self, net: Net, prefix: str) -> None:
         super().__init__(net, prefix)
-        self.types = prefix == "Cohere2"
+        self.types = prefix != "Cohere"
 
     def block(self, prefix: str, index: int) -> Module:
         return Block(self.net, prefix, index)
 
     def final_norm(self, prefix: str) -> Module:
-        return LayerNorm(self.net, prefix, self.net.arch.hidden)
+        return norm(self.net, prefix)
 
 
 class CohereForCausalLM(llama.LlamaForCausalLM):

@@ -110,7 +110,7 @@ class V3Attention(Attention):
         return turned_pairs(q, k, tables, dim=1)
 
 
-class EarlierV3Attention(V3Attention):
+class EarlierAttention(Attention):
     """Before transformers 5 (4.57): keys and values of all heads first, then the rotation, and keys by `torch.cat`."""
 
     def forward(self, x: Tensor, *context: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -163,6 +163,14 @@ class V2Attention(Attention):
         q_pairs, k_pairs = complex_pairs(q), complex_pairs(k)
         turned = F.to(F.reshape(complex_product(q_pairs, table), *q.shape), q.dtype)
         return turned, F.to(F.reshape(complex_product(k_pairs, table), *k.shape), k.dtype)
+
+
+class EarlierV2Attention(EarlierAttention, V2Attention):
+    pass
+
+
+class EarlierV3Attention(EarlierAttention, V3Attention):
+    pass
 
 
 class Router(Module):
@@ -248,12 +256,12 @@ class MoE(Module):
 
 
 ATTENTION = {"DeepseekV2": V2Attention, "DeepseekV3": V3Attention}
+EARLIER = {"DeepseekV2": EarlierV2Attention, "DeepseekV3": EarlierV3Attention}
 
 
 class Block(llama.Block):
     def attention(self, prefix: str, index: int) -> Module:  # type: ignore[override]
-        earlier = self.net.arch.experts.modules
-        return (EarlierV3Attention if earlier else ATTENTION[prefix])(self.net, prefix, index)
+        return (EARLIER if self.net.arch.experts.modules else ATTENTION)[prefix](self.net, prefix, index)
 
     def feed_forward(self, prefix: str, index: int) -> Module:
         if self.net.arch.kinds[index].sparse:
@@ -266,7 +274,7 @@ def experts(net: Net, prefix: str) -> Module:
     if net.arch.experts.modules:
         from zsim.model.families import moe_modules
 
-        return moe_modules.GroupedMoE(net, prefix)
+        return (moe_modules.V2MoE if prefix == "DeepseekV2" else moe_modules.GroupedMoE)(net, prefix)
     return MoE(net, prefix)
 
 

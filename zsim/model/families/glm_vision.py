@@ -1,6 +1,7 @@
 """GLM-4.1V and GLM-4.5V (transformers 5.24, modeling_glm4v.py, modeling_glm4v_moe.py): Qwen2.5-VL's patches under
 positions that are sampled from a learned grid, merged by a convolution, and the text model of GLM-4 or GLM-4.5 with
-positions of time, row and column."""
+positions of time, row and column. GLM-OCR (modeling_glm_ocr.py) has no such grid, and norms its tower's queries and
+keys; its layer that predicts further tokens is not built."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from zsim.model.families.vlm import MRotary, QwenModel, QwenTextModel, VisionLan
 from zsim.model.graph import Tensor
 from zsim.model.layers import Activation, Blocks, LayerNorm, Linear, Module, Net, RMSNorm
 
-PREFIXES = {"glm4v": "Glm4v", "glm4v_moe": "Glm4vMoe", "glm46v": "Glm4v"}
-MLPS = {"Glm4v": "Glm4VisionMlp", "Glm4vMoe": "Glm4vMoeisionMlp"}  # as they are written
+PREFIXES = {"glm4v": "Glm4v", "glm4v_moe": "Glm4vMoe", "glm46v": "Glm4v", "glm_ocr": "GlmOcr"}
+MLPS = {"Glm4v": "Glm4VisionMlp", "Glm4vMoe": "Glm4vMoeisionMlp", "GlmOcr": "GlmOcrVisionMlp"}  # as they are written
 
 
 def norm(net: Net, prefix: str, width: int) -> RMSNorm:
@@ -31,13 +32,27 @@ class TowerMLP(Module):
     def __init__(self, net: Net, prefix: str, width: int) -> None:
         super().__init__(net)
         self.class_name = MLPS[prefix]
-        self.gate_proj = Linear(net, net.arch.hidden, width)
-        self.up_proj = Linear(net, net.arch.hidden, width)
-        self.down_proj = Linear(net, width, net.arch.hidden)
+        bias = prefix == "GlmOcr" and net.arch.attention_bias
+        self.gate_proj = Linear(net, net.arch.hidden, width, bias)
+        self.up_proj = Linear(net, net.arch.hidden, width, bias)
+        self.down_proj = Linear(net, width, net.arch.hidden, bias)
         self.act_fn = Activation(net, net.arch.activation)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.mul(self.act_fn(self.gate_proj(x)), self.up_proj(x)))
+
+
+class NormedAttention(QwenAttention):
+    def __init__(self, net: Net, vision: Vision, class_name: str, windowed: bool) -> None:
+        super().__init__(net, vision, class_name, windowed)
+        self.q_norm = norm(net, "GlmOcr", net.arch.head_dim)
+        self.k_norm = norm(net, "GlmOcr", net.arch.head_dim)
+
+    def heads(self, x: Tensor) -> list[Tensor]:
+        q, k, v = super().heads(x)
+        q = self.q_norm(q)
+        k = self.k_norm(k)
+        return [q, k, v]
 
 
 class TowerBlock(Module):
@@ -47,10 +62,12 @@ class TowerBlock(Module):
         super().__init__(net)
         self.class_name = f"{prefix}VisionBlock"
         self.norm1, self.norm2 = norm(net, prefix, net.arch.hidden), norm(net, prefix, net.arch.hidden)
-        self.attn = QwenAttention(net, vision, f"{prefix}VisionAttention", windowed=False)
-        self.attn.qkv = Linear(net, net.arch.hidden, 3 * net.arch.hidden, net.arch.attention_bias)
-        self.attn.proj = Linear(net, net.arch.hidden, net.arch.hidden)
-        self.mlp = TowerMLP(net, prefix, width)
+        ocr, bias = prefix == "GlmOcr", net.arch.attention_bias
+        attention = NormedAttention if ocr else QwenAttention
+        self.attn = attention(net, vision, f"{prefix}VisionAttention", windowed=False)
+        self.attn.qkv = Linear(net, net.arch.hidden, 3 * net.arch.hidden, bias)
+        self.attn.proj = Linear(net, net.arch.hidden, net.arch.hidden, ocr and bias)
+        self.mlp = TowerMLP(net, prefix, net.arch.intermediate if ocr else width)
 
     def forward(self, x: Tensor, *tables: Tensor) -> Tensor:
         x = F.add(x, self.attn(self.norm1(x), *tables))
@@ -87,9 +104,9 @@ class Embeddings(Module):
 class Merger(Module):
     kind = "activation"
 
-    def __init__(self, net: Net, prefix: str, width: int) -> None:
+    def __init__(self, net: Net, prefix: str, width: int, between: int) -> None:
         super().__init__(net)
-        self.class_name, between = f"{prefix}VisionPatchMerger", net.arch.intermediate
+        self.class_name = f"{prefix}VisionPatchMerger"
         self.proj = Linear(net, width, width)
         self.post_projection_norm = LayerNorm(net, width)
         self.gate_proj = Linear(net, width, between)
@@ -111,12 +128,13 @@ class Tower(Module):
         super().__init__(net)
         self.class_name = f"{prefix}VisionModel"
         self.vision, self.width, hidden = vision, width, net.arch.hidden
-        self.embeddings = Embeddings(net, vision, prefix)
+        self.embeddings = Embeddings(net, vision, prefix) if vision.positions else None
         self.patch_embed = QwenPatches(net, vision, f"{prefix}VisionPatchEmbed", bias=True)
         self.rotary_pos_emb = QwenRotary(net, f"{prefix}VisionRotaryEmbedding")
         self.blocks = Blocks(net, net.arch.kinds, lambda _index: TowerBlock(net, vision, prefix, width))
-        self.merger = Merger(net, prefix, width)
-        self.post_conv_layernorm = norm(net, prefix, hidden)
+        between = net.arch.intermediate if vision.positions else width * vision.channels
+        self.merger = Merger(net, prefix, width, between)
+        self.post_conv_layernorm = norm(net, prefix, hidden) if vision.positions else None
         self.downsample = Convolution(net, "Conv2d", (hidden, vision.merge, vision.merge), width, bias=True)
         self.post_layernorm = norm(net, prefix, hidden)
 
@@ -126,12 +144,14 @@ class Tower(Module):
         rows, columns = pixels.grid(self.vision, net.images)
         places, images = given(net, (patches, 2), "int64"), patches // (rows * columns)
         x = self.patch_embed(pixel_values)
-        x = self.post_conv_layernorm(x)
+        if self.post_conv_layernorm:
+            x = self.post_conv_layernorm(x)
         tables = self.rotary_pos_emb(x, places)
-        lengths = net.tape.empty((images,), "int32")  # noqa: F841  of sequences: the name lives to the end
+        lengths = net.tape.empty((images,), "int32") if self.embeddings else None  # noqa: F841  lives to the end
         if net.layers_save(x):
             net.tape.share(*tables)
-        x = self.embeddings(x, images)
+        if self.embeddings:
+            x = self.embeddings(x, images)
         for block in self.blocks:
             x = run_block(net, block, x, *tables)
         x = self.post_layernorm(x)
@@ -156,7 +176,7 @@ class TextBlock(glm.Glm4Block):
         super().__init__(net, prefix, index)
         for part in self.children.values():
             if isinstance(part, RMSNorm):
-                part.class_name = "Glm4vRMSNorm"
+                part.class_name = f"{prefix.removesuffix('Text')}RMSNorm"
 
     def attention(self, prefix: str, index: int) -> llama.Attention:
         return TextAttention(self.net, prefix, index)
@@ -167,19 +187,48 @@ class TextBlock(glm.Glm4Block):
         return mlp
 
 
+def earlier(net: Net) -> bool:
+    """Before transformers 5, when experts were modules."""
+    return bool(net.arch.moe and net.arch.moe.modules)
+
+
+class EarlierAttention(GlmAttention):
+    """Each layer took its sections of all tables."""
+
+    def rotated(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return super().rotated(q, k, self._chosen(cos), self._chosen(sin))
+
+    def _chosen(self, table: Tensor) -> Tensor:
+        _, _, b, s, width = table.shape
+        return F.unsqueeze(F.pointwise(table, shape=(b, s, width)), 1)
+
+
+class EarlierRotary(MRotary):
+    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        _, b, s = positions.shape
+        wide = F.pointwise(positions, dtype="float32")
+        angles = F.pointwise(wide, shape=(3, b, s, self.dim // 2))
+        angles = F.cat((angles, angles))
+        cos = F.pointwise(F.pointwise(angles))
+        sin = F.pointwise(F.pointwise(angles))
+        return F.to(cos, x.dtype), F.to(sin, x.dtype)
+
+
 class ExpertsBlock(llama.Block):
     def attention(self, prefix: str, index: int) -> llama.Attention:
-        return GlmAttention(self.net, prefix, index)
+        return (EarlierAttention if earlier(self.net) else GlmAttention)(self.net, prefix, index)
 
     def feed_forward(self, prefix: str, index: int) -> Module:
-        return deepseek.MoE(self.net, prefix) if self.net.arch.kinds[index].sparse else llama.MLP(self.net, prefix)
+        sparse = self.net.arch.kinds[index].sparse
+        return deepseek.experts(self.net, prefix) if sparse else llama.MLP(self.net, prefix)
 
 
 class TextModel(QwenTextModel):
     def __init__(self, net: Net, prefix: str) -> None:
         super().__init__(net, f"{prefix}Text")
         self.class_name, self.norm.class_name = f"{prefix}TextModel", f"{prefix}RMSNorm"
-        self.rotary_emb = MRotary(net, net.arch.rotary_dim or net.arch.head_dim, f"{prefix}TextRotaryEmbedding")
+        width = net.arch.rotary_dim or net.arch.head_dim
+        self.rotary_emb = (EarlierRotary if earlier(net) else MRotary)(net, width, f"{prefix}TextRotaryEmbedding")
 
     def block(self, prefix: str, index: int) -> Module:
         return (ExpertsBlock if self.net.arch.moe else TextBlock)(self.net, prefix, index)
@@ -191,6 +240,8 @@ class GlmModel(QwenModel):
         self.class_name = f"{prefix}Model"
         self.visual = Tower(net.tower(), vision_of(net), prefix, net.arch.hidden)
         self.language_model = TextModel(net, prefix)
+        for block in self.visual.blocks:
+            block.called_again = earlier(net)  # as llama.Block
 
 
 class Glm4vForConditionalGeneration(VisionLanguageModel):

@@ -108,6 +108,15 @@ class HunYuanMoE(Module):
         return F.add(out, shared)
 
 
+def hunyuan_experts(net: Net, prefix: str) -> Module:
+    """As modules where transformers is older than 5."""
+    if net.arch.experts.modules:
+        from zsim.model.families import moe_modules
+
+        return moe_modules.HunYuanMoE(net, prefix)
+    return HunYuanMoE(net, prefix)
+
+
 # ---------------------------------------------------------------------------------------------------- ERNIE
 
 
@@ -261,7 +270,7 @@ FAMILIES = {
     "solar_open": Family("SolarOpen", llama.Attention),
     "exaone_moe": Family("ExaoneMoe", relatives.Exaone4Attention, ExaoneMoE, types=True),
     "minimax_m2": Family("MiniMaxM2", PartAttention, MiniMaxMoE),
-    "hunyuan_v1_moe": Family("HunYuanMoEV1", relatives.HunYuanAttention, HunYuanMoE),
+    "hunyuan_v1_moe": Family("HunYuanMoEV1", relatives.HunYuanAttention, hunyuan_experts),
     "ernie4_5_moe": Family("Ernie4_5_Moe", glm.ErnieAttention, ErnieMoE),
     "youtu": Family("Youtu", deepseek.V3Attention),  # without experts
 }

@@ -93,6 +93,9 @@ class QwenAttention(Module):
             outputs = [attend(self.net, *part)[0] for part in zip(*splits, strict=True)]
             out = F.cat(outputs, dim=1)
         out = F.contiguous(F.reshape(out, patches, -1))
+        return self.projected(out)
+
+    def projected(self, out: Tensor) -> Tensor:
         return self.proj(out)
 
     def heads(self, x: Tensor) -> list[Tensor]:

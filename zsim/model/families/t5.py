@@ -17,7 +17,7 @@ from zsim.model.fused_attention import flash_attention
 from zsim.model.graph import Tensor
 from zsim.model.layers import Activation, Blocks, Dropout, Embedding, Linear, Module, ModuleList, Net, Weight
 
-PREFIXES = {"t5": "T5", "mt5": "MT5"}
+PREFIXES = {"t5": "T5", "mt5": "MT5", "umt5": "UMT5"}
 
 
 class T5Norm(Module):
@@ -131,9 +131,7 @@ class Attention(Module):
             found = F.pointwise(F.pointwise(F.pointwise(F.pointwise(distances, dtype="bool"), dtype="int64")))
             behind = F.pointwise(distances)
         small = F.pointwise(behind, dtype="bool")
-        far = F.pointwise(F.pointwise(behind, dtype="float32"))
-        far = F.pointwise(F.pointwise(far))
-        far = F.pointwise(F.pointwise(far), dtype="int64")
+        far, _held = self._far(behind)
         far = F.pointwise(far)
         far = F.pointwise(far, F.pointwise(far))
         chosen = F.pointwise(small, behind, far, dtype="int64")
@@ -141,6 +139,12 @@ class Attention(Module):
             return F.pointwise(chosen)
         found.tape.memory(found.nbytes + chosen.nbytes, found.nbytes)
         return found
+
+    def _far(self, behind: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Logarithms as integers, and what is alive as long."""
+        far = F.pointwise(F.pointwise(behind, dtype="float32"))
+        far = F.pointwise(F.pointwise(far))
+        return F.pointwise(F.pointwise(far), dtype="int64"), None
 
 
 class AttentionLayer(Module):
@@ -206,16 +210,18 @@ class FeedForward(Module):
 
 class Block(Module):
     kind = "residual"
+    attention: type[Attention] = Attention
+    attention_layer: type[AttentionLayer] = AttentionLayer
 
     def __init__(self, net: Net, prefix: str, decodes: bool, first: bool) -> None:
         super().__init__(net)
         self.class_name = f"{prefix}Block"
         self.decodes, self.first = decodes, first
-        own = Attention(net, prefix, biased=first, causal=decodes, crosses=False)
-        parts: list[Module] = [AttentionLayer(net, prefix, "SelfAttention", own)]
+        own = self.attention(net, prefix, biased=first, causal=decodes, crosses=False)
+        parts: list[Module] = [self.attention_layer(net, prefix, "SelfAttention", own)]
         if decodes:
-            cross = Attention(net, prefix, biased=False, causal=False, crosses=True)
-            parts.append(AttentionLayer(net, prefix, "EncDecAttention", cross))
+            cross = self.attention(net, prefix, biased=False, causal=False, crosses=True)
+            parts.append(self.attention_layer(net, prefix, "EncDecAttention", cross))
         self.layer = ModuleList(net, [*parts, FeedForward(net, prefix)])
 
     def forward(self, x: Tensor, *given: Tensor) -> tuple[Tensor | list[Tensor], ...]:
@@ -241,10 +247,14 @@ class Stack(Module):
         self.embed_tokens = Embedding(net, net.arch.vocab, net.arch.hidden)
         self.embed_tokens.weight = shared.weight
         self.embed_tokens.copied = net.arch.dropout > 0
-        self.block = Blocks(net, sharing(net), lambda index: Block(net, prefix, decodes, first=index == 0))
+        self.block = self.blocks(prefix)
         self.final_layer_norm = T5Norm(net, prefix)
         self.final_layer_norm.role = "norm"
         self.dropout = Dropout(net, net.arch.dropout)
+
+    def blocks(self, prefix: str) -> Blocks:
+        net = self.net
+        return Blocks(net, sharing(net), lambda index: Block(net, prefix, self.decodes, first=index == 0))
 
     def forward(self, ids: Tensor, memory: Tensor | None = None) -> Tensor:
         net = self.net
@@ -267,11 +277,14 @@ class T5ForConditionalGeneration(CausalLM):
         prefix = PREFIXES[net.arch.family]
         self.class_name = f"{prefix}ForConditionalGeneration"
         self.shared = Embedding(net, net.arch.vocab, net.arch.hidden)
-        self.encoder = Stack(net.encoder(), prefix, self.shared, decodes=False)
-        self.decoder = Stack(net.decoder(), prefix, self.shared, decodes=True)
+        self.encoder = self.stack(net.encoder(), prefix, self.shared, decodes=False)
+        self.decoder = self.stack(net.decoder(), prefix, self.shared, decodes=True)
         self.lm_head = Head(net, net.arch.hidden, net.arch.vocab)
         if net.arch.tied:
             self.lm_head.weight = self.shared.weight
+
+    def stack(self, net: Net, prefix: str, shared: Embedding, decodes: bool) -> Stack:
+        return Stack(net, prefix, shared, decodes)
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         net = self.net
