@@ -12,7 +12,7 @@ _TITLES = {"deepspeed": "DeepSpeed", "fsdp2": "FSDP2", "fsdp1": "FSDP1", "ddp": 
 # The sources of a GPU say little of the next one: left out in turn, every fourth was more than twice as far off as the
 # others' average. Drawn towards the first errors of all sources as if these were four sources more, every seventh; two
 # or eight of them serve as well. Chosen on four rounds, it held in the fifth; of all 72 sources of seven rounds 11 are
-# so far off, 16 without it (validation/REPORT.md, "What the printed error is worth").
+# so far off, 15 without it (validation/REPORT.md, "What the printed error is worth").
 UNSEEN_SOURCES = 4
 HELD_UP = 0.2
 LINEAR_ATTENTION = "linear attention"
