@@ -226,6 +226,8 @@ def test_fsdp_plans(write) -> None:
         world_size=8, grouping="titan", load="meta"
     )
     assert plan_of(write(framework="fsdp1")) == Fsdp1Plan(world_size=8)
+    pure = plan_of(write("fsdp: {storage_dtype: bfloat16}\n", framework="fsdp1"))
+    assert pure == Fsdp1Plan(world_size=8, storage_dtype="bfloat16")
     float32 = plan_of(write("precision: fp32\n", framework="fsdp2"))
     assert (float32.param_dtype, float32.reduce_dtype) == ("float32", "float32")
     text = "fsdp: {sharding_strategy: HYBRID_SHARD, mesh: [2, 4], backward_prefetch: NONE}\n"

@@ -164,9 +164,36 @@ def _fsdp1() -> list[Config]:
         config_of("fsdp1", "full_shard", model="gpt2"),
         config_of("fsdp1", "full_shard_tied", over=TIED),
         config_of("fsdp1", "lora", lora=LORA),
+        *_in_bfloat16(),
         *_by_size(),
         *_by_class(),
         *_adapter_units(),
+    ]
+
+
+def _in_bfloat16() -> list[Config]:
+    """FSDP1 around a model that is in bfloat16, without mixed precision and with a policy that says bfloat16 again or
+    reduces in float32: shards, gradients and Adam's moments are in bfloat16."""
+    one: Config = {"dtype": "bfloat16"}
+    plain: Config = {"mp": False}
+    return [
+        config_of("fsdp1", "pure", 4, **one, fsdp=plain),
+        config_of("fsdp1", "pure", ga=2, **one, fsdp=plain),
+        config_of("fsdp1", "pure_policy", **one),
+        config_of("fsdp1", "pure_reducefp32", **one, fsdp={"reduce_dtype": "float32"}),
+        config_of("fsdp1", "pure_reducefp32", ga=2, **one, fsdp={"reduce_dtype": "float32"}),
+        config_of("fsdp1", "pure_flat", **one, fsdp=plain | {"use_orig_params": False}),
+        config_of("fsdp1", "pure_no_shard", ga=2, **one, fsdp=plain | {"strategy": "NO_SHARD"}),
+        config_of(
+            "fsdp1", "pure_grad_op_nosync", ga=2, **one, fsdp=plain | {"strategy": "SHARD_GRAD_OP", "no_sync": True}
+        ),
+        config_of("fsdp1", "pure_hybrid2x2", 4, **one, fsdp=plain | {"strategy": "HYBRID_SHARD", "mesh": [2, 2]}),
+        config_of("fsdp1", "pure_odd", 4, **one, over=ODD_SIZES, fsdp=plain),
+        config_of("fsdp1", "pure_offload", **one, fsdp=plain | {"offload": True}),
+        config_of("fsdp1", "pure_ckpt", **one, ckpt=True, impl="foreach", fsdp=plain),
+        config_of("fsdp1", "pure_frozen", **one, freeze=["embed_tokens", "layers.0."], fsdp=plain),
+        config_of("fsdp1", "pure", model="gpt2", **one, fsdp=plain),
+        config_of("fsdp1", "pure_by_size", ga=2, **one, fsdp=plain | {"min_num_params": 300_000}),
     ]
 
 

@@ -213,7 +213,11 @@ class FsdpField(Section):
     mesh: tuple[Few, Few] | None = Field(None, description="[replicate, shard] for HSDP")
     cpu_offload: bool | None = None
     offload_pin_memory: bool | None = None
-    storage_dtype: Dtype | None = Field(None, description="fsdp2: of the shards that the optimizer updates")
+    storage_dtype: Dtype | None = Field(
+        None,
+        description="of the shards that the optimizer updates, and of its states; float32 unless given: under mixed "
+        "precision accelerate widens what was loaded in another type. bfloat16: trained without master weights",
+    )
     reshard_after_forward: bool | Few | None = Field(None, description="fsdp2")
     root_reshard_after_forward: bool | None = Field(None, description="fsdp2")
     prefetch: Annotated[int, Range(0, 10**6)] | None = Field(None, description="fsdp2: depth of explicit prefetching")

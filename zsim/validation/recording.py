@@ -211,14 +211,17 @@ _FSDP1 = {
     "strategy": "sharding_strategy", "backward_prefetch": "backward_prefetch", "forward_prefetch": "forward_prefetch",
     "reduce_dtype": "reduce_dtype", "mesh": "mesh", "no_sync": "no_sync", "use_orig_params": "use_orig_params",
     "offload": "cpu_offload", "adapter_units": "adapter_units", "param_dtype": "param_dtype",
-    "min_num_params": "min_num_params", "wrap": "wrap",
+    "min_num_params": "min_num_params", "wrap": "wrap", "mp": "",
 }  # fmt: skip
 
 
 def _fsdp1(config: Mapping[str, Any], world: int) -> Fsdp1Plan:
-    fields = _take(config.get("fsdp", {}), _FSDP1, "fsdp")
+    settings, stored = config.get("fsdp", {}), config.get("dtype", "float32")
+    fields = _take(settings, _FSDP1, "fsdp")
+    if not settings.get("mp", True):
+        fields |= {"param_dtype": stored, "reduce_dtype": stored}
     fields |= {name: tuple(fields[name]) for name in ("mesh", "wrap") if name in fields}
-    return Fsdp1Plan(**_shared(config, world), storage_dtype=config.get("dtype", "float32"), **fields)
+    return Fsdp1Plan(**_shared(config, world), storage_dtype=stored, **fields)
 
 
 _ZERO = {
