@@ -21,9 +21,10 @@ _LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
 _LAUNCHING_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _TRAIN = {  # commands of tools, by the subcommand that trains
     "axolotl": ("train",), "llamafactory-cli": ("train",), "lmf": ("train",), "trl": ("sft",),
-    "swift": swift_start.TASKS,
+    "swift": swift_start.TASKS, "oumi": ("train",),
 }  # fmt: skip
 _OPTIONS = ("config", "config_file", "job.config_file")
+_SHORT = ("-c",)  # of --config (oumi)
 _RECIPE = re.compile(r"[^=]*\.(ya?ml|toml)$")
 _POSITIONAL = re.compile(r"[^=]*\.(ya?ml|toml|json)$")
 _OTHER_WORK = re.compile(r"eval|infer|generat|convert|merge|export|test|preprocess|prepare|serve|dry_run|download")
@@ -33,7 +34,7 @@ _WITHOUT_TRAINING = re.compile(
 _MEGATRON = re.compile(r"(^|[ /])(_?megatron[ /](sft|pt|rlhf)\b)")
 # What else is started by its name, for which there is no reader.
 _TOOLS = {
-    "openrlhf": "OpenRLHF", "verl": "verl", "oumi": "oumi", "tune": "torchtune",
+    "openrlhf": "OpenRLHF", "verl": "verl", "tune": "torchtune",
     "xtuner": "xtuner", "litgpt": "LitGPT", "nanotron": "nanotron", "megatron": "Megatron", "nemo": "NeMo",
     "nemo_automodel": "NeMo AutoModel",
 }  # fmt: skip
@@ -52,8 +53,8 @@ def program_at(words: list[str]) -> int | None:
     """Where the program stands that a command starts: a file, a module or a tool's own command."""
     for n, word in enumerate(words):
         name, before = Path(word).name, words[n - 1] if n else ""
-        if name in _TRAIN and before != "-m" and n + 1 < len(words):
-            return n
+        if name in _TRAIN and before != "-m" and n + 1 < len(words) and words[n + 1] != "distributed":
+            return n  # `oumi distributed torchrun -m oumi train`: the second one trains
         if word.endswith(".py") or (before in ("-m", "--module") and name not in _LAUNCHING_MODULES):
             return n
     return None
@@ -85,7 +86,8 @@ def recipe_of(words: list[str]) -> str | None:
         *pairwise(given),
         *(word.split("=", 1) for word in given if word.startswith("--") and "=" in word),
     ]:
-        if option.lstrip("-").replace("-", "_") in _OPTIONS and option.startswith("--") and _RECIPE.fullmatch(value):
+        named = option.startswith("--") and option.lstrip("-").replace("-", "_") in _OPTIONS
+        if (named or option in _SHORT) and _RECIPE.fullmatch(value):
             return value
     first = given[0] if given else ""
     return first if _POSITIONAL.fullmatch(first) and not first.startswith("-") else None

@@ -210,7 +210,7 @@ class FsdpField(Section):
         None,
         description="of gradients as they are reduced; that of the run, as accelerate has it, float32 in torchtitan",
     )
-    mesh: tuple[Few, Few] | None = Field(None, description="[replicate, shard] for HSDP")
+    mesh: tuple[Few, Few] | None = Field(None, description="[replicate, shard] for HSDP; fsdp1: by node unless given")
     cpu_offload: bool | None = None
     offload_pin_memory: bool | None = None
     storage_dtype: Dtype | None = Field(

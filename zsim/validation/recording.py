@@ -276,6 +276,11 @@ def _deepspeed(config: Mapping[str, Any], world: int) -> DeepSpeedPlan:
         fields["seq_parallel_communication_data_type"] = _DTYPES[name]
     if accum := settings.get("data_types", {}).get("grad_accum_dtype"):
         fields["grad_accum_dtype"] = _DTYPES[accum]
+    if not enabled and "dtype" in config:  # a model in 16 bits, trained as one in float32
+        fields |= {"dtype": config["dtype"], "communication_data_type": "float32", "check_grad_overflow": False}
+        fields |= {"grad_accum_dtype": "float32"} if fields["stage"] >= 2 else {}
+    else:
+        fields["check_grad_overflow"] = settings.get("bf16", {}).get("check_grad_overflow", True)
     optimizer = settings.get("optimizer", {}).get("params", {})
     muon = settings.get("optimizer", {}).get("type") == "Muon"
     experts = settings.get("expert_parallel", {})
@@ -293,7 +298,6 @@ def _deepspeed(config: Mapping[str, Any], world: int) -> DeepSpeedPlan:
             ns_method=optimizer.get("ns_method", "gram"),
         ),
         prescale_gradients=settings.get("prescale_gradients", False),
-        check_grad_overflow=settings.get("bf16", {}).get("check_grad_overflow", True),
         bf16_master_weights_and_grads=settings.get("bf16", {}).get("bf16_master_weights_and_grads", False),
         bf16_optimizer_states=settings.get("bf16", {}).get("bf16_optimizer_states", False),
         torch_autocast=settings["torch_autocast"]["dtype"] if "torch_autocast" in settings else None,
