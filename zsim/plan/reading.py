@@ -23,7 +23,7 @@ class Reading:
     `not_read` those of which nothing is known here;
     `not_modeled` what has an effect in reality that is not simulated; `missing` what a scenario needs and this file
     does not say; `ranks` for how many it is written, if it says so; `loaded` the type that the whole model is loaded in
-    and trains in, as long as no file asks for mixed precision.
+    and trains in, as long as no file asks for mixed precision; `model_name` what the file calls the model.
     """
 
     kind: str
@@ -40,6 +40,7 @@ class Reading:
         default_factory=set
     )  # fields that are a tool's default; another file may say otherwise
     loaded: str | None = None
+    model_name: str = ""
     vision: dict[Path_, Any] = field(default_factory=dict)  # further fields, where the model has a vision tower
 
     def set(self, to: Path_, value: Any, path: Path_) -> None:
@@ -95,6 +96,7 @@ class Reading:
         self.not_read += other.not_read
         self.not_modeled += other.not_modeled
         self.ranks = self.ranks or other.ranks
+        self.model_name = self.model_name or other.model_name
         for what in other.missing:
             self.lacks(*what.partition(" ")[::2])
 

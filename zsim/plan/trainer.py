@@ -366,4 +366,5 @@ def model_length(recipe: Recipe, names: tuple[str, ...]) -> None:
 
 def name_model(recipe: Recipe, name: str) -> None:
     value = recipe.get(name)
+    recipe.reading.model_name = str(value or "")
     recipe.reading.lacks("model", f"(the config.json of {value})" if value else "")
