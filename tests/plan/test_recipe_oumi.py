@@ -206,6 +206,11 @@ def test_scripts_that_start_it(tmp_path: Path) -> None:
         kind, reading = read_file(script)
         assert (kind, reading.ranks, said(reading)["micro_batch"]) == ("oumi", ranks, 3)
         assert said(reading)["framework.name"] == "fsdp1"
+    script.write_text("oumi train -c train.yaml --data.train.datasets.0.dataset_path=x.jsonl --model.model_name=y\n")
+    assert read_file(script)[1].model_name == "y"
+    script.write_text("oumi train -c train.yaml --data.train.datasets.7.dataset_path=x.jsonl\n")
+    with pytest.raises(InputError, match="datasets is a list of 1"):
+        read_file(script)
     script.write_text("oumi infer -c train.yaml\n")
     with pytest.raises(InputError, match="starts oumi infer, which does not train"):
         read_file(script)

@@ -118,14 +118,20 @@ def parse_recipe(command: Command, recipe: str, options: Document, launched: boo
 
 
 def _put(document: Document, name: str, value: Any, place: Place) -> None:
-    """Write an option, of a section by its dots, as torchtitan has it."""
-    sections = name.split(".")
-    inner = document.data
-    for section in sections[:-1]:
-        inner = inner.setdefault(section, {})
-        if not isinstance(inner, dict):
-            raise InputError(f"{section} is no section", *place, field=name)
-    document.set(tuple(sections), value, place)
+    """Write an option, of a section by its dots, as torchtitan has it, of a list by a number, as oumi has it."""
+    path, inner = list[Any](), document.data
+    for section in name.split("."):
+        if not isinstance(inner, dict | list):
+            raise InputError(f"{path[-1]} is no section", *place, field=name)
+        if isinstance(inner, list):
+            if not section.isdecimal() or int(section) >= len(inner):
+                raise InputError(f"{path[-1]} is a list of {len(inner)}", *place, field=name)
+            path.append(int(section))
+            inner = inner[path[-1]]
+        else:
+            path.append(section)
+            inner = inner.setdefault(section, {})
+    document.set(tuple(path), value, place)
 
 
 def nothing_trains(path: Path, found: Iterable[Command]) -> InputError:
