@@ -38,6 +38,12 @@ def test_published_models_fit_their_names(name: str) -> None:
         ("dphn/dolphin-2.9-llama3-8b", "llama", 8_030_261_248, None),  # no phi
         ("openai/gpt-oss-20b", "gpt2", 20_900_000_000, "is of another family, gpt2"),
         ("./model", "llama", 8_030_261_248, None),
+        (
+            "hub/models--meta-llama--Llama-3.1-8B/snapshots/d04e592b",
+            "llama",
+            70_553_706_496,
+            "has 70,553,706,496 parameters",
+        ),
         ("", "llama", 8_030_261_248, None),
     ],
 )

@@ -27,7 +27,8 @@ _FAMILIES = {
 def contradiction(name: str, family: str, parameters: int) -> str | None:
     """What a model called `name` clearly has not in common with one of this `family` and so many parameters; None where
     the name fits or does not say."""
-    words = name.rstrip("/").rpartition("/")[2].lower()
+    cached = re.search(r"models--[^/]*--([^/]+)", name)  # in the Hub's cache
+    words = (cached[1] if cached else name.rstrip("/").rpartition("/")[2]).lower()
     named = [part for word, parts in _FAMILIES.items() if re.search(word, words) for part in parts]
     if named and not any(part in family for part in named):
         return f"is of another family, {family}"

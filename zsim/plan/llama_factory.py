@@ -161,7 +161,8 @@ def _parts(recipe: Recipe, method: str) -> None:
         vision["model", "freeze"] = frozen
     if not recipe.flag("disable_gradient_checkpointing"):
         vision["checkpointing", "frozen_tower"] = False
-    for name in ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels", "video_fps"):
+    sizes = ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels", "video_fps")
+    for name in (*sizes, "image_resolution", "video_resolution"):  # the latter until the end of 2024
         if recipe.get(name) is not None:
             recipe.reading.notes.append(f"{name}: images.size says how large the images are after that")
 
