@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.plan.recipes import read, read_file, said
+from tests.plan.recipes import parse_document, read, read_file, said
 from zsim.cli.app import dispatch
 from zsim.errors import InputError, NotModeled
+from zsim.plan import detect
 from zsim.plan.reading import Reading
 from zsim.scenario import load
 
@@ -185,11 +186,20 @@ def test_other_trainers_are_refused(kind: str) -> None:
     assert caught.value.field == "training.trainer_type"
 
 
-def test_keys_that_oumi_does_not_have_are_named() -> None:
-    reading = oumi(training={"per_device_batch_size": 4}, fsdp={"enable_fsdps": True})
-    assert "training.per_device_batch_size, which oumi 0.9 does not have; did you mean" in reading.not_read[0]
-    assert any(what.startswith("fsdp.enable_fsdps") for what in reading.not_read)
-    assert said(reading)["framework.name"] == "ddp"
+def test_keys_that_oumi_does_not_have_are_refused() -> None:
+    """OmegaConf.structured takes no others."""
+    with pytest.raises(InputError, match=r"has no such key .* did you mean per_device_\w+") as caught:
+        oumi(training={"per_device_batch_size": 4})
+    assert caught.value.field == "training.per_device_batch_size"
+    with pytest.raises(InputError, match="did you mean enable_fsdp"):
+        oumi(fsdp={"enable_fsdps": True})
+
+
+def test_other_tools_have_sections_of_these_names_too() -> None:
+    data = BASE | {"lora": {"r": 8}, "multigpu": {"backend": "nccl"}}
+    with pytest.raises(InputError, match="is no configuration that is known here"):
+        detect.identify(parse_document(data))
+    assert detect.identify(parse_document(BASE)) == "oumi"
 
 
 def test_scripts_that_start_it(tmp_path: Path) -> None:

@@ -201,6 +201,12 @@ def test_arguments_of_transformers_4_are_of_fsdp1(data: dict[str, Any], framewor
     assert said(trainer({"bf16": True, "fsdp": "full_shard auto_wrap"} | data))["framework.name"] == framework
 
 
+def test_classes_of_units_as_transformers_4_had_them() -> None:
+    reading = trainer({"fsdp": "full_shard auto_wrap", "fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer"})
+    assert said(reading)["fsdp.wrap"] == ["LlamaDecoderLayer"]
+    assert not reading.not_read
+
+
 def test_an_older_switch_of_the_optimizer() -> None:
     assert said(trainer({"adafactor": True}))["optimizer.name"] == "adafactor"
     assert said(trainer({"adafactor": True, "optim": "adamw_torch"}))["optimizer.name"] == "adamw"

@@ -35,9 +35,13 @@ _OWN_BATCH = {
 # Arguments of ms-swift, of which a recipe without tuner_type has some.
 _OF_SWIFT = {"torch_dtype", "lora_rank", "split_dataset_ratio", "max_length", "attn_impl", "freeze_vit", _BATCH}
 
+# Sections of oumi's TrainingConfig, which refuses any other.
+_OUMI = {"model", "data", "training", "peft", "fsdp", "deepspeed"}
+
 # Recipes of tools without a reader here: their name, and keys that only they have, in a section where there is a dot.
 _FOREIGN: tuple[tuple[str, frozenset[str]], ...] = (
-    ("an oumi configuration that does not train", frozenset({"model.model_name"})),
+    ("an oumi configuration that does not train", frozenset({"model.model_name", "generation"})),
+    ("an oumi configuration that does not train", frozenset({"model.model_name", "tasks"})),
     ("an oumi or SkyPilot job, whose commands name the recipe", frozenset({"resources", "run"})),
     ("a recipe of LLaMA-Factory's v1 trainer", frozenset({"model", "dist_config"})),
     ("a recipe of LLaMA-Factory's v1 trainer", frozenset({"model", "model_class"})),
@@ -121,7 +125,7 @@ def identify(document: Document) -> str:
         return "torchtitan"
     if _is_swift(document, keys):
         return "swift"
-    if isinstance(document.data.get("training"), dict) and "model_name" in _inside(document, "model"):
+    if {"model", "training"} <= keys <= _OUMI and "model_name" in _inside(document, "model"):
         return "oumi"
     if {"peft_type", "base_model_name_or_path"} <= keys or {"r", "lora_alpha", "target_modules"} <= keys:
         return "peft"

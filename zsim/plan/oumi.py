@@ -55,7 +55,7 @@ def read_oumi(document: Document, ranks: int | None = None) -> Reading:
     flat = _flattened(document, sections)
     reading = Reading("oumi recipe", flat, ranks=ranks)
     recipe = Recipe(reading)
-    _unread(recipe, sections)
+    _check(recipe, sections)
     own = _trainer(recipe, sections["training"]) == "OUMI"
     dtype = _dtype(recipe, sections, own)
     _lengths(recipe, document)
@@ -111,20 +111,22 @@ def _number(value: Any) -> Any:
     return float(value) if isinstance(value, str) and _FLOAT.fullmatch(value) else value
 
 
-def _unread(recipe: Recipe, sections: dict[str, dict[str, Any]]) -> None:
-    """Keys without an effect here, and those that oumi 0.9 does not have, which it refuses."""
+def _check(recipe: Recipe, sections: dict[str, dict[str, Any]]) -> None:
+    """Sets apart keys without an effect here. Raises InputError for one that oumi does not have, which OmegaConf
+    refuses."""
     for section, given in sections.items():
+        known = (*USED[section], *HARMLESS[section])
+        for key in given:
+            if key not in known:
+                close = nearest(key, known)
+                hint = f"; did you mean {close}?" if close else ""
+                why = f"oumi, for whose recipe this is taken, has no such key (as of 0.9) and refuses it{hint}"
+                raise recipe.document.error((section, key), why)
         harmless = [str(key) for key in given if key in HARMLESS[section]]
         for key in harmless:
             recipe.document.data.pop(key, None)
         if harmless:
             recipe.reading.without_effect.append(f"{section}: {', '.join(harmless)} (data, rate, logging, output)")
-        for key in given:
-            if key not in (*USED[section], *HARMLESS[section]):
-                recipe.document.data.pop(key, None)
-                close = nearest(key, (*USED[section], *HARMLESS[section]))
-                hint = f"; did you mean {close}?" if close else ""
-                recipe.reading.not_read.append(f"{section}.{key}, which oumi 0.9 does not have{hint}")
 
 
 def _trainer(recipe: Recipe, given: dict[str, Any]) -> str:
@@ -307,6 +309,7 @@ def _fsdp(recipe: Recipe, given: dict[str, Any], own: bool) -> None:
         options["activation_checkpointing"] = True
     document.data |= {"fsdp": "true", "fsdp_config": options}
     document.places |= {("fsdp_config", name): document.place(("fsdp", name)) for name in ("", *options)}
+    document.places["fsdp_config", "activation_checkpointing"] = document.place(("gradient_checkpointing",))
 
 
 def _types(recipe: Recipe, own: bool, dtype: str) -> None:

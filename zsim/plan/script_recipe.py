@@ -24,7 +24,6 @@ _TRAIN = {  # commands of tools, by the subcommand that trains
     "swift": swift_start.TASKS, "oumi": ("train",),
 }  # fmt: skip
 _OPTIONS = ("config", "config_file", "job.config_file")
-_SHORT = ("-c",)  # of --config (oumi)
 _RECIPE = re.compile(r"[^=]*\.(ya?ml|toml)$")
 _POSITIONAL = re.compile(r"[^=]*\.(ya?ml|toml|json)$")
 _OTHER_WORK = re.compile(r"eval|infer|generat|convert|merge|export|test|preprocess|prepare|serve|dry_run|download")
@@ -61,13 +60,14 @@ def program_at(words: list[str]) -> int | None:
 
 
 def program_name(words: list[str], launched: bool) -> str:
-    """What a document says of its program: ms-swift's by what it does, else the name of a Python file."""
+    """What a document says of its program: ms-swift's by what it does, else the name of a Python file or a module."""
     at = program_at(words)
     if at is not None:
         launched = launched or any(Path(word).name in (*_LAUNCHERS, *_LAUNCHING_MODULES) for word in words[:at])
         if program := swift_start.program_of(words[at], words[at + 1 :], launched):
             return program
-    return next((Path(word).name for word in words if word.endswith(".py")), "")
+    module = words[at].rpartition(".")[2] if at and words[at - 1] in ("-m", "--module") else ""
+    return next((Path(word).name for word in words if word.endswith(".py")), module)
 
 
 def recipe_of(words: list[str]) -> str | None:
@@ -87,7 +87,7 @@ def recipe_of(words: list[str]) -> str | None:
         *(word.split("=", 1) for word in given if word.startswith("--") and "=" in word),
     ]:
         named = option.startswith("--") and option.lstrip("-").replace("-", "_") in _OPTIONS
-        if (named or option in _SHORT) and _RECIPE.fullmatch(value):
+        if (named or (option, name) == ("-c", "oumi")) and _RECIPE.fullmatch(value):
             return value
     first = given[0] if given else ""
     return first if _POSITIONAL.fullmatch(first) and not first.startswith("-") else None

@@ -234,6 +234,9 @@ def shard(recipe: Recipe) -> None:
     if of_4 and "auto_wrap" in str(options):  # training_args.py of 4.57, _process_fsdp_args
         least = least or merged.get("min_num_params") or merged.get("fsdp_min_num_params")
         merged |= {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": least} if least else {}
+        if wrapped := recipe.get("fsdp_transformer_layer_cls_to_wrap"):
+            document.places[("fsdp_config", _CLASSES)] = document.place(("fsdp_transformer_layer_cls_to_wrap",))
+            merged.setdefault(_CLASSES, wrapped)
     read_fsdp(reading, merged, ("fsdp_config",), default_version=1 if of_4 else 2)
     if of_4 and "version" not in merged and "fsdp_version" not in merged:
         reading.notes.append(f"{old} is an argument of transformers 4, whose fsdp is FSDP1")
@@ -241,6 +244,7 @@ def shard(recipe: Recipe) -> None:
         reading.fields.setdefault(("fsdp", "state_dict_type"), "FULL_STATE_DICT")
 
 
+_CLASSES = "transformer_layer_cls_to_wrap"
 _DDP = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_static_graph", "ddp_broadcast_buffers")
 
 
