@@ -205,6 +205,9 @@ def test_classes_of_units_as_transformers_4_had_them() -> None:
     reading = trainer({"fsdp": "full_shard auto_wrap", "fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer"})
     assert said(reading)["fsdp.wrap"] == ["LlamaDecoderLayer"]
     assert not reading.not_read
+    whole = said(trainer({"fsdp": "full_shard", "evaluation_strategy": "no"}))
+    assert (whole["fsdp.flat"], whole["framework.name"]) == (True, "fsdp1")
+    assert "fsdp.flat" not in said(trainer({"fsdp": "full_shard"}))  # transformers 5 wraps blocks unless told not to
 
 
 def test_an_older_switch_of_the_optimizer() -> None:

@@ -237,6 +237,8 @@ def shard(recipe: Recipe) -> None:
         if wrapped := recipe.get("fsdp_transformer_layer_cls_to_wrap"):
             document.places[("fsdp_config", _CLASSES)] = document.place(("fsdp_transformer_layer_cls_to_wrap",))
             merged.setdefault(_CLASSES, wrapped)
+    elif of_4:  # which sets no policy then
+        merged = {"auto_wrap_policy": "NO_WRAP"} | merged
     read_fsdp(reading, merged, ("fsdp_config",), default_version=1 if of_4 else 2)
     if of_4 and "version" not in merged and "fsdp_version" not in merged:
         reading.notes.append(f"{old} is an argument of transformers 4, whose fsdp is FSDP1")
