@@ -105,6 +105,8 @@ def test_oumis_own_trainer() -> None:
     fields = said(oumi(training=own, fsdp=SHARDED | {"mixed_precision": "bf16"}))
     assert fields["fsdp.storage_dtype"] == "bfloat16"
     assert (fields["optimizer.impl"], fields["load"]) == ("fused", "gpu")
+    whole = said(oumi(training=own, model={"enable_liger_kernel": True}))
+    assert (whole["loss"], whole.get("kernels"), whole["ddp.find_unused_parameters"]) == ("fused", None, False)
     saves = oumi(training=own | {"save_steps": 100})
     assert "saving.by" not in said(saves)
     assert "memory while oumi's own trainer saves" in saves.not_modeled

@@ -63,7 +63,7 @@ def read_oumi(document: Document, ranks: int | None = None) -> Reading:
     if recipe.flag("use_deterministic"):
         flat.data |= {"gradient_checkpointing": False, "ddp_find_unused_parameters": False}
     checkpointing(recipe, default=False)
-    _model(recipe)
+    _model(recipe, own)
     if recipe.flag("use_peft"):
         _adapters(recipe, dtype)
     elif sections["peft"]:
@@ -145,24 +145,25 @@ def _trainer(recipe: Recipe, given: dict[str, Any]) -> str:
         if name not in document.data:
             document.data[name] = value
             document.places[(name,)] = document.place(("training", "trainer_kwargs", name))
-    if document.data.get("max_grad_norm", 1.0) is None and "max_grad_norm" in given:
+    if "max_grad_norm" in given and given["max_grad_norm"] is None:
         document.data["max_grad_norm"] = 0.0
-    saves = given.get("save_steps", 500)
-    document.places[("save_strategy",)] = document.place(("save_steps",))
-    document.data["save_strategy"] = "steps" if saves else "epoch" if recipe.flag("save_epoch") else "no"
-    if kind == "OUMI":  # by torch.distributed.checkpoint, of whole state dicts on every GPU
-        document.data["save_strategy"] = "no"
-        if saves or recipe.flag("save_epoch"):
-            recipe.reading.not_modeled.append("memory while oumi's own trainer saves")
-    elif not {"save_steps", "save_epoch"} & given.keys():
-        del document.data["save_strategy"]
-    _optimizer(document, own=kind == "OUMI")
+    name = str(document.data.get("optim") or "adamw_torch")
+    document.data["optim"] = "adamw_torch_fused" if kind == "OUMI" and name.lower() in FUSED else name
+    if kind == "OUMI":
+        document.data["ddp_find_unused_parameters"] = bool(document.data.get("ddp_find_unused_parameters"))
+    _saving(recipe, given, own=kind == "OUMI")
     return kind
 
 
-def _optimizer(document: Document, own: bool) -> None:
-    name = document.data.get("optim") or "adamw_torch"
-    document.data["optim"] = "adamw_torch_fused" if own and str(name).lower() in FUSED else name
+def _saving(recipe: Recipe, given: dict[str, Any], own: bool) -> None:
+    """to_hf: every 500 steps by default. oumi's own trainer writes by torch.distributed.checkpoint, and whole state
+    dicts on every GPU first."""
+    document, steps, epoch = recipe.document, given.get("save_steps", 500), recipe.flag("save_epoch")
+    if own and (steps or epoch):
+        recipe.reading.not_modeled.append("memory while oumi's own trainer saves")
+    if own or {"save_steps", "save_epoch"} & given.keys():
+        document.places[("save_strategy",)] = document.place(("save_steps",))
+        document.data["save_strategy"] = "no" if own else "steps" if steps else "epoch" if epoch else "no"
 
 
 def _dtype(recipe: Recipe, sections: dict[str, dict[str, Any]], own: bool) -> str:
@@ -215,12 +216,14 @@ def _lengths(recipe: Recipe, document: Document) -> None:
         recipe.reading.notes.append(what)
 
 
-def _model(recipe: Recipe) -> None:
+def _model(recipe: Recipe, own: bool) -> None:
     reading, document = recipe.reading, recipe.document
     recipe.refuse("model.compile", (False,), "oumi takes training.compile where it trains", "training.compile")
     if recipe.flag("enable_liger_kernel"):
         document.data["use_liger_kernel"] = True
         document.places[("use_liger_kernel",)] = document.place(("enable_liger_kernel",))
+        if own:  # it replaces classes when the model is there already: the forward with its loss, no module
+            document.data["liger_kernel_config"] = {"rms_norm": False, "swiglu": False}
     others = [str(name) for name in recipe.get("model_kwargs", {}) if name != "disable_dropout"]
     if others:
         reading.not_modeled.append(f"model_kwargs: {', '.join(others)}, which change the model's config.json")
