@@ -226,7 +226,7 @@ def said_of_the_bottleneck(result):
 
 def test_a_bottleneck_other_than_the_largest_part_of_the_step_says_why():
     """Kernels beside Python that issues the next ones too late: most of the step, and little of what it waits for."""
-    host = simulate("scenarios/qwen7b_8xh100.yaml")
+    host = simulate("scenarios/qwen7b_8xh100.yaml", ["seq_len=1536"])
     assert host.bottleneck.group == "host"
     assert host.time.compute_s > host.time.host_s
     assert sum(host.bottleneck.path.values()) == pytest.approx(1)

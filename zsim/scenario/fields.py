@@ -215,8 +215,7 @@ class FsdpField(Section):
     offload_pin_memory: bool | None = None
     storage_dtype: Dtype | None = Field(
         None,
-        description="of the shards that the optimizer updates, and of its states; float32 unless given: under mixed "
-        "precision accelerate widens what was loaded in another type. bfloat16: trained without master weights",
+        description="of shards and optimizer states; float32 unless given, to which accelerate widens them",
     )
     reshard_after_forward: bool | Few | None = Field(None, description="fsdp2")
     root_reshard_after_forward: bool | None = Field(None, description="fsdp2")

@@ -311,9 +311,7 @@ def _resolve_auto(scenario: Scenario, model: ModelSpec, given: dict[str, Any]) -
     return notes
 
 
-def _fsdp(
-    scenario: Scenario, model: ModelSpec, common: dict[str, Any], gpus_per_node: int
-) -> tuple[Fsdp1Plan | Fsdp2Plan, list[str]]:
+def _fsdp(scenario: Scenario, model: ModelSpec, common: dict[str, Any], local: int) -> tuple[AnyPlan, list[str]]:
     """Units and dtypes as accelerate 1.15 and the Trainer (transformers 5.24) have them."""
     fields, notes = scenario.fields, []
     name, dtype = fields.framework.name, TORCH_DTYPE[fields.precision]
@@ -325,7 +323,7 @@ def _fsdp(
             raise scenario.error(("fsdp", option), f"is an option of {other}, and this scenario's framework is {name}")
     if "HYBRID" in given.get("sharding_strategy", "") and given.get("mesh") is None:
         # _init_utils.py, _init_intra_and_inter_node_groups: by the devices that a process sees
-        given["mesh"] = (common["world_size"] // gpus_per_node, gpus_per_node)
+        given["mesh"] = (common["world_size"] // local, local)
         notes.append(f"fsdp.mesh: {list(given['mesh'])}, shards within a node and replicas across, as torch has it")
     _check_groups(scenario, given, common["world_size"])
     if given.get("backward_prefetch") == "NONE":
