@@ -264,3 +264,22 @@ def test_from_deepspeeds_file_and_the_trainers_arguments(capsys, tmp_path: Path)
             "precision: bf16",
         ):
             assert line in out
+
+
+def test_a_models_name_is_held_against_its_config(capsys, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    text = (DATA / "recipes" / "axolotl.yaml").read_text()
+    llama, machine = str(ROOT / "scenarios/models/llama-3.1-8b/config.json"), str(ROOT / "topologies/hgx_h100_8.yaml")
+    for name, why in (
+        ("meta-llama/Llama-3.1-70B", "has 8,030,261,248 parameters"),
+        ("mistralai/Mistral-7B-v0.1", "is of another family, llama"),
+    ):
+        recipe.write_text(text.replace("meta-llama/Llama-3.1-8B", name))
+        code, out, err = run(capsys, "read", str(recipe), llama)
+        assert (code, f"names {name}, but {llama} {why}" in out, err) == (0, True, "")
+        code, out, err = run(capsys, "from", str(recipe), llama, "--topology", machine)
+        says = f"{recipe} names {name}, but {llama} {why}; that one is simulated"
+        assert (code, f"# {says}" in out, err) == (0, True, f"zsim: {says}\n")
+    recipe.write_text(text)
+    code, out, err = run(capsys, "from", str(recipe), llama, "--topology", machine)
+    assert (code, "that one is simulated" in out, err) == (0, False, "")

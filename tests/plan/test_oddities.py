@@ -177,8 +177,16 @@ def test_pure_bf16_of_llama_factory():
     recipe = {"stage": "sft", "model_name_or_path": "m", "finetuning_type": "full", "pure_bf16": True}
     fields = said(read("llama_factory", recipe))
     assert (fields["precision"], fields["ddp.dtype"]) == ("bf16", "bfloat16")
-    with pytest.raises(NotModeled, match="pure bf16"):
-        read("llama_factory", recipe | {"fsdp": "full_shard"})
+    sharded = {"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 1}}
+    fields = said(read("llama_factory", recipe | sharded))
+    assert (fields["precision"], fields["fsdp.storage_dtype"]) == ("bf16", "bfloat16")
+    mixed = read("llama_factory", recipe | sharded | {"bf16": True})  # accelerate widens it
+    assert "fsdp.storage_dtype" not in said(mixed)
+    assert any(note.startswith("pure_bf16: under bf16's mixed precision") for note in mixed.notes)
+    with pytest.raises(NotModeled, match="adapters in float32"):
+        read("llama_factory", recipe | sharded | {"finetuning_type": "lora"})
+    with pytest.raises(NotModeled, match="pure bf16 with DeepSpeed"):
+        read("llama_factory", recipe | {"deepspeed": {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}})
 
 
 @pytest.mark.parametrize(

@@ -60,11 +60,28 @@ def test_a_file_of_an_older_accelerate() -> None:
 
 @pytest.mark.parametrize(
     ("data", "why"),
-    [({"compute_environment": "AMAZON_SAGEMAKER", "ec2_instance_type": "x"}, "SAGEMAKER"), ({"use_cpu": True}, "CPUs")],
+    [
+        ({"compute_environment": "AMAZON_SAGEMAKER", "ec2_instance_type": "x"}, "SAGEMAKER"),
+        ({"use_cpu": True, "distributed_type": "NO"}, "CPUs"),
+    ],
 )
 def test_other_machines(data: dict[str, Any], why: str) -> None:
     with pytest.raises(NotModeled, match=why):
         accelerate(data)
+
+
+def test_use_cpu_of_several_processes_leaves_them_on_gpus() -> None:
+    """launch.py asks for --cpu alone before it starts DeepSpeed, FSDP or several processes; use_cpu sets threads."""
+    offload = {"zero_stage": 3, "offload_optimizer_device": "cpu", "gradient_accumulation_steps": 1}
+    data = {"distributed_type": "DEEPSPEED", "num_processes": 8, "deepspeed_config": offload, "mixed_precision": "bf16"}
+    fields = said(read("accelerate", data))
+    assert (fields["zero.offload_optimizer.device"], fields["omp_num_threads"]) == ("cpu", 1)
+    reading = read("accelerate", data | {"use_cpu": True})
+    assert (said(reading)["framework.name"], said(reading).get("omp_num_threads")) == ("deepspeed", None)
+    assert any(what.startswith("omp_num_threads (use_cpu") for what in reading.still_missing())
+    assert not any(note.startswith("omp_num_threads") for note in reading.notes)
+    plain = read("accelerate", {"distributed_type": "MULTI_GPU", "use_cpu": True})
+    assert not any(what.startswith("omp_num_threads") for what in plain.still_missing())
 
 
 def test_what_deepspeeds_section_does_not_know_is_said() -> None:

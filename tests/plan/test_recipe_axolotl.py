@@ -156,6 +156,15 @@ def test_fsdp2_keeps_the_type_that_the_model_is_loaded_in() -> None:
     assert not {"fsdp.storage_dtype", "fsdp.grouping"} & one.keys()
 
 
+def test_fsdp1_widens_it_but_where_all_is_in_bf16() -> None:
+    """utils/trainer.py, prepare_optim_env: `bf16: full` is no mixed precision, under which accelerate widens."""
+    sharded = {"fsdp_version": 1, "fsdp_config": {"state_dict_type": "FULL_STATE_DICT"}}
+    full = said(axolotl({"bf16": "full"} | sharded))
+    assert (full["framework.name"], full["precision"], full["fsdp.storage_dtype"]) == ("fsdp1", "bf16", "bfloat16")
+    for other in ({"bf16": "auto"}, {"bf16": True}, {"bf16": "full", "adapter": "lora", "lora_target_linear": True}):
+        assert "fsdp.storage_dtype" not in said(axolotl(other | sharded))
+
+
 def test_experts_in_few_bits() -> None:
     adapters = {"adapter": "lora", "lora_target_linear": True}
     assert said(axolotl(adapters | {"load_in_4bit": True, "quantize_moe_experts": True}))["quantize.experts"] is True

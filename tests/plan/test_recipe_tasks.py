@@ -108,6 +108,30 @@ def test_what_shards_widens_it() -> None:
     assert not any("master weights" in note for note in reading.notes)
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_fsdp_keeps_it_without_mixed_precision(version: int) -> None:
+    """accelerator.py and fsdp_utils.py of accelerate 1.15 widen it where mixed_precision is not "no"."""
+    sharded = {"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": version}, "torch_dtype": "bfloat16"}
+    fields = said(trainer(sharded))
+    assert (fields["fsdp.storage_dtype"], fields["precision"]) == ("bfloat16", "bf16")
+    for mixed in ({"bf16": True}, {"fp16": True}):
+        assert "fsdp.storage_dtype" not in said(trainer(sharded | mixed))
+    assert "fsdp.storage_dtype" not in said(trainer(sharded | {"torch_dtype": "float32"}))
+
+
+@pytest.mark.parametrize("turn", [False, True])
+@pytest.mark.parametrize(("mixed", "stored"), [("no", "bfloat16"), ("bf16", None)])
+def test_another_files_mixed_precision_decides(turn: bool, mixed: str, stored: str | None) -> None:
+    launched = {"distributed_type": "FSDP", "mixed_precision": mixed, "fsdp_config": {"fsdp_version": 1}}
+    files = [trainer({"torch_dtype": "bfloat16"}), read("accelerate", launched)]
+    first, second = reversed(files) if turn else files
+    first.include(second)
+    fields = said(first)
+    assert (fields["precision"], fields.get("fsdp.storage_dtype")) == ("bf16", stored)
+    assert any("master weights" in note for note in first.notes) == (stored is not None)
+    assert not any(path[0] == "ddp" for path in first.fields)
+
+
 @pytest.mark.parametrize("turn", [False, True])
 def test_the_trainers_flag_goes_before_no_mixed_precision_of_accelerate(turn: bool) -> None:
     """training_args.py: bf16 and fp16 go before ACCELERATE_MIXED_PRECISION."""
@@ -175,6 +199,15 @@ def test_a_tower_that_is_named_is_listed() -> None:
 def test_arguments_of_transformers_4_are_of_fsdp1(data: dict[str, Any], framework: str) -> None:
     """transformers 5.24 has no such arguments; until 5 the Trainer's fsdp was accelerate's FSDP1."""
     assert said(trainer({"bf16": True, "fsdp": "full_shard auto_wrap"} | data))["framework.name"] == framework
+
+
+def test_classes_of_units_as_transformers_4_had_them() -> None:
+    reading = trainer({"fsdp": "full_shard auto_wrap", "fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer"})
+    assert said(reading)["fsdp.wrap"] == ["LlamaDecoderLayer"]
+    assert not reading.not_read
+    whole = said(trainer({"fsdp": "full_shard", "evaluation_strategy": "no"}))
+    assert (whole["fsdp.flat"], whole["framework.name"]) == (True, "fsdp1")
+    assert "fsdp.flat" not in said(trainer({"fsdp": "full_shard"}))  # transformers 5 wraps blocks unless told not to
 
 
 def test_an_older_switch_of_the_optimizer() -> None:

@@ -284,7 +284,7 @@ def test_identify(data: dict[str, Any], kind: str) -> None:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        ({"model": {"model_name": "m"}, "data": {}, "training": {}}, "is an oumi recipe"),
+        ({"model": {"model_name": "m"}, "generation": {}}, "is an oumi configuration that does not train"),
         ({"model": {"name": "m"}, "data": {}, "training": {}}, "is no configuration that is known here"),
         ({"model": "m", "dist_config": {"name": "fsdp2"}, "bf16": True}, "is a recipe of LLaMA-Factory's v1 trainer"),
         ({"bf16": True, "b": 2}, "its keys: b, bf16"),

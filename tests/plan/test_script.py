@@ -109,6 +109,7 @@ def test_values_that_only_a_run_would_show(tmp_path: Path, option: str, says: st
         ("--train_mode qlora", "which parameters train"), ("--freeze_llm True", "which parameters train"),
         ("--tune_mm_vision False", "which parameters train"), ("--mm_tunable_parts=mm_mlp_adapter", "which parameters"),
         ("--use_4bit_quantization True", "weights in few bits"), ("--load_in_kbits 8", "weights in few bits"),
+        ("--rank 128 --alpha 256", "which parameters train"), ("--include_expert_lora true", "which parameters train"),
         ("--use_unsloth True", "Unsloth"), ("--use_customized_optim 1", "an optimizer of the script's own"),
     ],
 )  # fmt: skip
@@ -116,6 +117,14 @@ def test_options_of_a_scripts_own_that_change_what_trains_are_refused(tmp_path: 
     with pytest.raises(NotModeled, match=what) as caught:
         script(tmp_path, f"torchrun {ONE} {option}\n")
     assert caught.value.line == 1
+
+
+def test_a_module_is_a_program_as_a_file_is(tmp_path: Path):
+    options = "--model_name_or_path m --output_dir o --per_device_train_batch_size 1"
+    for module in ("openai-oss-sft-lora", "pkg.train_lora", "pkg.finetune.qlora"):
+        with pytest.raises(NotModeled, match="adapters, as the script's own code has it"):
+            script(tmp_path, f"torchrun --nproc_per_node 8 -m {module} {options}\n")
+    assert said(script(tmp_path, f"torchrun --nproc_per_node 8 -m pkg.train {options}\n"))["micro_batch"] == 1
 
 
 def test_options_of_a_scripts_own_that_change_nothing(tmp_path: Path):

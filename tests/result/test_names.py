@@ -13,7 +13,7 @@ from zsim.scenario.messages import names_at
 
 # No scenario says these: they follow from others, or are recorded runs' own.
 WITHOUT = {
-    "fsdp.last_backward_only_last", "fsdp.storage_dtype",  # the second: of fsdp2 alone
+    "fsdp.last_backward_only_last",
     "device",
     "workspace_bytes",  # the GPU
     "flat_units",  # framework and sharding strategy

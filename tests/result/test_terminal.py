@@ -216,3 +216,30 @@ def test_settings_of_the_allocator_are_in_the_headline(result):
     settings = result.headline.plan["allocator"] | {"expandable_segments": True, "max_split_size_mb": 128}
     changed = dataclasses.replace(result.headline, plan=result.headline.plan | {"allocator": settings})
     assert terminal.headline(changed).endswith("; allocator expandable_segments=True, max_split_size_mb=128")
+
+
+def said_of_the_bottleneck(result):
+    lines = printed(terminal.render, result).splitlines()
+    start = lines.index("Bottleneck")
+    return " ".join(line.strip() for line in lines[start + 1 : lines.index("", start)])
+
+
+def test_a_bottleneck_other_than_the_largest_part_of_the_step_says_why():
+    """Kernels beside Python that issues the next ones too late: most of the step, and little of what it waits for."""
+    host = simulate("scenarios/qwen7b_8xh100.yaml", ["seq_len=1536"])
+    assert host.bottleneck.group == "host"
+    assert host.time.compute_s > host.time.host_s
+    assert sum(host.bottleneck.path.values()) == pytest.approx(1)
+    whole, on_path = host.time.compute_s / host.time.step_s, host.bottleneck.path["compute"]
+    assert on_path < 0.5 * whole
+    why = f"Compute, {whole:.0%} of the step, is {on_path:.0%} of it: the rest runs beside Python that issues too late"
+    assert why in said_of_the_bottleneck(host)
+
+
+def test_a_bottleneck_that_also_runs_beside_kernels_says_so():
+    pcie = simulate("scenarios/qwen7b_8x4090.yaml")
+    exposed = pcie.time.exposed_comm_s / pcie.time.step_s
+    assert pcie.bottleneck.group_share > exposed + 0.05
+    why = f"also beside kernels; exposed communication, {exposed:.0%} of the step, is when none runs."
+    assert said_of_the_bottleneck(pcie).endswith(why)
+    assert "That path" not in said_of_the_bottleneck(simulate("scenarios/qwen32b_8xh100.yaml"))

@@ -112,4 +112,4 @@ def test_a_gpu_without_flash_attention_says_what_runs_in_its_place(write, attent
     setup = resolve(write("zero: {stage: 3}\n", cluster=old, precision="fp16", attention=attention))
     note = "FlashAttention 2 does not run on V100-SXM2-32GB: torch's memory-efficient kernel in its place"
     assert (note in setup.assumptions) == said
-    assert not any("FlashAttention" in note for note in resolve(write("zero: {stage: 3}\n")).assumptions)
+    assert not any("does not run" in note for note in resolve(write("zero: {stage: 3}\n")).assumptions)

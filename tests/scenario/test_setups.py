@@ -226,11 +226,16 @@ def test_fsdp_plans(write) -> None:
         world_size=8, grouping="titan", load="meta"
     )
     assert plan_of(write(framework="fsdp1")) == Fsdp1Plan(world_size=8)
+    pure = plan_of(write("fsdp: {storage_dtype: bfloat16}\n", framework="fsdp1"))
+    assert pure == Fsdp1Plan(world_size=8, storage_dtype="bfloat16")
     float32 = plan_of(write("precision: fp32\n", framework="fsdp2"))
     assert (float32.param_dtype, float32.reduce_dtype) == ("float32", "float32")
     text = "fsdp: {sharding_strategy: HYBRID_SHARD, mesh: [2, 4], backward_prefetch: NONE}\n"
     hybrid = plan_of(write(text, framework="fsdp1"))
     assert (hybrid.mesh, hybrid.backward_prefetch) == ((2, 4), None)
+    by_node = resolve(write("fsdp: {sharding_strategy: HYBRID_SHARD}\n", framework="fsdp1"))
+    assert by_node.plan.mesh == (1, 8)
+    assert any(note.startswith("fsdp.mesh: [1, 8], shards within a node") for note in by_node.assumptions)
     assert plan_of(write("fsdp: {reshard_after_forward: 4}\n", framework="fsdp2")).reshard_after_forward == 4
 
 
@@ -248,7 +253,6 @@ BAD = [
     ("fsdp2", "fsdp: {reshard_after_forward: 3}\n", "fsdp.reshard_after_forward", "does not divide the 8 ranks"),
     ("fsdp2", "fsdp: {sharding_strategy: FULL_SHARD}\n", "fsdp.sharding_strategy", "is an option of fsdp1"),
     ("fsdp1", "fsdp: {reshard_after_forward: true}\n", "fsdp.reshard_after_forward", "is an option of fsdp2"),
-    ("fsdp1", "fsdp: {sharding_strategy: HYBRID_SHARD}\n", "fsdp.mesh", "is missing for hybrid sharding"),
 ]
 
 

@@ -274,7 +274,8 @@ def _muon() -> list[Config]:
 
 
 def _precision() -> list[Config]:
-    """Master weights, gradients and optimizer states all in bf16; torch.autocast over a model in bf16."""
+    """Master weights, gradients and optimizer states all in bf16; torch.autocast over a model in bf16; such a model
+    where neither bf16 nor fp16 is on."""
     low = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
     autocast = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
     fp32_sum = {"data_types": {"grad_accum_dtype": "fp32"}}
@@ -285,6 +286,8 @@ def _precision() -> list[Config]:
     ]
     found += _low_precision_offload()
     found += [zero_of("autocast_bf16", stage, zero=SMALL_ZERO, extra=autocast) for stage in (0, 1, 2, 3)]
+    plain = {"zero": SMALL_ZERO, "precision": "fp32", "dtype": "bfloat16"}
+    found += [zero_of("unmixed", stage, ga=ga, **plain) for stage in (1, 2, 3) for ga in (1, 2)]
     return [*found, zero_of("autocast_bf16master", 3, zero=SMALL_ZERO, extra=autocast | {"bf16": low})]
 
 

@@ -260,14 +260,15 @@ def run_fsdp1(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
             policy = CustomPolicy(lambda module: type(module).__name__ in settings["wrap"])
         if "min_num_params" in settings:
             policy = functools.partial(size_based_auto_wrap_policy, min_num_params=settings["min_num_params"])
+        if settings.get("mp", True):
+            arguments["mixed_precision"] = MixedPrecision(
+                param_dtype=getattr(torch, settings.get("param_dtype", "bfloat16")),
+                reduce_dtype=getattr(torch, settings.get("reduce_dtype", "bfloat16")),
+            )
         wrapped = FullyShardedDataParallel(
             model,
             sharding_strategy=ShardingStrategy[settings.get("strategy", "FULL_SHARD")],
             auto_wrap_policy=policy,
-            mixed_precision=MixedPrecision(
-                param_dtype=getattr(torch, settings.get("param_dtype", "bfloat16")),
-                reduce_dtype=getattr(torch, settings.get("reduce_dtype", "bfloat16")),
-            ),
             backward_prefetch=BackwardPrefetch[prefetch] if prefetch else None,
             forward_prefetch=settings.get("forward_prefetch", False),
             use_orig_params=settings.get("use_orig_params", True),

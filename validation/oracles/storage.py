@@ -5,8 +5,8 @@
 Where torch's own tracker knows FSDP2 only, this one gives totals for DDP, FSDP1 and DeepSpeed too: when each forward,
 backward and optimizer step begins, and the peaks between. Ranks are CPU processes, and what a CPU adds is no oracle
 for GPUs: `_chunk_cat` casts through a copy (FSDP2's reduction in another dtype), gloo's reduce-scatter copies its
-input, gloo's threads may hold a buffer a moment longer (FSDP1 with float32 reduction or no_sync), torch's Adam on the
-host has temporaries that DeepSpeed's has not. Configurations whose peak is one of those are not kept here.
+input, torch's Adam on the host has temporaries that DeepSpeed's has not. Configurations whose peak is one of those are
+not kept here. gloo's threads hold what FSDP1 has them reduce a moment longer: they get copies that are not counted.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
@@ -43,6 +44,8 @@ class StorageTracker(TorchDispatchMode):
             return result
 
         torch.UntypedStorage.resize_ = tracked_resize  # type: ignore[method-assign, assignment]
+        self._reduce = dist.reduce_scatter_single
+        dist.reduce_scatter_single = self._reduce_copies
 
     def at(self, phase: str, *, step: int | None = None, micro: int | None = None) -> None:
         """Writes a row that closes what came before `phase`."""
@@ -62,6 +65,13 @@ class StorageTracker(TorchDispatchMode):
     def watch_backward(self, model: torch.nn.Module) -> None: ...
 
     def watch_optimizer(self, optimizer: Any) -> None: ...
+
+    def _reduce_copies(self, output: torch.Tensor, whole: torch.Tensor, **settings: Any) -> None:
+        enabled, self.enabled = self.enabled, False
+        part = torch.empty_like(output)
+        self._reduce(part, whole.clone(), **settings)
+        output.copy_(part)
+        self.enabled = enabled
 
     def _set(self, storage: torch.UntypedStorage) -> None:
         key, nbytes = storage._cdata, storage.nbytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,6 +59,7 @@ def convert(
     if model is not None:
         fields["model"] = os.path.relpath(model, folder)
         given_parts = _with_tower(reading, model)
+        _compare_name(reading, model)
     else:
         given_parts = []
     named = os.path.relpath(topology, folder)
@@ -129,6 +131,18 @@ def _with_tower(reading: Reading, model: Path) -> list[str]:
     if any("language_model" in name for name in reading.vision.get(("model", "freeze"), ())):
         raise InputError("trains a projector that this model has not", model, accepted="the whole model's config.json")
     return []
+
+
+def _compare_name(reading: Reading, model: Path) -> None:
+    """A note, and a line on stderr, where the recipe's name is clearly not that of the config.json's model."""
+    from zsim.model.huggingface import read_config
+    from zsim.model.named import contradiction
+
+    spec = read_config(model / "config.json" if model.is_dir() else model)
+    if why := contradiction(reading.model_name, spec.family, spec.numel):
+        text = f"{reading.document.file} names {reading.model_name}, but {model} {why}; that one is simulated"
+        reading.notes.append(text)
+        print(f"zsim: {text}", file=sys.stderr)
 
 
 def _compose(fields: dict[str, Any], overrides: list[str], reading: Reading, folder: Path) -> str:

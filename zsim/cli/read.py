@@ -16,6 +16,8 @@ from zsim.plan.reading import Reading, text_of
 
 app = new_app()
 
+_MODEL = "Hugging Face model"
+
 
 @app.command()
 def read(
@@ -33,6 +35,7 @@ def read(
         except InputError as error:
             refused += 1
             described.append({"file": str(path), "kind": None, "refused": str(error)})
+    _compare_names(described)
     if json:
         from json import dumps
 
@@ -40,6 +43,18 @@ def read(
     else:
         print("\n\n".join(_text(entry) for entry in described))
     return 2 if refused else 0
+
+
+def _compare_names(described: list[dict[str, Any]]) -> None:
+    """Notes where a recipe's name of the model is clearly not that of the config.json given with it."""
+    from zsim.model.named import contradiction
+
+    models = [entry for entry in described if entry["kind"] == _MODEL]
+    for entry in described if len(models) == 1 else ():
+        said, file = models[0]["understood"], models[0]["file"]
+        why = contradiction(entry.get("model_name", ""), said["family"], said["parameters"])
+        if why:
+            entry["notes"].append(f"names {entry['model_name']}, but {file} {why}")
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -72,6 +87,7 @@ def _reading(path: Path, reading: Reading) -> dict[str, Any]:
         "understood": {dotted(to): value for to, value in reading.fields.items()},
         "places": {dotted(to): text_of(reading.places.get(to), reading) for to in reading.fields},
         "ranks": reading.ranks,
+        "model_name": reading.model_name,
         "notes": reading.notes,
         "without_effect": reading.without_effect,
         "not_read": reading.not_read,
@@ -85,7 +101,7 @@ def _model(path: Path) -> dict[str, Any]:
 
     model = read_config(path)
     understood = {"name": model.name, "family": model.family, "parameters": model.numel}
-    return {"file": str(path), "kind": "Hugging Face model", "understood": understood, "notes": list(model.notes)}
+    return {"file": str(path), "kind": _MODEL, "understood": understood, "notes": list(model.notes)}
 
 
 def _scenario(path: Path) -> dict[str, Any]:

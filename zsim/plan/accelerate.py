@@ -51,7 +51,6 @@ def read_accelerate(document: Document, ranks: int | None = None) -> Reading:
         raise document.error(
             ("compute_environment",), f"{where}: another kind of configuration", accepted, kind=NotModeled
         )
-    recipe.refuse("use_cpu", (False,), "training on CPUs")
     for key in document.data:
         if key == "tp_config":
             why = "a key of accelerate 1.4 to 1.6 alone, which later ones refuse"
@@ -63,6 +62,8 @@ def read_accelerate(document: Document, ranks: int | None = None) -> Reading:
     processes, nodes = recipe.count("num_processes"), recipe.count("num_machines")
     reading.ranks = processes or ranks
     kind = str(recipe.get("distributed_type") or "NO").upper()  # without quotes, `no` is YAML's false
+    if kind == "NO":
+        recipe.refuse("use_cpu", (False,), "training on CPUs")
     if kind == "DEEPSPEED":
         _deepspeed(recipe)
         Sizes(recipe).share_sequences(reading.ranks)
@@ -81,10 +82,20 @@ def read_accelerate(document: Document, ranks: int | None = None) -> Reading:
         raise document.error(("distributed_type",), f"distributed_type {kind}", accepted, kind=NotModeled)
     _precision(recipe)
     _compile(recipe)
-    recipe.threads("accelerate launch")
+    _threads(recipe)
     for field in ("model", "cluster", "seq_len", "micro_batch"):
         reading.lacks(field)
     return reading
+
+
+def _threads(recipe: Recipe) -> None:
+    """commands/launch.py: `use_cpu` keeps one process that starts alone off the GPUs; several it gives their cores."""
+    recipe.threads("accelerate launch")
+    if recipe.flag("use_cpu"):
+        recipe.reading.without_effect.append("use_cpu (accelerate starts several processes on GPUs all the same)")
+        if recipe.reading.fields.pop(("omp_num_threads",), None):
+            recipe.reading.notes.pop()
+            recipe.reading.lacks("omp_num_threads", "(use_cpu: physical cores of a node by its processes)")
 
 
 def _compile(recipe: Recipe) -> None:

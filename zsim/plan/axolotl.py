@@ -253,6 +253,9 @@ def _shard(recipe: Recipe) -> None:
             recipe.set("fsdp.mesh", [replicate, shard], "dp_replicate_size")
         if reading.fields[("framework", "name")] == "fsdp2":
             _own_fsdp2(recipe)
+        elif document.data.get("bf16") == "full" and not recipe.get("adapter"):  # accelerate widens nothing
+            recipe.set("fsdp.storage_dtype", "bfloat16", "bf16")
+            reading.notes.append(LOADED_IN.format("bfloat16"))
     else:
         recipe.set("framework.name", "ddp", "framework")
         reading.notes.append(NOT_SHARDED)

@@ -7,6 +7,7 @@ From axolotl of July 2026: utils/schemas/*.py, and args.py of each plugin in int
 from __future__ import annotations
 
 HARMLESS = (
+    "fsdp_final_state_dict_type",  # of the last save
     "datasets", "dataset_prepared_path", "val_set_size", "output_dir", "hub_model_id", "trust_remote_code",
     "wandb_project", "wandb_entity", "wandb_watch", "wandb_name", "wandb_log_model", "wandb_run_id", "num_epochs",
     "max_steps", "lr_scheduler", "learning_rate", "warmup_ratio", "warmup_steps", "weight_decay", "evals_per_epoch",

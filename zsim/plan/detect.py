@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from zsim.document import Document, dotted, parse_yaml, read_text
 from zsim.errors import InputError
@@ -13,7 +14,7 @@ from zsim.plan.swift_start import task_of
 
 READERS = (
     "DeepSpeed JSON, accelerate YAML, Trainer arguments (also in a shell script), axolotl YAML, LLaMA-Factory YAML, "
-    "ms-swift YAML, JSON and args.json, torchtitan TOML, adapter_config.json of peft, config.json"
+    "ms-swift YAML, JSON and args.json, oumi YAML, torchtitan TOML, adapter_config.json of peft, config.json"
 )
 
 _TOML, _SCRIPT, _YAML, _JSON = (
@@ -34,9 +35,14 @@ _OWN_BATCH = {
 # Arguments of ms-swift, of which a recipe without tuner_type has some.
 _OF_SWIFT = {"torch_dtype", "lora_rank", "split_dataset_ratio", "max_length", "attn_impl", "freeze_vit", _BATCH}
 
+# Sections of oumi's TrainingConfig, which refuses any other.
+_OUMI = {"model", "data", "training", "peft", "fsdp", "deepspeed"}
+
 # Recipes of tools without a reader here: their name, and keys that only they have, in a section where there is a dot.
 _FOREIGN: tuple[tuple[str, frozenset[str]], ...] = (
-    ("an oumi recipe", frozenset({"model.model_name", "data", "training"})),
+    ("an oumi configuration that does not train", frozenset({"model.model_name", "generation"})),
+    ("an oumi configuration that does not train", frozenset({"model.model_name", "tasks"})),
+    ("an oumi or SkyPilot job, whose commands name the recipe", frozenset({"resources", "run"})),
     ("a recipe of LLaMA-Factory's v1 trainer", frozenset({"model", "dist_config"})),
     ("a recipe of LLaMA-Factory's v1 trainer", frozenset({"model", "model_class"})),
     ("an xtuner or mmengine configuration", frozenset({"train_dataloader", "train_cfg"})),
@@ -119,6 +125,8 @@ def identify(document: Document) -> str:
         return "torchtitan"
     if _is_swift(document, keys):
         return "swift"
+    if {"model", "training"} <= keys <= _OUMI and "model_name" in _inside(document, "model"):
+        return "oumi"
     if {"peft_type", "base_model_name_or_path"} <= keys or {"r", "lora_alpha", "target_modules"} <= keys:
         return "peft"
     _refuse_foreign(document, keys)
@@ -144,6 +152,11 @@ def _refuse_foreign(document: Document, keys: set[str]) -> None:
     for name, marks in _FOREIGN:
         if marks <= keys | inner:
             raise InputError(f"is {name}, which is not read", document.file, accepted=READERS)
+
+
+def _inside(document: Document, name: str) -> dict[str, Any]:
+    section = document.data.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def _is_swift(document: Document, keys: set[str]) -> bool:
@@ -223,6 +236,7 @@ def _readers() -> dict[str, Callable[[Document, int | None], Reading]]:
     from zsim.plan.deepspeed import read_document
     from zsim.plan.llama_factory import read_llama_factory
     from zsim.plan.neox import read_neox
+    from zsim.plan.oumi import read_oumi
     from zsim.plan.peft import read_peft
     from zsim.plan.swift import read_swift
     from zsim.plan.torchtitan import read_torchtitan
@@ -234,6 +248,7 @@ def _readers() -> dict[str, Callable[[Document, int | None], Reading]]:
         "axolotl": read_axolotl,
         "llama_factory": read_llama_factory,
         "swift": read_swift,
+        "oumi": read_oumi,
         "torchtitan": read_torchtitan,
         "trainer": read_trainer,
         "neox": read_neox,

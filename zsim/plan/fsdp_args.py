@@ -167,11 +167,8 @@ def _fsdp1(reading: Reading, options: Mapping[str, Any], put: Any, flag: Any, ch
     name = "sharding_strategy" if "sharding_strategy" in options else "reshard_after_forward"
     strategy = choice(name, "FULL_SHARD", _STRATEGIES)
     put("sharding_strategy", "_HYBRID_SHARD_ZERO2" if strategy == "HYBRID_SHARD_ZERO2" else strategy, name)
-    if "HYBRID" in strategy:
-        if nodes and reading.ranks:
-            put("mesh", [nodes, reading.ranks // nodes], name)  # FSDP1 shards within a node and replicates across
-        else:
-            reading.lacks("fsdp.mesh", "([nodes, GPUs per node] of the hybrid sharding)")
+    if "HYBRID" in strategy and nodes and reading.ranks:
+        put("mesh", [nodes, reading.ranks // nodes], name)  # FSDP1 shards within a node and replicates across
     prefetch = choice("backward_prefetch", "NO_PREFETCH", ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"))
     put("backward_prefetch", "NONE" if prefetch == "NO_PREFETCH" else prefetch, "backward_prefetch")
     put("forward_prefetch", flag("forward_prefetch", False), "forward_prefetch")

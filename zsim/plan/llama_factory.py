@@ -5,7 +5,7 @@ from __future__ import annotations
 from zsim.document import Document
 from zsim.errors import NotModeled
 from zsim.plan.adapters import in_8_bits, lora, quantized, refuse_variants
-from zsim.plan.reading import Reading
+from zsim.plan.reading import LOADED_IN, Reading
 from zsim.plan.recipe import ULYSSES, Recipe
 from zsim.plan.trainer import attention, model_length, name_model, training
 from zsim.plan.trainer_keys import HARMLESS
@@ -126,7 +126,7 @@ def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
     if method == "lora" and framework == "ddp" and not _asks_ddp(recipe):
         reading.fields[("ddp", "find_unused_parameters")] = False  # hparams/parser.py
     if recipe.flag("pure_bf16"):
-        _pure_bf16(recipe)
+        _pure_bf16(recipe, method)
     elif framework == "ddp" and ("lora", "modules_to_save") in reading.fields:
         recipe.set("lora.modules_dtype", "float32", "pure_bf16")  # model/adapter.py, cast_trainable_params_to_fp32
     _load(recipe, method)
@@ -161,7 +161,8 @@ def _parts(recipe: Recipe, method: str) -> None:
         vision["model", "freeze"] = frozen
     if not recipe.flag("disable_gradient_checkpointing"):
         vision["checkpointing", "frozen_tower"] = False
-    for name in ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels", "video_fps"):
+    sizes = ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels", "video_fps")
+    for name in (*sizes, "image_resolution", "video_resolution"):  # the latter until the end of 2024
         if recipe.get(name) is not None:
             recipe.reading.notes.append(f"{name}: images.size says how large the images are after that")
 
@@ -180,13 +181,25 @@ def _load(recipe: Recipe, method: str) -> None:
         recipe.set("load_dtype", "float32", "pure_bf16")
 
 
-def _pure_bf16(recipe: Recipe) -> None:
-    """Everything in bfloat16, without master weights and autocast (hparams/parser.py, model/adapter.py)."""
-    framework = recipe.reading.fields.get(("framework", "name"), "ddp")
-    if framework != "ddp":
-        raise recipe.document.error(("pure_bf16",), "pure bf16 with DeepSpeed or FSDP", "bf16", kind=NotModeled)
+def _pure_bf16(recipe: Recipe, method: str) -> None:
+    """Everything in bfloat16, without master weights and autocast (hparams/parser.py, model/adapter.py). Where mixed
+    precision is on all the same, accelerate widens what FSDP shards."""
+    reading = recipe.reading
+    framework = reading.fields.get(("framework", "name"), "ddp")
+    if framework == "deepspeed":
+        raise recipe.document.error(("pure_bf16",), "pure bf16 with DeepSpeed", "bf16", kind=NotModeled)
+    if framework == "ddp":
+        recipe.set("ddp.dtype", "bfloat16", "pure_bf16")
+        reading.loaded = "bfloat16" if method == "full" else None
+    elif reading.fields.get(("precision",)) == "bf16":
+        reading.notes.append("pure_bf16: under bf16's mixed precision accelerate widens the shards to float32")
+    elif method == "lora":
+        why = "adapters in float32 beside weights in bfloat16, under FSDP without mixed precision"
+        raise recipe.document.error(("pure_bf16",), why, "bf16", kind=NotModeled)
+    else:
+        recipe.set("fsdp.storage_dtype", "bfloat16", "pure_bf16")
+        reading.notes.append(LOADED_IN.format("bfloat16"))
     recipe.set("precision", "bf16", "pure_bf16")
-    recipe.set("ddp.dtype", "bfloat16", "pure_bf16")
 
 
 def _lora(recipe: Recipe) -> None:

@@ -19,7 +19,9 @@ _ADAPTERS = (
     "use_qlora", "use_adapter", "low_rank_training", "use_qllama_lora", "train_mode", "train_type", "finetuning_type",
     "tuning_type", "use_lisa", "use_galore",
 )  # fmt: skip
-_LORA = re.compile(r"^((use|apply|enable|with|train|add|peft|llm|backbone|vision|audio|model|q)_)*q?lora(_enable)?$")
+_LORA = re.compile(
+    r"^((use|apply|enable|include|with|train|add|peft|llm|backbone|vision|audio|model|experts?|q)_)*q?lora(_enable)?$"
+)
 _QUANTIZED = (
     "q_lora",
     "qlora",
@@ -29,6 +31,7 @@ _QUANTIZED = (
 _WHOLE = ("full", "all", "pretrain", "sft")  # kinds of training in which everything trains
 # Of peft: they say nothing where a switch says that there are no adapters.
 _RANKS = ("lora_r", "lora_rank", "lora_target_modules", "trainable", "lora_trainable")
+_PLAIN = ("rank", "alpha")  # of adapters, where a script has both
 _OTHER_RANKS = ("peft_lora_r", "peft_target_modules")  # which stand beside trl's own use_peft
 _PARAMETERS = re.compile(r"(^|_)(un)?freeze(_|$)|^fix_|^(mm_)?tunable_|^tune_|^train_(modules|params|layers)$")
 _LANGUAGE = re.compile(r"llm|language|backbone|(^|_)lm(_|$)")
@@ -129,6 +132,8 @@ def refuse_own(recipe: Recipe, read_elsewhere: tuple[str, ...] = ()) -> None:
     for name, value in given.items():
         if value not in (*_OFF, *_WHOLE):
             raise _refusal(recipe, name, "which parameters train", _WHOLE_MODEL)
+    if not recipe.flag("use_peft") and all(recipe.says(name) for name in _PLAIN):
+        raise _refusal(recipe, _PLAIN[0], "which parameters train", _WHOLE_MODEL)
     for name in (*_RANKS, *_REFUSED):
         recipe.get(name)
     silent = all(value is None or name in _QUANTIZED for name, value in given.items())

@@ -47,6 +47,7 @@ def read_peft(document: Document, ranks: int | None = None) -> Reading:
     if recipe.flag("ensure_weight_tying"):
         recipe.set("lora.ensure_weight_tying", True, "ensure_weight_tying")
     base = recipe.get("base_model_name_or_path")
+    reading.model_name = str(base or "")
     reading.lacks("model", f"(the config.json of {base})" if base else "")
     for field in ("cluster", "framework", "micro_batch", "seq_len", "precision", "grad_accum", "grad_clip"):
         reading.lacks(field)

@@ -9,6 +9,7 @@ from zsim.document import Document, Path_, Place, dotted
 
 NOT_SHARDED = "neither deepspeed nor fsdp: DistributedDataParallel"
 LOADED_IN = "the model is loaded in {} and trained without master weights"
+FSDP = ("fsdp1", "fsdp2")
 NOT_ENABLED = "neither bf16 nor fp16 is enabled: fp32"
 ALLOCATOR: Path_ = ("allocator", "conf")
 FP32_ASSUMED = "no mixed precision: the model trains in the type it is loaded in; fp32 assumed"
@@ -21,7 +22,8 @@ class Reading:
     `notes` say how a value came about; `without_effect` which keys do not matter to a simulation, and why;
     `not_read` those of which nothing is known here;
     `not_modeled` what has an effect in reality that is not simulated; `missing` what a scenario needs and this file
-    does not say; `ranks` for how many it is written, if it says so.
+    does not say; `ranks` for how many it is written, if it says so; `loaded` the type that the whole model is loaded in
+    and trains in, as long as no file asks for mixed precision; `model_name` what the file calls the model.
     """
 
     kind: str
@@ -37,6 +39,8 @@ class Reading:
     defaults: set[Path_] = field(
         default_factory=set
     )  # fields that are a tool's default; another file may say otherwise
+    loaded: str | None = None
+    model_name: str = ""
     vision: dict[Path_, Any] = field(default_factory=dict)  # further fields, where the model has a vision tower
 
     def set(self, to: Path_, value: Any, path: Path_) -> None:
@@ -61,6 +65,8 @@ class Reading:
 
     def include(self, other: Reading) -> None:
         """Add what another file says. The same field with two values is a contradiction, as the tools treat it."""
+        loaded, silent = self.loaded or other.loaded, other if self.loaded else self
+        unmixed = ("precision",) in silent.defaults or ("precision",) not in silent.fields
         for to, value in other.fields.items():
             own = self.fields.get(to, value)
             if own != value and to in other.defaults:
@@ -78,14 +84,19 @@ class Reading:
         if self.fields.get(("framework", "name")) != "ddp":  # one file was silent, the other one names what shards
             for to in [to for to in self.fields if to[0] == "ddp"]:
                 del self.fields[to]
-            loaded = [LOADED_IN.format(dtype) for dtype in ("bf16", "bfloat16", "float16")]
-            self.notes = [text for text in self.notes if text not in (NOT_SHARDED, *loaded)]
+            widened = [LOADED_IN.format(dtype) for dtype in ("bf16", "bfloat16", "float16")]
+            if loaded and unmixed and self.fields.get(("framework", "name")) in FSDP:
+                self.fields[("fsdp", "storage_dtype")] = loaded
+                widened.remove(LOADED_IN.format(loaded))
+            self.notes = [text for text in self.notes if text not in (NOT_SHARDED, *widened)]
+        self.loaded = loaded
         if self.fields.get(("precision",)) != "fp32":
             self.notes = [text for text in self.notes if text not in (FP32_ASSUMED, NOT_ENABLED)]
         self.without_effect += other.without_effect
         self.not_read += other.not_read
         self.not_modeled += other.not_modeled
         self.ranks = self.ranks or other.ranks
+        self.model_name = self.model_name or other.model_name
         for what in other.missing:
             self.lacks(*what.partition(" ")[::2])
 

@@ -74,8 +74,8 @@ class Recipe:
         """Scenario field `field` (dotted) has `value`, as the key `name` says; by default, where it is absent."""
         to = tuple(field.split("."))
         self.reading.set(to, value, (name,))
-        if self.document.data.get(name) is None:
-            self.reading.defaults.add(to)
+        is_default = self.document.data.get(name) is None
+        (self.reading.defaults.add if is_default else self.reading.defaults.discard)(to)
 
     def threads(self, launcher: str) -> None:
         """accelerate (commands/launch.py) and torchrun (torch/distributed/run.py) set OMP_NUM_THREADS=1 where it is not

@@ -21,7 +21,7 @@ _LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
 _LAUNCHING_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _TRAIN = {  # commands of tools, by the subcommand that trains
     "axolotl": ("train",), "llamafactory-cli": ("train",), "lmf": ("train",), "trl": ("sft",),
-    "swift": swift_start.TASKS,
+    "swift": swift_start.TASKS, "oumi": ("train",),
 }  # fmt: skip
 _OPTIONS = ("config", "config_file", "job.config_file")
 _RECIPE = re.compile(r"[^=]*\.(ya?ml|toml)$")
@@ -33,7 +33,7 @@ _WITHOUT_TRAINING = re.compile(
 _MEGATRON = re.compile(r"(^|[ /])(_?megatron[ /](sft|pt|rlhf)\b)")
 # What else is started by its name, for which there is no reader.
 _TOOLS = {
-    "openrlhf": "OpenRLHF", "verl": "verl", "oumi": "oumi", "tune": "torchtune",
+    "openrlhf": "OpenRLHF", "verl": "verl", "tune": "torchtune",
     "xtuner": "xtuner", "litgpt": "LitGPT", "nanotron": "nanotron", "megatron": "Megatron", "nemo": "NeMo",
     "nemo_automodel": "NeMo AutoModel",
 }  # fmt: skip
@@ -52,21 +52,22 @@ def program_at(words: list[str]) -> int | None:
     """Where the program stands that a command starts: a file, a module or a tool's own command."""
     for n, word in enumerate(words):
         name, before = Path(word).name, words[n - 1] if n else ""
-        if name in _TRAIN and before != "-m" and n + 1 < len(words):
-            return n
+        if name in _TRAIN and before != "-m" and n + 1 < len(words) and words[n + 1] != "distributed":
+            return n  # `oumi distributed torchrun -m oumi train`: the second one trains
         if word.endswith(".py") or (before in ("-m", "--module") and name not in _LAUNCHING_MODULES):
             return n
     return None
 
 
 def program_name(words: list[str], launched: bool) -> str:
-    """What a document says of its program: ms-swift's by what it does, else the name of a Python file."""
+    """What a document says of its program: ms-swift's by what it does, else the name of a Python file or a module."""
     at = program_at(words)
     if at is not None:
         launched = launched or any(Path(word).name in (*_LAUNCHERS, *_LAUNCHING_MODULES) for word in words[:at])
         if program := swift_start.program_of(words[at], words[at + 1 :], launched):
             return program
-    return next((Path(word).name for word in words if word.endswith(".py")), "")
+    module = words[at].rpartition(".")[2] if at and words[at - 1] in ("-m", "--module") else ""
+    return next((Path(word).name for word in words if word.endswith(".py")), module)
 
 
 def recipe_of(words: list[str]) -> str | None:
@@ -85,7 +86,8 @@ def recipe_of(words: list[str]) -> str | None:
         *pairwise(given),
         *(word.split("=", 1) for word in given if word.startswith("--") and "=" in word),
     ]:
-        if option.lstrip("-").replace("-", "_") in _OPTIONS and option.startswith("--") and _RECIPE.fullmatch(value):
+        named = option.startswith("--") and option.lstrip("-").replace("-", "_") in _OPTIONS
+        if (named or (option, name) == ("-c", "oumi")) and _RECIPE.fullmatch(value):
             return value
     first = given[0] if given else ""
     return first if _POSITIONAL.fullmatch(first) and not first.startswith("-") else None
@@ -116,14 +118,20 @@ def parse_recipe(command: Command, recipe: str, options: Document, launched: boo
 
 
 def _put(document: Document, name: str, value: Any, place: Place) -> None:
-    """Write an option, of a section by its dots, as torchtitan has it."""
-    sections = name.split(".")
-    inner = document.data
-    for section in sections[:-1]:
-        inner = inner.setdefault(section, {})
-        if not isinstance(inner, dict):
-            raise InputError(f"{section} is no section", *place, field=name)
-    document.set(tuple(sections), value, place)
+    """Write an option, of a section by its dots, as torchtitan has it, of a list by a number, as oumi has it."""
+    path, inner = list[Any](), document.data
+    for section in name.split("."):
+        if not isinstance(inner, dict | list):
+            raise InputError(f"{path[-1]} is no section", *place, field=name)
+        if isinstance(inner, list):
+            if not section.isdecimal() or int(section) >= len(inner):
+                raise InputError(f"{path[-1]} is a list of {len(inner)}", *place, field=name)
+            path.append(int(section))
+            inner = inner[path[-1]]
+        else:
+            path.append(section)
+            inner = inner.setdefault(section, {})
+    document.set(tuple(path), value, place)
 
 
 def nothing_trains(path: Path, found: Iterable[Command]) -> InputError:

@@ -96,6 +96,7 @@ def read_torchtitan(document: Document, ranks: int | None = None) -> Reading:
     reading.fields[("implementation",)] = "torchtitan"
     reading.fields[("attention",)] = "sdpa"
     name = f"{model.get('name', 'llama3')} {model.get('flavor', '')}".strip()
+    reading.model_name = name
     reading.lacks("model", f"(the config.json of {name})")
     reading.lacks("cluster")
     harmless = sorted(_HARMLESS & sections.keys())

@@ -10,7 +10,7 @@ from zsim.plan import evaluation
 from zsim.plan.fsdp_args import read_fsdp
 from zsim.plan.hjson import parse_hjson
 from zsim.plan.own_options import OWN, own_switches, refuse_own, refuse_tasks
-from zsim.plan.reading import LOADED_IN, NOT_SHARDED, Reading
+from zsim.plan.reading import FSDP, LOADED_IN, NOT_SHARDED, Reading
 from zsim.plan.recipe import ULYSSES, Recipe, as_flag, hub_attention
 from zsim.plan.trainer_keys import HARMLESS, LISTED, OF_RELEASE_4, OTHER_TRAINERS, REFUSED
 from zsim.plan.trl import fill_in, is_newer_trl
@@ -161,11 +161,11 @@ def training(recipe: Recipe) -> None:
         recipe.refuse(name, harmless, why)
     _accelerator(recipe)
     shard(recipe)
-    _loaded_dtype(recipe)
     if recipe.document.launch:
         from zsim.plan.launch import read_launch
 
         read_launch(recipe, recipe.document.launch)
+    _loaded_dtype(recipe)
     for field in ("model", "cluster", "seq_len"):
         reading.lacks(field)
 
@@ -234,6 +234,11 @@ def shard(recipe: Recipe) -> None:
     if of_4 and "auto_wrap" in str(options):  # training_args.py of 4.57, _process_fsdp_args
         least = least or merged.get("min_num_params") or merged.get("fsdp_min_num_params")
         merged |= {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": least} if least else {}
+        if wrapped := recipe.get("fsdp_transformer_layer_cls_to_wrap"):
+            document.places[("fsdp_config", _CLASSES)] = document.place(("fsdp_transformer_layer_cls_to_wrap",))
+            merged.setdefault(_CLASSES, wrapped)
+    elif of_4:  # which sets no policy then
+        merged = {"auto_wrap_policy": "NO_WRAP"} | merged
     read_fsdp(reading, merged, ("fsdp_config",), default_version=1 if of_4 else 2)
     if of_4 and "version" not in merged and "fsdp_version" not in merged:
         reading.notes.append(f"{old} is an argument of transformers 4, whose fsdp is FSDP1")
@@ -241,6 +246,7 @@ def shard(recipe: Recipe) -> None:
         reading.fields.setdefault(("fsdp", "state_dict_type"), "FULL_STATE_DICT")
 
 
+_CLASSES = "transformer_layer_cls_to_wrap"
 _DDP = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_static_graph", "ddp_broadcast_buffers")
 
 
@@ -260,8 +266,9 @@ def ddp(recipe: Recipe, adapters: bool = False) -> None:
 
 
 def _loaded_dtype(recipe: Recipe) -> None:
-    """trl's and the examples' `dtype` (torch_dtype until transformers 4.56), in which DDP trains the whole model:
-    DeepSpeed and FSDP widen it to float32 under mixed precision, and under adapters it is that of the run anyway."""
+    """trl's and the examples' `dtype` (torch_dtype until transformers 4.56), in which DDP trains the whole model, and
+    FSDP does without mixed precision: under it accelerate widens FSDP's shards to float32, DeepSpeed has master
+    weights, and under adapters the type is that of the run anyway."""
     fields, notes = recipe.reading.fields, recipe.reading.notes
     if "architectures" in recipe.document.data:  # W&B's config.yaml, where it is the checkpoint's
         return
@@ -270,19 +277,24 @@ def _loaded_dtype(recipe: Recipe) -> None:
     short = {"bfloat16": "bf16", "float16": "fp16"}.get(dtype)
     if any(path[0] == "lora" for path in fields) or (short is None and dtype != "auto"):
         return
-    if fields[("framework", "name")] != "ddp":
-        if fields.get(("precision",)) == "fp32":
+    framework, precision = fields.get(("framework", "name")), fields.get(("precision",))
+    if framework is None or precision is None:
+        return
+    sharded = framework in FSDP
+    if framework != "ddp" and not (sharded and precision == "fp32" and short == "bf16"):
+        if precision == "fp32":
             notes.append(f"{name}: {dtype} without mixed precision; float32 is taken")
     elif short is None:
         notes.append(f"{name}: auto is the checkpoint's; float32 is taken, or what ddp.dtype says")
-    elif short == fields[("precision",)] == "fp16":
+    elif short == precision == "fp16":
         why = "float16 weights, whose gradients torch's GradScaler refuses (Attempting to unscale FP16 gradients)"
         raise recipe.error((name,), why, "float32, or bfloat16 with bf16")
     else:
-        recipe.set("ddp.dtype", dtype, name)
+        recipe.set("fsdp.storage_dtype" if sharded else "ddp.dtype", dtype, name)
         notes.append(LOADED_IN.format(dtype))
-        if fields[("precision",)] == "fp32":
+        if precision == "fp32":
             recipe.set("precision", short, name)
+            recipe.reading.loaded = dtype
 
 
 def as_switch(options: Any) -> bool | None:
@@ -360,4 +372,5 @@ def model_length(recipe: Recipe, names: tuple[str, ...]) -> None:
 
 def name_model(recipe: Recipe, name: str) -> None:
     value = recipe.get(name)
+    recipe.reading.model_name = str(value or "")
     recipe.reading.lacks("model", f"(the config.json of {value})" if value else "")

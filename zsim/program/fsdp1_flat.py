@@ -210,22 +210,28 @@ class FlatParameters:
     def _store_gradient(self, handle: Handle, reduced: str, lane: str, micro: int, *, divide: bool) -> None:
         """_accumulate_sharded_grad, _offload_grad: cast to the shards' dtype, added to an earlier one, to the host."""
         builder, size, master = self.builder, handle.shard * self.reduce_size, self.master_size * handle.shard
-        sharded = f"sharded grad:{handle.name}"
+        sharded, cast = f"sharded grad:{handle.name}", reduced
         passes = [(size, size)] if divide else []
         if self.reduce_size != self.master_size:
+            cast = f"cast grad:{handle.name}" if handle.has_sharded_grad else sharded
+            builder.alloc(cast, "reduce_buffers" if handle.has_sharded_grad else "gradients", master, lane=lane)
             passes.append((size, master))
+        elif reduced != sharded and not handle.has_sharded_grad:  # NO_SHARD in one type: it is the gradient, and stays
+            builder.free(reduced)
+            builder.alloc(sharded, "gradients", master)
+            reduced = cast = sharded
         if handle.has_sharded_grad:
             passes.append((2 * master, master))
-        elif reduced != sharded:
-            builder.alloc(sharded, "gradients", master, lane=lane)
         if passes:
             self._kernel(lane, "finish gradient", "backward", handle, micro, passes)
+        if reduced != cast:
+            builder.free(reduced)
         if self.plan.cpu_offload:
             builder.wait_stream(D2H, lane)
             builder.launch(D2H, "gradient to host", "backward", Copy("d2h", master), module=handle.name, micro=micro)
             builder.wait_stream(lane, D2H)
-        if reduced != sharded:
-            builder.free(reduced)
+        if cast != sharded:
+            builder.free(cast)
         handle.has_sharded_grad = True
 
     def owned(self, handles: Sequence[Handle]) -> list[int]:

@@ -32,16 +32,19 @@ def find(view: RankView, cluster: Cluster, device: Device, profile: Profile) -> 
             for name, seconds in causes.items():
                 groups[group][name] += times * seconds
     length = sum(seconds for causes in groups.values() for seconds in causes.values()) or 1.0
-    group = _largest({name: sum(causes.values()) for name, causes in groups.items()})
+    shares = {name: sum(causes.values()) / length for name, causes in groups.items()}
+    group = _largest(shares)
     causes = groups[group]
     name = _largest(causes)
-    share, group_share = causes[name] / length, sum(causes.values()) / length
+    link = None
     if group == "compute":
-        return Bottleneck(f"{name} on {device.name}", share, group, group_share)
-    if group == "host":
-        return Bottleneck("host: kernels are issued too late (Python, launch overhead)", share, group, group_share)
-    link = _full_link([segment for segment in path if cause(segment)[1] == name], view, cluster)
-    return Bottleneck(_words(name) + (f", waiting on {link}" if link else ""), share, group, group_share, link)
+        said = f"{name} on {device.name}"
+    elif group == "host":
+        said = "host: kernels are issued too late (Python, launch overhead)"
+    else:
+        link = _full_link([segment for segment in path if cause(segment)[1] == name], view, cluster)
+        said = _words(name) + (f", waiting on {link}" if link else "")
+    return Bottleneck(said, causes[name] / length, group, shares[group], shares, link)
 
 
 def _largest(seconds: Mapping[str, float]) -> str:

@@ -177,13 +177,14 @@ class Throughput:
 class Bottleneck:
     """The largest cause inside the largest group of causes (compute, communication, host ...).
 
-    Shares of the step's critical path, which is as long as the step.
+    Shares of the step's critical path, which is as long as the step; `path`: of every group.
     """
 
     name: str
     share: float
     group: str
     group_share: float
+    path: Mapping[str, float]
     link: str | None = None
 
 

@@ -210,10 +210,13 @@ class FsdpField(Section):
         None,
         description="of gradients as they are reduced; that of the run, as accelerate has it, float32 in torchtitan",
     )
-    mesh: tuple[Few, Few] | None = Field(None, description="[replicate, shard] for HSDP")
+    mesh: tuple[Few, Few] | None = Field(None, description="[replicate, shard] for HSDP; fsdp1: by node unless given")
     cpu_offload: bool | None = None
     offload_pin_memory: bool | None = None
-    storage_dtype: Dtype | None = Field(None, description="fsdp2: of the shards that the optimizer updates")
+    storage_dtype: Dtype | None = Field(
+        None,
+        description="of shards and optimizer states; float32 unless given, to which accelerate widens them",
+    )
     reshard_after_forward: bool | Few | None = Field(None, description="fsdp2")
     root_reshard_after_forward: bool | None = Field(None, description="fsdp2")
     prefetch: Annotated[int, Range(0, 10**6)] | None = Field(None, description="fsdp2: depth of explicit prefetching")

@@ -67,7 +67,7 @@ def build_plan(
         return plan, [*notes, *launched], [*not_modeled, *unsaved(plan)]
     if name == "ddp":
         return _ddp(scenario, common), launched, not_modeled
-    sharded, notes = _fsdp(scenario, model, common)
+    sharded, notes = _fsdp(scenario, model, common, gpus_per_node or ranks)
     return sharded, [*notes, *launched], [*not_modeled, *unsaved(sharded)]
 
 
@@ -311,7 +311,7 @@ def _resolve_auto(scenario: Scenario, model: ModelSpec, given: dict[str, Any]) -
     return notes
 
 
-def _fsdp(scenario: Scenario, model: ModelSpec, common: dict[str, Any]) -> tuple[Fsdp1Plan | Fsdp2Plan, list[str]]:
+def _fsdp(scenario: Scenario, model: ModelSpec, common: dict[str, Any], local: int) -> tuple[AnyPlan, list[str]]:
     """Units and dtypes as accelerate 1.15 and the Trainer (transformers 5.24) have them."""
     fields, notes = scenario.fields, []
     name, dtype = fields.framework.name, TORCH_DTYPE[fields.precision]
@@ -321,6 +321,10 @@ def _fsdp(scenario: Scenario, model: ModelSpec, common: dict[str, Any]) -> tuple
         if option not in plan_class.__dataclass_fields__:
             other = "fsdp1" if name == "fsdp2" else "fsdp2"
             raise scenario.error(("fsdp", option), f"is an option of {other}, and this scenario's framework is {name}")
+    if "HYBRID" in given.get("sharding_strategy", "") and given.get("mesh") is None:
+        # _init_utils.py, _init_intra_and_inter_node_groups: by the devices that a process sees
+        given["mesh"] = (common["world_size"] // local, local)
+        notes.append(f"fsdp.mesh: {list(given['mesh'])}, shards within a node and replicas across, as torch has it")
     _check_groups(scenario, given, common["world_size"])
     if given.get("backward_prefetch") == "NONE":
         given["backward_prefetch"] = None
@@ -390,8 +394,6 @@ def _check_groups(scenario: Scenario, given: dict[str, Any], ranks: int) -> None
     if mesh and mesh[0] * mesh[1] != ranks:
         why = f"{mesh[0]} x {mesh[1]} is not the cluster's {ranks} ranks"
         raise scenario.error(("fsdp", "mesh"), why, f"[replicate, shard] whose product is {ranks}")
-    if mesh is None and "HYBRID" in given.get("sharding_strategy", ""):
-        raise scenario.error(("fsdp", "mesh"), "is missing for hybrid sharding", accepted="[replicate, shard]")
     shard = mesh[1] if mesh else ranks
     group = given.get("reshard_after_forward")
     if group is not None and not isinstance(group, bool) and shard % group:

@@ -117,9 +117,15 @@ def attention_of(fields: ScenarioFields, release: Release | None, model: ModelSp
     if max(arch.head_dim, arch.gemma4.full_head_dim if arch.gemma4 else 0) > WIDEST_FLASH:
         return "sdpa", (f"attention: sdpa, for FlashAttention takes no heads as wide as those of {family}",)
     stated = fields.kernels.startswith(("flash-attn", "unsloth"))
-    if stated or release is None or release >= (4, 36) or family in OWN_KERNEL:
+    if stated:
         return "flash", ()
+    if release is None or release >= (4, 36) or family in OWN_KERNEL:
+        other = _OF_TRANSFORMERS if fields.implementation == "hf" else ""
+        return "flash", (f"attention: flash (FlashAttention 2), zsim's own choice, as nothing says which{other}",)
     return "eager", (f"attention: eager, all that transformers {_text(release)} had unless asked for flash",)
+
+
+_OF_TRANSFORMERS = "; transformers runs sdpa unless attn_implementation asks for another (attention: sdpa)"
 
 
 def _masks_when_compiled(fields: ScenarioFields, release: Release | None, family: str) -> bool:

@@ -211,14 +211,17 @@ _FSDP1 = {
     "strategy": "sharding_strategy", "backward_prefetch": "backward_prefetch", "forward_prefetch": "forward_prefetch",
     "reduce_dtype": "reduce_dtype", "mesh": "mesh", "no_sync": "no_sync", "use_orig_params": "use_orig_params",
     "offload": "cpu_offload", "adapter_units": "adapter_units", "param_dtype": "param_dtype",
-    "min_num_params": "min_num_params", "wrap": "wrap",
+    "min_num_params": "min_num_params", "wrap": "wrap", "mp": "",
 }  # fmt: skip
 
 
 def _fsdp1(config: Mapping[str, Any], world: int) -> Fsdp1Plan:
-    fields = _take(config.get("fsdp", {}), _FSDP1, "fsdp")
+    settings, stored = config.get("fsdp", {}), config.get("dtype", "float32")
+    fields = _take(settings, _FSDP1, "fsdp")
+    if not settings.get("mp", True):
+        fields |= {"param_dtype": stored, "reduce_dtype": stored}
     fields |= {name: tuple(fields[name]) for name in ("mesh", "wrap") if name in fields}
-    return Fsdp1Plan(**_shared(config, world), storage_dtype=config.get("dtype", "float32"), **fields)
+    return Fsdp1Plan(**_shared(config, world), storage_dtype=stored, **fields)
 
 
 _ZERO = {
@@ -273,6 +276,11 @@ def _deepspeed(config: Mapping[str, Any], world: int) -> DeepSpeedPlan:
         fields["seq_parallel_communication_data_type"] = _DTYPES[name]
     if accum := settings.get("data_types", {}).get("grad_accum_dtype"):
         fields["grad_accum_dtype"] = _DTYPES[accum]
+    if not enabled and "dtype" in config:  # a model in 16 bits, trained as one in float32
+        fields |= {"dtype": config["dtype"], "communication_data_type": "float32", "check_grad_overflow": False}
+        fields |= {"grad_accum_dtype": "float32"} if fields["stage"] >= 2 else {}
+    else:
+        fields["check_grad_overflow"] = settings.get("bf16", {}).get("check_grad_overflow", True)
     optimizer = settings.get("optimizer", {}).get("params", {})
     muon = settings.get("optimizer", {}).get("type") == "Muon"
     experts = settings.get("expert_parallel", {})
@@ -290,7 +298,6 @@ def _deepspeed(config: Mapping[str, Any], world: int) -> DeepSpeedPlan:
             ns_method=optimizer.get("ns_method", "gram"),
         ),
         prescale_gradients=settings.get("prescale_gradients", False),
-        check_grad_overflow=settings.get("bf16", {}).get("check_grad_overflow", True),
         bf16_master_weights_and_grads=settings.get("bf16", {}).get("bf16_master_weights_and_grads", False),
         bf16_optimizer_states=settings.get("bf16", {}).get("bf16_optimizer_states", False),
         torch_autocast=settings["torch_autocast"]["dtype"] if "torch_autocast" in settings else None,

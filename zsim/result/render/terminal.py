@@ -275,6 +275,35 @@ def _bottleneck(result: Result) -> Iterator[str]:
     worst = result.bottleneck
     whole = f" ({worst.group} in all: {worst.group_share:.0%})" if worst.group_share > worst.share + 0.005 else ""
     yield f"{worst.name}: {worst.share:.0%} of the critical path{whole}."
+    yield from _beside_the_path(result)
+
+
+def _beside_the_path(result: Result) -> Iterator[str]:
+    """Why the bottleneck is another than the largest part of the step, or of another size: the step above counts when
+    kernels run, the path what had to end before the next could begin."""
+    time, path, group = result.time, dict(result.bottleneck.path), result.bottleneck.group
+    rows = {"compute": time.compute_s, "communication": time.exposed_comm_s, "host": time.host_s, "idle": time.idle_s}
+    own = group if group in rows else "idle"
+    most = max(rows, key=lambda name: rows[name])
+    on_path = {name: path.pop(name, 0.0) for name in rows} | {"idle": sum(path.values())}
+    label, share = _ROWS[most], rows[most] / time.step_s if time.step_s else 0.0
+    if rows[most] > rows[own]:
+        yield (
+            f"That path is what had to end before the next could begin. {label.capitalize()}, {share:.0%} of the step, "
+            f"is {on_path[most]:.0%} of it: the rest runs beside {_BESIDE.get(group, group)}, and holds nothing up."
+        )
+    elif own != "compute" and on_path[own] > share + 0.05:
+        yield (
+            "That path is what had to end before the next could begin, also beside kernels; "
+            f"{label}, {share:.0%} of the step, is when none runs."
+        )
+
+
+_ROWS = {
+    "compute": "compute", "communication": "exposed communication", "host": "waiting for the host",
+    "idle": "other idle",
+}  # fmt: skip
+_BESIDE = {"host": "Python that issues too late", "communication": "collectives", "cpu optimizer": "the optimizer"}
 
 
 def _textbook(result: Result) -> Iterator[str]:
