@@ -163,6 +163,27 @@ class Float8:
 
 
 @dataclass(frozen=True, slots=True)
+class Preference:
+    """Training by preference: a micro-batch is pairs of a chosen and a rejected sequence, all chosen ones first.
+
+    `reference`: what the log-probabilities of the trained model are compared with, before its backward: those of a second
+    `model`, of the same one without its `adapters`, or `none` that this step computes (computed before training, or a
+    loss without any).
+    `log_probs`: how a trainer makes them. log_softmax: of all logits but the last of a sequence | selective: sequence by
+    sequence, all logits | shifted: sequence by sequence, of a copy of all but the last.
+    """
+
+    kind: str = "dpo"
+    reference: str = "model"
+    log_probs: str = "log_softmax"
+    widened: bool = False  # logits are cast to float32 first
+    # what the trainer still holds of the logits while the reference runs, and while it writes its metrics: copies of them
+    held: float = 0.0
+    metrics: int = 0  # numbers that the host asks the GPU for in every micro-step
+    gathered: bool = False  # and gathers from all ranks before
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """What one rank runs per micro-batch, apart from sharding.
 
@@ -206,6 +227,7 @@ class Workload:
     checkpoint_frozen_tower: bool = True  # its patches are made to require a gradient, as in transformers 5.24
     transformers: tuple[int, ...] | None = None  # the release whose models run, where it is an old one; None: 5.24
     torchtitan: tuple[int, int] | None = None  # year and month of its models, where they are old ones; None: 2026's
+    preference: Preference | None = None  # None: the next token is learned
     workspace_bytes: int = 0  # of each thread that issues matrix products, on the GPU (Device.workspace_bytes)
 
     @property

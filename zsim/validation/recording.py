@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zsim.errors import InputError, NotModeled
-from zsim.model.spec import Float8, Images, ModelSpec, Module, Workload
+from zsim.model.spec import Float8, Images, ModelSpec, Module, Preference, Workload
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 from zsim.plan.version import parse_version
 from zsim.program.lower import under
@@ -346,6 +346,7 @@ def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
         sequence_parallel_size=header["config"].get("sequence_parallel", 1),
         images=Images(**header["images"]) if "images" in header else None,
         target_len=header.get("target"),
+        preference=_preference(header["config"].get("preference")),
     )
     workload = under(plan, workload)
     return model, trace(model, workload), workload
@@ -366,6 +367,21 @@ def _adapted(model: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
     low = config["dtype"]
     parameters = tuple(p if ".lora_" in p.name else replace(p, dtype=low) for p in model.parameters)
     return replace(model, parameters=parameters, _cache={})
+
+
+def _preference(settings: Mapping[str, Any] | None) -> Preference | None:
+    """LLaMA-Factory's casts logits, and holds them."""
+    if settings is None:
+        return None
+    cast, gathered = settings["log_probs"] == "float32", settings["metrics"] == "gathered"
+    return Preference(
+        reference=settings["reference"],
+        log_probs="log_softmax" if cast else settings["log_probs"].removeprefix("selective_"),
+        widened=cast,
+        held=float(cast) or 2.0 * (settings["log_probs"] == "selective_shifted"),
+        metrics=8 if gathered else 0,
+        gathered=gathered,
+    )
 
 
 def _float8(settings: Mapping[str, Any] | None) -> Float8 | None:

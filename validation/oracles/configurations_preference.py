@@ -1,0 +1,30 @@
+"""Training by preference: with a second model, without adapters, without a reference. Adapters with peft 0.21."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from validation.oracles.configuration_parts import ACCELERATE, LORA, REGATHER, SMALL_ZERO, Config, config_of, zero_of
+
+
+def paired(reference: str, log_probs: str = "log_softmax", metrics: str = "own") -> Config:
+    return {"preference": {"reference": reference, "log_probs": log_probs, "metrics": metrics}}
+
+
+MODEL, ADAPTERS, NONE = paired("model"), paired("adapters"), paired("none")
+GATHERED = paired("model", "selective", "gathered")
+
+
+def preference_configurations() -> list[Config]:
+    lazily: Any = {"zero": SMALL_ZERO, "zero_init": True}
+    return [
+        zero_of("pref", 3, zero=SMALL_ZERO, **MODEL),
+        zero_of("pref_zeroinit", 3, **lazily, **MODEL),
+        zero_of("pref_ckpt", 3, ga=2, zero=REGATHER, ckpt=True, **GATHERED),
+        zero_of("pref_none", 3, ga=2, zero=SMALL_ZERO, ckpt=True, **NONE),
+        zero_of("pref_lora", 3, zero=SMALL_ZERO, lora=LORA, **ADAPTERS),
+        zero_of("pref_lora_ckpt", 3, ga=2, zero=REGATHER, lora=LORA, ckpt=True, **ADAPTERS),
+    
+        *(zero_of("pref", stage, zero=SMALL_ZERO, **MODEL) for stage in (0, 1, 2)),
+        *(zero_of("pref_lora", stage, ga=2, zero=SMALL_ZERO, lora=LORA, ckpt=True, **ADAPTERS) for stage in (0, 1, 2)),
+    ]

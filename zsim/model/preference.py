@@ -1,0 +1,117 @@
+"""Losses of pairs: log-probabilities of whole sequences, and what compares them (rules as in `functional`).
+
+trl's trainer/dpo_trainer.py, get_batch_logps and concatenated_forward, and trainer/utils.py, selective_log_softmax.
+"""
+
+from __future__ import annotations
+
+from zsim.errors import NotModeled
+from zsim.model import functional as F
+from zsim.model.graph import Tensor, row_major
+from zsim.model.layers import Net
+from zsim.model.loss import log_softmax
+
+# Kernels over a number per sequence: ratios, the loss, rewards and their means. Counted in a step of trl 0.16 on a CPU.
+SMALL_FORWARD, SMALL_BACKWARD = 24, 12
+
+
+def preference_loss(net: Net, logits: Tensor, ids: Tensor) -> Tensor:
+    """The loss of all pairs; without gradients the log-probabilities of a reference."""
+    how = net.preference
+    assert how is not None
+    net.compares = True
+    if how.widened:
+        logits = F.to(logits, "float32")
+    if how.log_probs == "log_softmax":
+        short, targets = F.narrow(logits, 1, logits.shape[1] - 1), F.contiguous(F.narrow(ids, 1, ids.shape[1] - 1))
+        each = gather(log_softmax(short), targets)
+        del short
+    elif how.log_probs == "shifted":
+        short, targets = F.narrow(logits, 1, logits.shape[1] - 1), F.contiguous(F.narrow(ids, 1, ids.shape[1] - 1))
+        each = selective(F.contiguous(short), targets)
+    else:
+        each = selective(logits, F.pointwise(ids))
+    if how.held == 0:
+        del logits
+    return compared(F.sum_last(each))
+
+
+def selective(logits: Tensor, targets: Tensor) -> Tensor:
+    """Sequence by sequence: in float32 without a softmax, whose sum of exponentials is enough."""
+    rows, labels = F.unbind(logits, 0), F.unbind(targets, 0)
+    if logits.dtype == "float32":
+        chosen = gather(logits, targets)
+        sums = F.cat([F.reshape(log_sum_exp(row), 1, -1) for row in rows], 0)
+        del rows
+        return F.add(chosen, F.neg(sums))
+    found = [F.reshape(gather(log_softmax(row), label), 1, -1) for row, label in zip(rows, labels, strict=True)]
+    del rows
+    return F.cat(found, 0)
+
+
+def gather(scores: Tensor, index: Tensor) -> Tensor:
+    """`torch.gather(scores, -1, index)`; its backward adds into zeros."""
+    tape = scores.tape
+    out = tape.empty(index.shape, scores.dtype)
+    tape.memory(index.nbytes + out.nbytes, out.nbytes)
+    if scores.needs_grad:
+        saved, shape, dtype = tape.save(index), scores.shape, scores.dtype
+
+        def backward(g: Tensor) -> tuple[Tensor]:
+            (index,) = saved()
+            grad = tape.empty(shape, dtype)
+            tape.memory(0, grad.nbytes, "copy")
+            tape.memory(index.nbytes + 2 * g.nbytes, g.nbytes)
+            return (grad,)
+
+        tape.link((scores,), backward, out)
+    return out
+
+
+def log_sum_exp(x: Tensor) -> Tensor:
+    """`x.logsumexp(-1)`: (x - maximum).exp_().sum(-1). Backward: grad * (x - result).exp()."""
+    tape = x.tape
+    result = tape.empty(x.shape[:-1], x.dtype)
+    tape.memory(x.nbytes, result.nbytes)  # the maximum
+    less = F.pointwise(x)
+    tape.memory(less.nbytes, less.nbytes)
+    tape.memory(less.nbytes, result.nbytes)
+    del less
+    if x.needs_grad:
+        saved = tape.save(x, result)
+
+        def backward(g: Tensor) -> tuple[Tensor]:
+            x, result = saved()
+            less = F.pointwise(x, result)
+            powers = F.pointwise(less)
+            del less
+            return (F.pointwise(powers, g),)
+
+        tape.link((x,), backward, result)
+    return result
+
+
+def compared(log_probs: Tensor) -> Tensor:
+    """A loss of the sums of all sequences, [sequences, 1]."""
+    tape = log_probs.tape
+    for _ in range(SMALL_FORWARD):
+        tape.memory(log_probs.nbytes, log_probs.nbytes)
+    loss = tape.empty((), log_probs.dtype)
+    if log_probs.needs_grad:
+        shape, dtype = log_probs.shape, log_probs.dtype
+
+        def backward(g: Tensor) -> tuple[Tensor]:
+            grad = tape.empty(shape, dtype, row_major(shape))
+            for _ in range(SMALL_BACKWARD):
+                tape.memory(grad.nbytes, grad.nbytes)
+            return (grad,)
+
+        tape.link((log_probs,), backward, loss)
+    return loss
+
+
+def check_compares(net: Net) -> None:
+    """Raises NotModeled for a family whose loss is its own."""
+    if net.preference is not None and not net.compares:
+        what = f"training by preference of {net.arch.family}, whose loss is its own"
+        raise NotModeled(what, field="objective", accepted="null")

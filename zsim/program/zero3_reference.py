@@ -1,0 +1,34 @@
+"""A second model under ZeRO-3: an engine of its own, without an optimizer, which shards it over all ranks.
+
+trl's prepare_deepspeed, which LLaMA-Factory and others call, too; DeepSpeed 0.19.8 runtime/zero/parameter_offload.py,
+DeepSpeedZeRoOffload. Its trace is that of forwards alone.
+"""
+
+from __future__ import annotations
+
+from zsim.program.deepspeed import broadcast_model
+from zsim.program.preference import Second
+from zsim.program.zero3_forward import Gathering
+
+
+class Zero3Reference(Gathering, Second):
+    def allocate(self) -> None:
+        builder, parameters = self.builder, self.model.parameters
+        whole = () if self.plan.zero_init else parameters
+        for parameter in whole:
+            builder.alloc(f"whole:{parameter.name}", "parameters", parameter.numel * self.parameters.size)
+        broadcast_model(builder, whole, self.plan)
+        broadcast_model(builder, parameters, self.plan)
+        for parameter in whole:
+            builder.free(f"whole:{parameter.name}")
+        self.parameters.allocate()
+        self.recording = True
+
+    def before_forward(self, micro: int) -> None:
+        self.micro = self.parameters.micro = micro
+
+    def after_forward(self) -> None:
+        if self.recording:
+            self.recording = False
+            self.coordinator.register(self.external)
+        self.charge_hooks("forward")
