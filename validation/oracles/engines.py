@@ -163,10 +163,14 @@ def run_ddp(config: Config, rank: int, world: int, recorder: Watcher) -> Recorde
 
     with recorder:
         model, header = _build(recorder, config)
+        reference = _reference(config)
         wrapped = DistributedDataParallel(model, **config.get("ddp", {}))
         recorder.watch_backward(wrapped)
         no_sync: Sync = lambda last: contextlib.nullcontext() if last else wrapped.no_sync()  # noqa: E731
-        _train(recorder, config, header, wrapped, rank, **({"sync": no_sync} if config.get("no_sync") else {}))
+        _train(
+            recorder, config, header, wrapped, rank, reference=reference,
+            **({"sync": no_sync} if config.get("no_sync") else {}),
+        )  # fmt: skip
     return recorder.rows, header
 
 
@@ -191,6 +195,9 @@ def run_fsdp2(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
         if settings.get("offload"):
             arguments["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
         reshard = settings.get("reshard_after_forward", True)
+        reference = _reference(config)
+        if reference is not None and config["preference"].get("sharded"):  # trl's prepare_fsdp
+            fully_shard(reference, reshard_after_forward=reshard, **arguments)
         blocks = models.blocks(model)
         if settings.get("titan") or settings.get("accelerate"):
             text = models.text_model(model)
@@ -235,7 +242,7 @@ def run_fsdp2(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
                 model.set_is_last_backward(last)
             yield
 
-        _train(recorder, config, header, model, rank, sync)
+        _train(recorder, config, header, model, rank, sync, reference=reference)
     return recorder.rows, header
 
 
@@ -287,8 +294,8 @@ def run_fsdp1(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
             policy = CustomPolicy(lambda module: type(module).__name__ in settings["wrap"])
         if "min_num_params" in settings:
             policy = functools.partial(size_based_auto_wrap_policy, min_num_params=settings["min_num_params"])
-        wrapped = FullyShardedDataParallel(
-            model,
+        wrap = functools.partial(
+            FullyShardedDataParallel,
             sharding_strategy=ShardingStrategy[settings.get("strategy", "FULL_SHARD")],
             auto_wrap_policy=policy,
             mixed_precision=MixedPrecision(
@@ -301,10 +308,14 @@ def run_fsdp1(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
             device_id=torch.device("cpu"),
             **arguments,
         )
+        reference: Any = _reference(config)
+        if reference is not None and config["preference"].get("sharded"):  # trl's prepare_fsdp
+            reference = wrap(reference)
+        wrapped = wrap(model)
         recorder.watch_backward(wrapped)
         no_sync: Sync = lambda last: contextlib.nullcontext() if last else wrapped.no_sync()  # noqa: E731
         _train(
-            recorder, config, header, wrapped, rank, clip=lambda: wrapped.clip_grad_norm_(1.0),
+            recorder, config, header, wrapped, rank, clip=lambda: wrapped.clip_grad_norm_(1.0), reference=reference,
             **({"sync": no_sync} if settings.get("no_sync") else {}),
         )  # fmt: skip
     return recorder.rows, header

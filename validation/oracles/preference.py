@@ -1,8 +1,8 @@
 """A micro-step of trainers that train by preference, as trl's DPOTrainer and CPOTrainer run it, around a tiny model.
 
 The configuration's `preference`: `reference` (model: a second one, as each engine has it; adapters: this one without
-them; none), `log_probs` (how log-probabilities come from logits: log_softmax, selective, selective_shifted, float32), and
-`metrics` (gathered: reduced among ranks in each micro-step, as since trl 0.14).
+them; none), `log_probs` (how they come from logits: log_softmax, selective, selective_shifted, float32), and `metrics`
+(gathered: reduced among ranks in each micro-step, as since trl 0.14).
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ class Step:
         theirs = torch.zeros_like(logps)
         if self.settings["reference"] != "none":
             with torch.no_grad(), without_adapters(self.policy):
-                reference = self.policy if self.settings["reference"] == "adapters" else self.reference
+                # the Trainer's `model`, not its `model_wrapped`, which are one under FSDP
+                whole = type(self.policy).__name__ in ("DistributedDataParallel", "DeepSpeedEngine")
+                own = self.policy.module if whole else self.policy
+                reference = own if self.settings["reference"] == "adapters" else self.reference
                 theirs = self._forward(reference, tokens)["logps"]
         ratios = logps - theirs
         chosen, rejected = ratios.chunk(2)

@@ -166,18 +166,20 @@ class Float8:
 class Preference:
     """Training by preference: a micro-batch is pairs of a chosen and a rejected sequence, all chosen ones first.
 
-    `reference`: what the log-probabilities of the trained model are compared with, before its backward: those of a second
-    `model`, of the same one without its `adapters`, or `none` that this step computes (computed before training, or a
-    loss without any).
-    `log_probs`: how a trainer makes them. log_softmax: of all logits but the last of a sequence | selective: sequence by
-    sequence, all logits | shifted: sequence by sequence, of a copy of all but the last.
+    `reference`: what the log-probabilities of the trained model are compared with, before its backward: those of a
+    second `model`, of the same one without its `adapters`, or `none` that this step computes (computed before training,
+    or a loss without any).
+    `log_probs`: how a trainer makes them. log_softmax: of all logits but the last of a sequence | selective: sequence
+    by sequence, all logits | shifted: sequence by sequence, of a copy of all but the last.
     """
 
     kind: str = "dpo"
     reference: str = "model"
     log_probs: str = "log_softmax"
+    sharded: bool = True  # a second model under FSDP; False: every rank has all of it, as it has below ZeRO-3
+    stored: str | None = None  # the dtype of a second model, but DeepSpeed's; None: as the trained one is stored
     widened: bool = False  # logits are cast to float32 first
-    # what the trainer still holds of the logits while the reference runs, and while it writes its metrics: copies of them
+    # how many tensors like all logits the trainer still holds while the reference runs, and while it writes its metrics
     held: float = 0.0
     metrics: int = 0  # numbers that the host asks the GPU for in every micro-step
     gathered: bool = False  # and gathers from all ranks before

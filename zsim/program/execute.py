@@ -34,6 +34,11 @@ class Hooks(Generic[P]):
     comparison: Comparison | None = None  # with a reference, of pairs
     without_grad = False  # what runs is such a reference
 
+    def compare(self, execution: Execution) -> None:
+        """Between the forward and the backward of a micro-step."""
+        if self.comparison:
+            self.comparison.run(execution)
+
     def pre_forward(self, module: spec.Module, phase: str) -> None: ...
 
     def post_forward(self, module: spec.Module, phase: str) -> None: ...

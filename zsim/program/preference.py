@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 
 from zsim.model.architecture import Architecture
 from zsim.model.kernels import DTYPE_BYTES, Memory
-from zsim.model.spec import ModelSpec, Module, Workload
+from zsim.model.spec import ModelSpec, Module, Preference, Workload
 from zsim.model.trace import trace_reference
 from zsim.plan.spec import AnyPlan
 from zsim.program.builder import Builder
@@ -28,21 +28,24 @@ class Rank(Protocol):
     plan: Any
     without_grad: bool
 
-    def second(self, builder: Builder, model: ModelSpec, tree: Module) -> Second: ...
+    def second(self, builder: Builder, model: ModelSpec, tree: Module, how: Preference) -> Second: ...
 
 
 class Second(Hooks[Any]):
-    """The hooks of a second model."""
+    """The hooks of a second model, which has no backward."""
+
+    micro = 0
 
     def allocate(self) -> None: ...
 
-    def before_forward(self, micro: int) -> None: ...
+    def begin(self, micro: int) -> None:
+        self.micro = micro
 
-    def after_forward(self) -> None: ...
+    def end(self) -> None: ...
 
 
 class Replica(Second):
-    """All of it on every rank, in the dtype `stored`, with no hooks at all."""
+    """All of it on every rank, with no hooks at all: accelerate's prepare_model(evaluation_mode=True)."""
 
     def __init__(self, builder: Builder, model: ModelSpec, plan: AnyPlan, stored: str) -> None:
         self.builder, self.model, self.stored = builder, model, stored
@@ -69,7 +72,7 @@ class Comparison:
         if self.tree is not None and self.how.reference == "model":
             frozen = tuple(replace(parameter, trainable=False) for parameter in rank.model.parameters)
             model = replace(rank.model, parameters=frozen, _cache={})
-            self.second = rank.second(cast(Builder, Apart(self.builder)), model, self.tree)
+            self.second = rank.second(cast(Builder, Apart(self.builder)), model, self.tree, self.how)
 
     def allocate(self) -> None:
         """Trainers prepare the reference as they are made, before the trained model."""
@@ -85,9 +88,9 @@ class Comparison:
             execution.forward(self.tree)
             self.rank.without_grad = False
         elif self.tree is not None and self.second is not None:
-            self.second.before_forward(execution.micro)
+            self.second.begin(execution.micro)
             Execution(self.second.builder, self.second, execution.micro).forward(self.tree)
-            self.second.after_forward()
+            self.second.end()
         self._report(execution.micro)
         if self._held_bytes:
             self.builder.free("logits that are held")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zsim.model.spec import COPY, ModelSpec, Module, Parameter, Workload
+from zsim.model.spec import COPY, ModelSpec, Module, Parameter, Preference, Workload
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
 from zsim.program.deepspeed import (
@@ -83,7 +83,7 @@ class Zero3(Gathering):
         self.saved = saved_weights(model, tree, plan, self.in_backward, self.coordinator.leaves)
         self.biases = frozenset(self.bias_of.values())
 
-    def second(self, builder: Builder, model: ModelSpec, tree: Module) -> Zero3Reference:
+    def second(self, builder: Builder, model: ModelSpec, tree: Module, how: Preference) -> Zero3Reference:
         return Zero3Reference(builder, model, tree, replace(self.plan, offload_optimizer=None))
 
     def process_groups(self) -> dict[str, tuple[tuple[int, ...], ...]]:
@@ -166,9 +166,8 @@ class Zero3(Gathering):
                 self.recording = False
                 self.coordinator.register(self.external)
             self.charge_hooks("forward")
-            if self.comparison:
-                self.comparison.run(execution)
-                self.charge_hooks("forward")
+            self.compare(execution)
+            self.charge_hooks("forward")
             execution.backward(self.tree)
             self.charge_hooks("backward")
             self.gradients.end_backward()
@@ -184,8 +183,8 @@ class Zero3(Gathering):
 
     # ---- module hooks ------------------------------------------------------------------------------------------------
     def pre_forward(self, module: Module, phase: str) -> None:
-        """A forward without gradients starts the count of a module's inputs anew, too, but counts none: the backward of an
-        earlier one then ends unnoticed, unless recomputation calls the module once more."""
+        """A forward without gradients starts the count of a module's inputs anew, too, but counts none: the backward of
+        an earlier one then ends unnoticed, unless recomputation calls the module once more."""
         if self.without_grad:
             self.ended.add(module.name)
         else:

@@ -111,8 +111,8 @@ class Coordinator:
         return compared
 
     def expect(self, module: str) -> Params:
-        """trace_prologue: a module that is not the next one of a complete trace ends it. What was prefetched then goes, and
-        nothing is until two more forwards have begun: one with which recording starts, one that ends it."""
+        """trace_prologue: a module that is not the next one of a complete trace ends it. Returns what was prefetched,
+        which goes; nothing is prefetched until two more forwards have begun, the first of which is recorded."""
         if not self.complete or (self._step_id < len(self._modules) and self._modules[self._step_id] == module):
             return ()
         self.complete, self.recording = False, False

@@ -1,6 +1,6 @@
 """What ZeRO-3's hooks do around modules in a forward: fetch and prefetch, wait, release.
 
-DeepSpeed 0.19.8 runtime/zero/parameter_offload.py. One engine has them for all its forwards, be they of training or not.
+DeepSpeed 0.19.8 runtime/zero/parameter_offload.py. An engine has them for all its forwards, be they of training or not.
 """
 
 from __future__ import annotations

@@ -24,10 +24,10 @@ class Zero3Reference(Gathering, Second):
         self.parameters.allocate()
         self.recording = True
 
-    def before_forward(self, micro: int) -> None:
+    def begin(self, micro: int) -> None:
         self.micro = self.parameters.micro = micro
 
-    def after_forward(self) -> None:
+    def end(self) -> None:
         if self.recording:
             self.recording = False
             self.coordinator.register(self.external)

@@ -377,6 +377,7 @@ def _preference(settings: Mapping[str, Any] | None) -> Preference | None:
     return Preference(
         reference=settings["reference"],
         log_probs="log_softmax" if cast else settings["log_probs"].removeprefix("selective_"),
+        sharded=bool(settings.get("sharded")),
         widened=cast,
         held=float(cast) or 2.0 * (settings["log_probs"] == "selective_shifted"),
         metrics=8 if gathered else 0,
