@@ -22,6 +22,8 @@ def preference_configurations() -> list[Config]:
         zero_of("pref", 3, zero=SMALL_ZERO, **MODEL),
         zero_of("pref_zeroinit", 3, **lazily, **MODEL),
         zero_of("pref_ckpt", 3, ga=2, zero=REGATHER, ckpt=True, **GATHERED),
+        zero_of("pref_float32", 3, zero=SMALL_ZERO, ckpt=True, zero_init=True, **paired("model", "float32")),
+        zero_of("pref_shifted", 3, zero=SMALL_ZERO, ckpt=True, **paired("model", "selective_shifted", "gathered")),
         zero_of("pref_none", 3, ga=2, zero=SMALL_ZERO, ckpt=True, **NONE),
         zero_of("pref_lora", 3, zero=SMALL_ZERO, lora=LORA, **ADAPTERS),
         zero_of("pref_lora_ckpt", 3, ga=2, zero=REGATHER, lora=LORA, ckpt=True, **ADAPTERS),
@@ -52,5 +54,13 @@ def preference_configurations() -> list[Config]:
         config_of("ddp", "pref_gathered", ga=2, ddp={"bucket_cap_mb": 0.5}, ckpt=True, no_sync=True, **GATHERED),
         config_of("ddp", "pref_lora", ddp={"bucket_cap_mb": 0.05}, lora=LORA, **ADAPTERS),
         *(zero_of("pref", stage, zero=SMALL_ZERO, **MODEL) for stage in (0, 1, 2)),
+        zero_of("pref_float32", 2, zero=SMALL_ZERO, ckpt=True, **paired("model", "float32")),
+        zero_of("pref_shifted", 2, zero=SMALL_ZERO, ckpt=True, **paired("model", "selective_shifted")),
+        zero_of("pref_selective", 2, zero=SMALL_ZERO, ckpt=True, **paired("model", "selective")),
+        zero_of("pref", 3, world=4, ga=2, model="qwen2", zero=SMALL_ZERO, **MODEL),
+        zero_of("pref_experts", 3, model="mixtral", zero=SMALL_ZERO, **MODEL),
+        zero_of(
+            "pref_cpu", 3, ga=2, zero=SMALL_ZERO | {"offload_param": {"device": "cpu", "pin_memory": False}}, **MODEL
+        ),
         *(zero_of("pref_lora", stage, ga=2, zero=SMALL_ZERO, lora=LORA, ckpt=True, **ADAPTERS) for stage in (0, 1, 2)),
     ]

@@ -83,8 +83,7 @@ class Gathering(Hooks[DeepSpeedPlan]):
 
     def fetch(self, module: str, phase: str) -> None:
         if dropped := self.coordinator.expect(module):
-            self.parameters.wait(dropped, module, phase)
-            self.parameters.free(dropped)
+            self.parameters.clean(dropped, module, phase)
         needed, prefetched = self.coordinator.fetch(module, phase)
         self.hook_calls += 1
         if needed or prefetched:

@@ -267,6 +267,17 @@ class Parameters:
                 self.builder.host_wait(gather.event)
             self.builder.stream_wait(COMPUTE, gather.event)
 
+    def clean(self, params: Params, module: str, phase: str) -> None:
+        """_clean_inflight_param_registry: flat buffers go when all is released."""
+        gathers = [self._inflight.pop(param) for param in params]
+        for param, gather in zip(params, gathers, strict=True):
+            if not gather.done:
+                self._complete(gather, module, phase)
+            self.builder.stream_wait(COMPUTE, gather.event)
+            self.free((param,))
+        for flat in dict.fromkeys(gather.flat for gather in gathers if gather.flat):
+            self.builder.free(flat)
+
     def _complete(self, gather: Gather, module: str, phase: str) -> None:
         """AllGatherCoalescedHandle.wait: all parameters of the flat buffer are copied out of it, the later ones too."""
         gather.done = True
