@@ -74,7 +74,12 @@ class Step:
         if how == "float32":
             logits = logits.to(torch.float32)
         found = {"logps": log_probs(logits, tokens, how)}
-        return found | ({"logits": logits} if how in ("float32", "selective_shifted") else {})
+        if how in ("float32", "selective_shifted"):
+            return found | {"logits": logits}
+        short = logits if how == "selective" else logits[:, :-1, :]
+        mask = torch.ones(short.shape[:2], dtype=torch.bool)
+        half = len(tokens) // 2
+        return found | {"means": [short[part][mask[part]].mean() for part in (slice(half), slice(half, None))]}
 
     def _report(self, chosen: torch.Tensor, rejected: torch.Tensor, logps: torch.Tensor) -> None:
         if self.settings.get("metrics") != "gathered":

@@ -9,7 +9,7 @@ from zsim.errors import NotModeled
 from zsim.model import functional as F
 from zsim.model.graph import Tensor, row_major
 from zsim.model.layers import Net
-from zsim.model.loss import log_softmax
+from zsim.model.loss import cross_entropy, log_softmax
 
 # Kernels over a number per sequence: ratios, the loss, rewards and their means. Counted in a step of trl 0.16 on a CPU.
 SMALL_FORWARD, SMALL_BACKWARD = 24, 12
@@ -22,18 +22,32 @@ def preference_loss(net: Net, logits: Tensor, ids: Tensor) -> Tensor:
     net.compares = True
     if how.widened:
         logits = F.to(logits, "float32")
-    if how.log_probs == "log_softmax":
-        short, targets = F.narrow(logits, 1, logits.shape[1] - 1), F.contiguous(F.narrow(ids, 1, ids.shape[1] - 1))
-        each = gather(log_softmax(short), targets)
-        del short
-    elif how.log_probs == "shifted":
-        short, targets = F.narrow(logits, 1, logits.shape[1] - 1), F.contiguous(F.narrow(ids, 1, ids.shape[1] - 1))
-        each = selective(F.contiguous(short), targets)
-    else:
+    likelihood = likelihood_of_chosen(logits, ids) if how.likelihood else None
+    if how.log_probs == "selective":
         each = selective(logits, F.pointwise(ids))
-    if how.held == 0:
-        del logits
-    return compared(F.sum_last(each))
+    else:
+        short, targets = all_but_last(logits), F.contiguous(all_but_last(ids))
+        if how.log_probs == "log_softmax":
+            each = gather(log_softmax(short), targets)
+        else:
+            each = selective(F.contiguous(short) if how.log_probs == "shifted" else short, targets)
+        del short
+    for _ in range(2 if how.averaged else 0):  # logits[part][mask].mean()
+        chosen_or_rejected = F.pointwise(logits, shape=(logits.shape[0] // 2, *logits.shape[1:]))
+        net.tape.memory(chosen_or_rejected.nbytes, 0)
+        del chosen_or_rejected
+    return compared(F.sum_last(each), likelihood)
+
+
+def all_but_last(tokens: Tensor) -> Tensor:
+    return F.narrow(tokens, 1, tokens.shape[1] - 1)
+
+
+def likelihood_of_chosen(logits: Tensor, ids: Tensor) -> Tensor:
+    """trl's cross_entropy_loss(all_logits[:len_chosen], labels[:len_chosen])."""
+    chosen, labels = (F.narrow(tensor, 0, tensor.shape[0] // 2) for tensor in (logits, ids))
+    short, targets = (F.contiguous(all_but_last(tensor)) for tensor in (chosen, labels))
+    return cross_entropy(F.reshape(short, -1, short.shape[-1]), F.reshape(targets, -1))
 
 
 def selective(logits: Tensor, targets: Tensor) -> Tensor:
@@ -91,8 +105,8 @@ def log_sum_exp(x: Tensor) -> Tensor:
     return result
 
 
-def compared(log_probs: Tensor) -> Tensor:
-    """A loss of the sums of all sequences, [sequences, 1]."""
+def compared(log_probs: Tensor, likelihood: Tensor | None) -> Tensor:
+    """A loss of the sums of all sequences, [sequences, 1], and the likelihood of the chosen ones, if that is in it."""
     tape = log_probs.tape
     for _ in range(SMALL_FORWARD):
         tape.memory(log_probs.nbytes, log_probs.nbytes)
@@ -100,13 +114,14 @@ def compared(log_probs: Tensor) -> Tensor:
     if log_probs.needs_grad:
         shape, dtype = log_probs.shape, log_probs.dtype
 
-        def backward(g: Tensor) -> tuple[Tensor]:
+        def backward(g: Tensor) -> tuple[Tensor, ...]:
             grad = tape.empty(shape, dtype, row_major(shape))
             for _ in range(SMALL_BACKWARD):
                 tape.memory(grad.nbytes, grad.nbytes)
-            return (grad,)
+            return (grad, g)[:terms]
 
-        tape.link((log_probs,), backward, loss)
+        terms = 1 if likelihood is None else 2
+        tape.link((log_probs,) if likelihood is None else (log_probs, likelihood), backward, loss)
     return loss
 
 

@@ -167,7 +167,7 @@ class _Tracer:
     def run(self) -> Module:
         tape, workload = self.tape, self.workload
         target = workload.target_len or workload.local_seq_len
-        shapes = [(workload.micro_batch, tokens) for tokens in (workload.local_seq_len, target)]
+        shapes = [(workload.sequences, tokens) for tokens in (workload.local_seq_len, target)]
         ids, labels = (
             Tensor(Storage(tape, shape, "int64", False), shape, row_major(shape), "int64") for shape in shapes
         )

@@ -117,7 +117,7 @@ class Comparison:
 
     def _metrics(self) -> Iterator[tuple[str, int]]:
         """Rewards of chosen and rejected, which is higher, their margins, log-probabilities; then means of logits."""
-        pairs = self.workload.micro_batch // 2
+        pairs = self.workload.micro_batch
         for number in range(self.how.metrics):
             yield "float32" if number == 2 else self._dtype, pairs if number < 6 else 1
 

@@ -335,8 +335,9 @@ def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
     if isinstance(plan, DeepSpeedPlan) and plan.autoep_size:
         model = _converted(header, model, plan)
     dtype = plan.dtype if isinstance(plan, DdpPlan | DeepSpeedPlan) else plan.param_dtype
+    preference = _preference(header["config"].get("preference"))
     workload = Workload(
-        header.get("micro_batch", 1),
+        header.get("micro_batch", 1) // (2 if preference else 1),
         header.get("seq", 32),
         dtype=header["config"].get("autocast", dtype),
         attention=header["config"].get("attention", "sdpa"),
@@ -346,7 +347,7 @@ def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
         sequence_parallel_size=header["config"].get("sequence_parallel", 1),
         images=Images(**header["images"]) if "images" in header else None,
         target_len=header.get("target"),
-        preference=_preference(header["config"].get("preference")),
+        preference=preference,
     )
     workload = under(plan, workload)
     return model, trace(model, workload), workload
@@ -380,6 +381,7 @@ def _preference(settings: Mapping[str, Any] | None) -> Preference | None:
         sharded=bool(settings.get("sharded")),
         widened=cast,
         held=float(cast) or 2.0 * (settings["log_probs"] == "selective_shifted"),
+        averaged=settings["log_probs"] in ("log_softmax", "selective"),
         metrics=8 if gathered else 0,
         gathered=gathered,
     )
