@@ -269,13 +269,13 @@ class Parameters:
 
     def clean(self, params: Params, module: str, phase: str) -> None:
         """_clean_inflight_param_registry: flat buffers go when all is released."""
-        gathers = [self._inflight.pop(param) for param in params]
-        for param, gather in zip(params, gathers, strict=True):
+        gathers = {param: self._inflight.pop(param) for param in params}
+        for param, gather in gathers.items():
             if not gather.done:
                 self._complete(gather, module, phase)
             self.builder.stream_wait(COMPUTE, gather.event)
             self.free((param,))
-        for flat in dict.fromkeys(gather.flat for gather in gathers if gather.flat):
+        for flat in dict.fromkeys(gather.flat for gather in gathers.values() if gather.flat):
             self.builder.free(flat)
 
     def _complete(self, gather: Gather, module: str, phase: str) -> None:
@@ -335,9 +335,13 @@ class Parameters:
             if not any(view.flat == key for view in self._views.values()):
                 self.builder.free(key, after=self.builder.last(COMPUTE))
 
+    def begin_step(self) -> None:
+        """The host has waited for the gradient norm, and with it for every gather before."""
+        self._events.clear()
+
     def gather_persistent(self, params: Params) -> None:
         """_allgather_params_coalesced after the optimizer step: one call each, then the device is synchronized."""
-        self._events.clear()  # the host has waited for the gradient norm, and with it for every gather before
+        self.begin_step()
         if self.world == 1 and self.plan.offload_param and params:
             self._copy(params, "", "optimizer")
             self._inflight.clear()

@@ -26,6 +26,8 @@ class Zero3Reference(Gathering, Second):
 
     def begin(self, micro: int) -> None:
         self.micro = self.parameters.micro = micro
+        if micro == 0:
+            self.parameters.begin_step()
 
     def end(self) -> None:
         if self.recording:
