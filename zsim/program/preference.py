@@ -14,7 +14,7 @@ from zsim.model.architecture import Architecture
 from zsim.model.kernels import DTYPE_BYTES, Memory
 from zsim.model.spec import ModelSpec, Module, Preference, Workload
 from zsim.model.trace import trace_reference
-from zsim.plan.spec import AnyPlan
+from zsim.plan.spec import AnyPlan, Fsdp1Plan, Fsdp2Plan
 from zsim.program.builder import Builder
 from zsim.program.execute import Execution, Hooks
 from zsim.program.ops import COMPUTE, Collective, Compute
@@ -67,6 +67,9 @@ class Comparison:
         assert workload.preference is not None
         self.rank, self.workload, self.how = rank, workload, workload.preference
         self.builder = rank.builder
+        if self.how.sharded and isinstance(rank.plan, Fsdp1Plan | Fsdp2Plan) and self.how.reference == "model":
+            # accelerate, whose autocast widens what the trained model returns, has not prepared it
+            workload = replace(workload, preference=replace(self.how, widened=False))
         self.tree = None if self.how.reference == "none" else trace_reference(rank.model, workload)
         self.second: Second | None = None
         if self.tree is not None and self.how.reference == "model":
@@ -83,6 +86,7 @@ class Comparison:
         """After the forward of `execution`."""
         if self._held_bytes:
             self.builder.alloc("logits that are held", "logits", self._held_bytes)
+        self.builder.phases = {"forward": "reference"}
         if self.tree is not None and self.second is None:
             self.rank.without_grad = True
             execution.forward(self.tree)
@@ -91,6 +95,7 @@ class Comparison:
             self.second.begin(execution.micro)
             Execution(self.second.builder, self.second, execution.micro).forward(self.tree)
             self.second.end()
+        self.builder.phases = {}
         self._report(execution.micro)
         if self._held_bytes:
             self.builder.free("logits that are held")

@@ -58,7 +58,7 @@ class Parameters:
         self._buffers: dict[int, str] = {}  # of parameters that are gathered
         self._held: dict[int, str] = {}  # those that autograd has saved a view of
         self._flats = 0
-        self._events: deque[int] = deque()  # __ongoing_fetch_events
+        self.events: deque[int] = deque()  # __ongoing_fetch_events
 
     def allocate(self) -> None:
         if self.nvme:
@@ -252,8 +252,8 @@ class Parameters:
             gather = self._inflight.pop(param, None)
             if gather is None:
                 continue
-            if len(self._events) > MAX_ONGOING_FETCH_EVENTS:
-                self.builder.host_wait(self._events.popleft())
+            if len(self.events) > MAX_ONGOING_FETCH_EVENTS:
+                self.builder.host_wait(self.events.popleft())
             for other in gather.together or (gather,):
                 if not other.done:
                     self._complete(other, module, phase)
@@ -262,7 +262,7 @@ class Parameters:
                 for key in self.quantized.buffers(gather) if gather.ranks else (gather.flat,):
                     self.builder.free(key)
             if module not in self.fast:
-                self._events.append(gather.event)
+                self.events.append(gather.event)
             if self.world == 1:  # NoGatherHandle.wait synchronizes the stream
                 self.builder.host_wait(gather.event)
             self.builder.stream_wait(COMPUTE, gather.event)
@@ -335,13 +335,9 @@ class Parameters:
             if not any(view.flat == key for view in self._views.values()):
                 self.builder.free(key, after=self.builder.last(COMPUTE))
 
-    def begin_step(self) -> None:
-        """The host has waited for the gradient norm, and with it for every gather before."""
-        self._events.clear()
-
     def gather_persistent(self, params: Params) -> None:
         """_allgather_params_coalesced after the optimizer step: one call each, then the device is synchronized."""
-        self.begin_step()
+        self.events.clear()  # the host has waited for the gradient norm, and with it for every gather before
         if self.world == 1 and self.plan.offload_param and params:
             self._copy(params, "", "optimizer")
             self._inflight.clear()

@@ -377,7 +377,7 @@ class ScenarioFields(Section):
     implementation: Literal["hf", "torchtitan"] = Field("hf", description="whose modules")
     objective: ObjectiveField | None = Field(
         None,
-        description="training by preference, where micro_batch counts pairs; the next token is learned unless given",
+        description="training by preference, where micro_batch counts pairs; unless given the next token is learned",
     )
     grad_clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = 1.0
     compile: bool = False

@@ -28,7 +28,10 @@ KINDS = {
     "barrier": "barrier", "all_to_all_single": "all_to_all", "all_gather_into_tensor_coalesced": "all_gather",
     "all_reduce_coalesced": "all_reduce",
 }  # fmt: skip
-PHASES = {"init": "init", "forward": "forward", "recompute": "backward", "backward": "backward", "optimizer": "step"}
+PHASES = {
+    "init": "init", "forward": "forward", "reference": "forward", "recompute": "backward", "backward": "backward",
+    "optimizer": "step",
+}  # fmt: skip
 
 
 class Call(NamedTuple):
