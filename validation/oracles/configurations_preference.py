@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from validation.oracles.configuration_parts import ACCELERATE, LORA, REGATHER, SMALL_ZERO, Config, config_of, zero_of
+from validation.oracles.configuration_parts import (
+    ACCELERATE,
+    LORA,
+    REGATHER,
+    SMALL_ZERO,
+    WIDE,
+    Config,
+    config_of,
+    zero_of,
+)
 
 
 def paired(reference: str, log_probs: str = "log_softmax", metrics: str = "own") -> Config:
@@ -52,6 +61,8 @@ def preference_configurations() -> list[Config]:
         ),
         config_of("ddp", "pref", ddp={"bucket_cap_mb": 0.5}, **MODEL),
         config_of("ddp", "pref_gathered", ga=2, ddp={"bucket_cap_mb": 0.5}, ckpt=True, no_sync=True, **GATHERED),
+        config_of("ddp", "pref_autocast", autocast="bfloat16", over=WIDE, **paired("model", "selective_shifted")),
+        config_of("ddp", "pref_lora_low", autocast="bfloat16", over=WIDE, lora=LORA, **ADAPTERS),
         config_of("ddp", "pref_lora", ddp={"bucket_cap_mb": 0.05}, lora=LORA, **ADAPTERS),
         *(zero_of("pref", stage, zero=SMALL_ZERO, **MODEL) for stage in (0, 1, 2)),
         zero_of("pref_float32", 2, zero=SMALL_ZERO, ckpt=True, **paired("model", "float32")),

@@ -102,7 +102,7 @@ def _compared(config: Config, model: Any, reference: Any) -> preference.Step | N
     """What runs a micro-step on pairs."""
     if "preference" not in config:
         return None
-    return preference.Step(config["preference"], model, reference)
+    return preference.Step(config["preference"], model, reference, config.get("autocast"))
 
 
 Sync = Callable[[bool], AbstractContextManager[None]]
@@ -128,10 +128,10 @@ def _train(
             tokens = _tokens(header, rank, (step - 1) * accumulation + micro)
             with sync(micro == accumulation - 1):
                 recorder.at("forward", step=step, micro=micro)
-                with autocast.as_on_cuda(config.get("autocast")):
-                    if compared:
-                        loss = compared.loss(tokens) / accumulation
-                    else:
+                if compared:
+                    loss = compared.loss(tokens) / accumulation
+                else:
+                    with autocast.as_on_cuda(config.get("autocast")):
                         loss = model(**models.inputs(config["model"], tokens)).loss / accumulation
                 recorder.at("backward")
                 loss.backward()

@@ -16,19 +16,19 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from validation.oracles import autocast
+
 Config = dict[str, Any]
 
 
 def log_probs(logits: torch.Tensor, tokens: torch.Tensor, how: str) -> torch.Tensor:
-    """Of each sequence, all of whose tokens but the first count."""
+    """Of each sequence, all of whose tokens but the first count: trl until 0.28."""
     if how == "selective":  # trl 0.15 to 0.28: all logits, targets rolled
         labels = torch.roll(tokens, shifts=-1, dims=1)
         each = _selective(logits, labels)
         return torch.roll(each, shifts=1, dims=1).sum(-1)
     labels = tokens[:, 1:].clone()
     logits = logits[:, :-1, :]
-    if how == "selective_shifted":  # trl 0.29 to 1.9
-        return _selective(logits.contiguous(), labels).sum(-1)
     return torch.gather(logits.log_softmax(-1), dim=2, index=labels.unsqueeze(2)).squeeze(2).sum(-1)
 
 
@@ -46,8 +46,9 @@ def _selective(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 class Step:
     """Runs micro-steps: `policy` is what the engine made of the model, `reference` what is called without gradients."""
 
-    def __init__(self, settings: Config, policy: Any, reference: Any) -> None:
-        self.settings, self.policy, self.reference = settings, policy, reference
+    def __init__(self, settings: Config, policy: Any, reference: Any, low: str | None = None) -> None:
+        """`low`: the dtype of autocast, which accelerate has around each forward, whose results it widens."""
+        self.settings, self.policy, self.reference, self.low = settings, policy, reference, low
 
     def loss(self, tokens: torch.Tensor) -> torch.Tensor:
         """`tokens`: chosen sequences and as many rejected ones."""
@@ -70,11 +71,15 @@ class Step:
     def _forward(self, model: Any, tokens: torch.Tensor) -> dict[str, Any]:
         """concatenated_forward, whose logits go as it returns but where the trainer holds them."""
         how = self.settings["log_probs"]
-        logits = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits
-        if how == "float32":
+        with autocast.as_on_cuda(self.low):
+            logits = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits
+        if how == "float32" or self.low:
             logits = logits.to(torch.float32)
+        if how == "selective_shifted":
+            copy = logits[:, :-1, :].contiguous()
+            return {"logps": _selective(copy, tokens[:, 1:].clone()).sum(-1), "logits": logits, "copy": copy}
         found = {"logps": log_probs(logits, tokens, how)}
-        if how in ("float32", "selective_shifted"):
+        if how == "float32":
             return found | {"logits": logits}
         short = logits if how == "selective" else logits[:, :-1, :]
         mask = torch.ones(short.shape[:2], dtype=torch.bool)

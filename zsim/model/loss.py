@@ -7,9 +7,11 @@ from zsim.model.graph import ITEM, Tensor
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """Over the last dimension; the kernel reads a contiguous tensor, and its result is saved."""
+    """Over the last dimension; the kernel makes a contiguous tensor to read, which recordings on a CPU do not see
+    (ATen/native/cuda/SoftMax.cu, host_softmax), and its result is saved."""
     tape = logits.tape
-    source = logits if logits.is_contiguous() else F.pointwise(logits, shape=logits.shape)
+    whole = logits.is_contiguous() or not tape.cuda
+    source = logits if whole else F.pointwise(logits, shape=logits.shape)
     scores = tape.empty(logits.shape, logits.dtype)
     tape.memory(source.nbytes, scores.nbytes)
     if logits.needs_grad:

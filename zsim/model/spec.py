@@ -183,6 +183,7 @@ class Preference:
     held: float = 0.0
     averaged: bool = False  # logits, of chosen and of rejected sequences, for which a trainer copies them
     likelihood: bool = False  # the cross-entropy of the chosen sequences is a part of the loss
+    surveyed: bool = False  # entropies, means and the likeliest tokens of all logits are metrics
     metrics: int = 0  # numbers that the host asks the GPU for in every micro-step
     gathered: bool = False  # and gathers from all ranks before
 

@@ -90,6 +90,10 @@ class Ddp(Hooks[DdpPlan]):
         self.broadcast_buffers = not self.alone
 
     def second(self, builder: Builder, model: ModelSpec, tree: Module, how: Preference) -> Second:
+        if self.plan.autocast:
+            from zsim.program.ddp_reference import AutocastReplica
+
+            return AutocastReplica(builder, model, tree, self.plan, cached=how.log_probs == "shifted")
         return Replica(builder, model, self.plan, how.stored or self.plan.dtype)
 
     def _limits(self) -> tuple[int, int]:
@@ -213,6 +217,10 @@ class Ddp(Hooks[DdpPlan]):
         again = phase == "recompute" and module.reached
         frozen = (param for param in module.params if not self.model.parameters[param].trainable)
         self._drop_casts(() if again else set(frozen) - self.casts_saved)
+
+    def compare(self, execution: Execution) -> None:
+        super().compare(execution)
+        self._end_autocast()
 
     def _end_autocast(self) -> None:
         """Leaving the context empties its cache, but for what autograd saves of it."""

@@ -96,18 +96,38 @@ class Comparison:
             Execution(self.second.builder, self.second, execution.micro).forward(self.tree)
             self.second.end()
         self.builder.phases = {}
+        if self.how.surveyed:
+            self._survey(execution.micro)
         self._report(execution.micro)
         if self._held_bytes:
             self.builder.free("logits that are held")
 
     @property
     def _held_bytes(self) -> int:
+        return round(self.how.held * self._logits_bytes)
+
+    @property
+    def _logits_bytes(self) -> int:
         vocabulary = cast(Architecture, self.rank.model.arch).vocab
-        return round(self.how.held * self.workload.tokens * vocabulary * DTYPE_BYTES[self._dtype])
+        return self.workload.tokens * vocabulary * int(DTYPE_BYTES[self._dtype])
 
     @property
     def _dtype(self) -> str:
         return "float32" if self.how.widened else self.workload.dtype
+
+    def _survey(self, micro: int) -> None:
+        """trl since 0.29: the entropy of all logits in chunks (entropy_from_logits), means of those of chosen and rejected
+        sequences, of which each is copied, and the likeliest token of chosen ones. The reference's are there still, as
+        they came and copied."""
+        logits, key = self._logits_bytes, "logits of the reference that are held"
+        if self.tree is not None:
+            self.builder.alloc(key, "logits", 2 * logits)
+        passes = Compute((Memory("cross_entropy", round(7.5 * logits), 4 * logits, 16),))
+        self.builder.launch(
+            COMPUTE, "metrics", "forward", passes, micro=micro, temp_peak=logits // 2, temp_category="logits"
+        )
+        if self.tree is not None:
+            self.builder.free(key)
 
     def _report(self, micro: int) -> None:
         """Each of the metrics is a mean that the host waits for, since trl 0.14 over all ranks."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 from zsim.errors import InputError, NotModeled
 from zsim.model.architecture import Architecture
 from zsim.model.spec import ModelSpec, Preference
-from zsim.plan.spec import TORCH_DTYPE, AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
+from zsim.plan.spec import TORCH_DTYPE, AnyPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
 from zsim.plan.version import parse_version
 from zsim.scenario.releases import WIDENED, Release
 
@@ -46,6 +46,7 @@ def preference_of(scenario: Scenario, model: ModelSpec, release: Release | None)
     upcast = release is not None and release < MODELS_CAST_BEFORE and model.family in WIDENED
     fields = scenario.fields
     autocast = fields.framework.name != "deepspeed" and fields.precision != "fp32"
+    widened = how.widened or upcast or autocast
     dtype = TORCH_DTYPE[fields.precision]
     own = fields.ddp.dtype if fields.ddp else None
     found = Preference(
@@ -54,10 +55,12 @@ def preference_of(scenario: Scenario, model: ModelSpec, release: Release | None)
         log_probs=how.log_probs,
         sharded=how.sharded,
         stored=(own or "float32") if fields.framework.name == "ddp" else dtype,
-        widened=how.widened or upcast or autocast,
-        held=how.held,
+        widened=widened,
+        # of logits in float32 the copy is saved for the backward
+        held=how.held - (how.log_probs == "shifted" and widened),
         averaged=how.averaged,
         likelihood=likelihood,
+        surveyed=how.surveyed,
         metrics=how.metrics,
         gathered=how.gathered,
     )
@@ -135,7 +138,7 @@ def _as_trl(kind: str, trl: Release) -> Preference:
     if kind in NO_REFERENCE:
         return Preference(log_probs="sliced" if selects else "log_softmax", metrics=9, gathered=gathered)
     if trl >= (0, 29):
-        return Preference(log_probs="shifted", held=2, metrics=16, gathered=True)
+        return Preference(log_probs="shifted", held=2, surveyed=True, metrics=16, gathered=True)
     return Preference(
         log_probs="selective" if selects else "log_softmax",
         sharded=trl >= (0, 16),
@@ -160,9 +163,6 @@ def check_placed(preference: Preference | None, plan: AnyPlan) -> None:
     if preference is None or preference.reference == "none":
         return
     field = "objective.reference"
-    if isinstance(plan, DdpPlan) and plan.autocast and preference.reference == "model":
-        what = "a second model in float32 under torch.autocast"
-        raise NotModeled(what, field=field, accepted="precomputed; or ddp.dtype: that of precision")
     if isinstance(plan, DeepSpeedPlan):
         quantized = plan.zero_quantized_weights or plan.zero_quantized_nontrainable_weights
         if plan.autoep_size or quantized or plan.mics_shard_size > 0 or plan.offload_param == "nvme":

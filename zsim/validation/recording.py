@@ -338,7 +338,7 @@ def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
     if isinstance(plan, DeepSpeedPlan) and plan.autoep_size:
         model = _converted(header, model, plan)
     dtype = plan.dtype if isinstance(plan, DdpPlan | DeepSpeedPlan) else plan.param_dtype
-    preference = _preference(header["config"].get("preference"))
+    preference = _preference(header["config"])
     workload = Workload(
         header.get("micro_batch", 1) // (2 if preference else 1),
         header.get("seq", 32),
@@ -373,17 +373,18 @@ def _adapted(model: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
     return replace(model, parameters=parameters, _cache={})
 
 
-def _preference(settings: Mapping[str, Any] | None) -> Preference | None:
-    """LLaMA-Factory's casts logits, and holds them."""
-    if settings is None:
+def _preference(config: Mapping[str, Any]) -> Preference | None:
+    """LLaMA-Factory's casts logits, and holds them; accelerate's autocast widens them, too."""
+    if "preference" not in config:
         return None
+    settings = config["preference"]
     cast, gathered = settings["log_probs"] == "float32", settings["metrics"] == "gathered"
     return Preference(
         reference=settings["reference"],
         log_probs="log_softmax" if cast else settings["log_probs"].removeprefix("selective_"),
         sharded=bool(settings.get("sharded")),
-        widened=cast,
-        held=float(cast) or 2.0 * (settings["log_probs"] == "selective_shifted"),
+        widened=cast or "autocast" in config,
+        held=float(cast) or (2.0 - ("autocast" in config)) * (settings["log_probs"] == "selective_shifted"),
         averaged=settings["log_probs"] in ("log_softmax", "selective"),
         metrics=8 if gathered else 0,
         gathered=gathered,
