@@ -52,29 +52,30 @@ def likelihood_of_chosen(logits: Tensor, ids: Tensor) -> Tensor:
 
 def selective(logits: Tensor, targets: Tensor) -> Tensor:
     """Sequence by sequence: in float32 without a softmax, whose sum of exponentials is enough."""
-    rows, labels = F.unbind(logits, 0), F.unbind(targets, 0)
     if logits.dtype == "float32":
         chosen = gather(logits, targets)
-        sums = F.cat([F.reshape(log_sum_exp(row), 1, -1) for row in rows], 0)
-        del rows
+        sums = F.cat([F.reshape(log_sum_exp(row), 1, -1) for row in F.unbind(logits, 0)], 0)
         return F.add(chosen, F.neg(sums))
+    rows, labels = F.unbind(logits, 0), F.unbind(targets, 0)
     found = [F.reshape(gather(log_softmax(row), label), 1, -1) for row, label in zip(rows, labels, strict=True)]
     del rows
     return F.cat(found, 0)
 
 
 def gather(scores: Tensor, index: Tensor) -> Tensor:
-    """`torch.gather(scores, -1, index)`; its backward adds into zeros."""
+    """`torch.gather(scores, -1, index)`, which saves both; its backward adds into zeros, where recordings on a CPU look on out of place
+    (FunctionsManual.cpp, gather_backward)."""
     tape = scores.tape
     out = tape.empty(index.shape, scores.dtype)
     tape.memory(index.nbytes + out.nbytes, out.nbytes)
     if scores.needs_grad:
-        saved, shape, dtype = tape.save(index), scores.shape, scores.dtype
+        saved, shape, dtype = tape.save(scores, index), scores.shape, scores.dtype
 
         def backward(g: Tensor) -> tuple[Tensor]:
-            (index,) = saved()
-            grad = tape.empty(shape, dtype)
-            tape.memory(0, grad.nbytes, "copy")
+            _scores, index = saved()
+            zeros = tape.empty(shape, dtype)
+            tape.memory(0, zeros.nbytes, "copy")
+            grad = zeros if tape.cuda else tape.empty(shape, dtype)
             tape.memory(index.nbytes + 2 * g.nbytes, g.nbytes)
             return (grad,)
 
@@ -83,14 +84,16 @@ def gather(scores: Tensor, index: Tensor) -> Tensor:
 
 
 def log_sum_exp(x: Tensor) -> Tensor:
-    """`x.logsumexp(-1)`: (x - maximum).exp_().sum(-1). Backward: grad * (x - result).exp()."""
+    """`x.logsumexp(-1)`: (x - maximum).exp_().sum(-1), of which recordings on a CPU see the result alone. Backward:
+    grad * (x - result).exp()."""
     tape = x.tape
     result = tape.empty(x.shape[:-1], x.dtype)
     tape.memory(x.nbytes, result.nbytes)  # the maximum
-    less = F.pointwise(x)
-    tape.memory(less.nbytes, less.nbytes)
-    tape.memory(less.nbytes, result.nbytes)
-    del less
+    if tape.cuda:
+        less = F.pointwise(x)
+        tape.memory(less.nbytes, less.nbytes)
+        tape.memory(less.nbytes, result.nbytes)
+        del less
     if x.needs_grad:
         saved = tape.save(x, result)
 

@@ -116,9 +116,9 @@ class Comparison:
         return "float32" if self.how.widened else self.workload.dtype
 
     def _survey(self, micro: int) -> None:
-        """trl since 0.29: the entropy of all logits in chunks (entropy_from_logits), means of those of chosen and rejected
-        sequences, of which each is copied, and the likeliest token of chosen ones. The reference's are there still, as
-        they came and copied."""
+        """trl since 0.29: the entropy of all logits in chunks (entropy_from_logits), means of those of chosen and of
+        rejected sequences, which are copied, and the likeliest token of chosen ones. The reference's are there still,
+        as they came and copied."""
         logits, key = self._logits_bytes, "logits of the reference that are held"
         if self.tree is not None:
             self.builder.alloc(key, "logits", 2 * logits)
