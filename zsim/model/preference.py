@@ -63,8 +63,8 @@ def selective(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def gather(scores: Tensor, index: Tensor) -> Tensor:
-    """`torch.gather(scores, -1, index)`, which saves both; its backward adds into zeros, where recordings on a CPU look on out of place
-    (FunctionsManual.cpp, gather_backward)."""
+    """`torch.gather(scores, -1, index)`, which saves both; its backward adds into zeros, out of place where recordings
+    on a CPU look on (FunctionsManual.cpp, gather_backward)."""
     tape = scores.tape
     out = tape.empty(index.shape, scores.dtype)
     tape.memory(index.nbytes + out.nbytes, out.nbytes)

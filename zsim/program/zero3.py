@@ -8,7 +8,6 @@ on every module, runtime/zero/stage3.py on every gradient.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from zsim.model.spec import COPY, ModelSpec, Module, Parameter, Preference, Workload
 from zsim.plan.spec import DeepSpeedPlan
@@ -37,7 +36,7 @@ from zsim.program.zero3_leaves import by_keyword, check_leaves, unmatched
 from zsim.program.zero3_mics import check_mics, mics_groups
 from zsim.program.zero3_modules import linear_biases, saved_weights
 from zsim.program.zero3_quantized import reduction_groups
-from zsim.program.zero3_reference import Zero3Reference
+from zsim.program.zero3_reference import Zero3Reference, plan_of_reference
 
 Instructions = tuple[Instruction, ...]
 
@@ -84,7 +83,7 @@ class Zero3(Gathering):
         self.biases = frozenset(self.bias_of.values())
 
     def second(self, builder: Builder, model: ModelSpec, tree: Module, how: Preference) -> Zero3Reference:
-        return Zero3Reference(builder, model, tree, replace(self.plan, offload_optimizer=None))
+        return Zero3Reference(builder, model, tree, plan_of_reference(self.plan))
 
     def process_groups(self) -> dict[str, tuple[tuple[int, ...], ...]]:
         world, hpz = self.plan.world_size, self.parameters.hpz

@@ -6,9 +6,20 @@ DeepSpeedZeRoOffload. Its trace is that of forwards alone.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.deepspeed import broadcast_model
 from zsim.program.preference import Second
 from zsim.program.zero3_forward import Gathering
+
+
+def plan_of_reference(plan: DeepSpeedPlan) -> DeepSpeedPlan:
+    """prepare_deepspeed: the Trainer's configuration before it has replaced "auto", which DeepSpeed takes for absent
+    (runtime/config_utils.py). The sizes that trl sets there have keys that DeepSpeed does not know."""
+    defaults: dict[str, Any] = {name: DeepSpeedPlan.__dataclass_fields__[name].default for name in plan.auto}
+    return replace(plan, offload_optimizer=None, **defaults)
 
 
 class Zero3Reference(Gathering, Second):
