@@ -141,10 +141,14 @@ class Comparison:
             self.builder.host_wait(self.builder.launch(COMPUTE, "metrics", "forward", mean, micro=micro))
 
     def _metrics(self) -> Iterator[tuple[str, int]]:
-        """Rewards of chosen and rejected, which is higher, their margins, log-probabilities; then means of logits."""
+        """Rewards of chosen and rejected, which is higher, their margins, log-probabilities; then means of logits, or
+        what is found of all of them, with the numbers of tokens that it is of."""
         pairs = self.workload.micro_batch
         for number in range(self.how.metrics):
-            yield "float32" if number == 2 else self._dtype, pairs if number < 6 else 1
+            if number < 6:
+                yield "float32" if number == 2 else self._dtype, pairs
+            else:
+                yield "int64" if self.how.surveyed and number >= 9 else self._dtype, 1
 
 
 class Apart:

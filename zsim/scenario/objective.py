@@ -21,11 +21,21 @@ NEWEST, FUSED = (1, 14), (1, 15)  # whose heads never make all logits
 MODELS_CAST_BEFORE = (4, 45)  # transformers, whose models cast their logits with or without labels
 
 
-def preference_of(scenario: Scenario, model: ModelSpec, release: Release | None) -> tuple[Preference | None, list[str]]:
-    """The setting and notes on it. `release` of transformers, where it is an old one. Raises InputError, NotModeled."""
+OWN_OPTIMIZER = (
+    "the optimizer that the reference's engine gets, too, as the DeepSpeed configuration names one (LLaMA-Factory, and "
+    "trl until 1.5): its states, which nobody uses"
+)
+
+
+def preference_of(
+    scenario: Scenario, model: ModelSpec, release: Release | None
+) -> tuple[Preference | None, list[str], list[str]]:
+    """The setting, notes on it, and what of it is not modeled. `release` of transformers, where it is an old one.
+
+    Raises InputError, NotModeled.
+    """
     given = scenario.fields.objective
-    if given is None:
-        return None, []
+    assert given is not None
     _check(scenario, model)
     reference, notes = _reference(scenario)
     factory = given.trainer == "llama-factory"
@@ -64,7 +74,8 @@ def preference_of(scenario: Scenario, model: ModelSpec, release: Release | None)
         metrics=how.metrics,
         gathered=how.gathered,
     )
-    return found, [*_counted(scenario), *notes]
+    named = fields.deepspeed_config is not None and not fields.optimizer.decay_groups
+    return found, [*_counted(scenario), *notes], [OWN_OPTIMIZER] if named and reference == "model" else []
 
 
 def _check(scenario: Scenario, model: ModelSpec) -> None:
@@ -138,7 +149,7 @@ def _as_trl(kind: str, trl: Release) -> Preference:
     if kind in NO_REFERENCE:
         return Preference(log_probs="sliced" if selects else "log_softmax", metrics=9, gathered=gathered)
     if trl >= (0, 29):
-        return Preference(log_probs="shifted", held=2, surveyed=True, metrics=16, gathered=True)
+        return Preference(log_probs="shifted", held=2, surveyed=True, metrics=15, gathered=True)
     return Preference(
         log_probs="selective" if selects else "log_softmax",
         sharded=trl >= (0, 16),

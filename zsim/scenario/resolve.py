@@ -71,7 +71,7 @@ def resolve(scenario: Scenario) -> Setup:
     attention, attention_notes = attention_of(fields, release, model)
     loss, loss_notes = loss_of(fields, release, model.family)
     float8, float8_notes = _float8(scenario, cluster)
-    preference, preference_notes = _preference(scenario, model, release)
+    preference, preference_notes, uncompared = _preference(scenario, model, release)
     workload = Workload(
         micro_batch=micro_batch,
         seq_len=fields.seq_len,
@@ -129,7 +129,7 @@ def resolve(scenario: Scenario) -> Setup:
             *scenario.notes,
             *plan_notes,
         ),
-        not_modeled=(*scenario.not_modeled, *not_modeled, *waits, *unlike),
+        not_modeled=(*scenario.not_modeled, *not_modeled, *waits, *unlike, *uncompared),
         sources=(*scenario.sources, topology, *config),
     )
 
@@ -154,9 +154,9 @@ def _float8(scenario: Scenario, cluster: Cluster) -> tuple[Float8 | None, list[s
 
 def _preference(
     scenario: Scenario, model: ModelSpec, release: tuple[int, ...] | None
-) -> tuple[Preference | None, list[str]]:
+) -> tuple[Preference | None, list[str], list[str]]:
     if scenario.fields.objective is None:
-        return None, []
+        return None, [], []
     from zsim.scenario.objective import preference_of
 
     return preference_of(scenario, model, release)
