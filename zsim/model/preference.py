@@ -26,7 +26,9 @@ def preference_loss(net: Net, logits: Tensor, ids: Tensor) -> Tensor:
     if how.log_probs == "selective":
         each = selective(logits, F.pointwise(ids))
     else:
-        short, targets = all_but_last(logits), F.contiguous(all_but_last(ids))
+        short = all_but_last(logits)
+        net.tape.part()
+        targets = F.contiguous(all_but_last(ids))
         if how.log_probs == "log_softmax":
             each = gather(log_softmax(short), targets)
         else:

@@ -269,7 +269,7 @@ class Parameters:
 
     def clean(self, params: Params, module: str, phase: str) -> None:
         """_clean_inflight_param_registry: flat buffers go when all is released."""
-        gathers = {param: self._inflight.pop(param) for param in params}
+        gathers = {param: self._inflight.pop(param) for param in params if param in self._inflight}
         for param, gather in gathers.items():
             if not gather.done:
                 self._complete(gather, module, phase)
