@@ -81,7 +81,7 @@ def test_options_of_ddp_go_where_another_file_shards():
     ("recipe", "says"),
     [
         ({"num_generations": 16}, "GRPO"),
-        ({"beta": 0.1, "max_prompt_length": 512}, "preference tuning"),
+        ({"loss_type": "kto", "beta": 0.1}, "preference tuning"),
         ({"center_rewards_coefficient": 0.01}, "reward model"),
     ],
 )

@@ -273,7 +273,7 @@ def test_what_is_refused(tmp_path: Path, options: str, field: str, says: str) ->
     ("command", "says"),
     [
         ("swift rlhf --rlhf_type grpo --model m --dataset d", "rlhf_type grpo: preference tuning or reinforcement"),
-        ("swift rlhf --model m --dataset d", "rlhf_type dpo"),
+        ("swift rlhf --rlhf_type kto --model m --dataset d", "rlhf_type kto"),
         ("swift sft --rlhf_type gkd --model m --dataset d", "a teacher's logits"),
         ("megatron sft --load m --micro_batch_size 1", "Megatron-SWIFT"),
     ],

@@ -65,7 +65,7 @@ def test_what_is_off_is_no_other_task(data: dict[str, Any]) -> None:
         ("run_reward_modeling.py", "a reward model"),
         ("rm_train.py", "a reward model"),
         ("internvl_chat_mpo.py", "preference tuning"),
-        ("scripts/dpo.py", "preference tuning"),
+        ("scripts/kto.py", "preference tuning"),
         ("train_biencoder.py", "queries with several passages"),
         ("run_squad.py", "a head and a loss of its own"),
         ("examples/run_glue.py", "a head and a loss of its own"),

@@ -217,7 +217,7 @@ REFUSED: list[tuple[str, dict[str, Any], type, str]] = [
     ("llama_factory", {"use_dora": True}, NotModeled, "another kind of adapter"),  # finetuning_type: lora by default
     ("llama_factory", {"quantization_bit": 3}, NotModeled, "3-bit weights"),
     ("trainer", {"load_in_8bit": True}, NotModeled, "8-bit weights without adapters"),
-    ("llama_factory", {"finetuning_type": "full", "stage": "dpo"}, NotModeled, "stage dpo"),
+    ("llama_factory", {"finetuning_type": "full", "stage": "kto"}, NotModeled, "stage kto"),
     ("llama_factory", {"finetuning_type": "full", "quantization_bit": 4}, NotModeled, "quantized weights"),
     ("axolotl", {"base_model": "x", "adapter": "loha"}, NotModeled, "adapter loha"),
     ("axolotl", {"base_model": "x", "load_in_4bit": True}, NotModeled, "4-bit weights without adapters"),

@@ -20,6 +20,7 @@ WITHOUT = {
     "wide_cache",  # of releases of transformers that only published runs are of
     "torchtitan",  # likewise
     "cudnn_masks",  # the release of torch
+    "zero.auto",  # those of the others that are auto
 }  # fmt: skip
 NESTED = {"optimizer": Optimizer, "allocator": Allocator}
 

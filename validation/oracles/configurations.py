@@ -25,6 +25,7 @@ from validation.oracles.configurations_deepspeed import deepspeed_configurations
 from validation.oracles.configurations_experts import expert_module_configurations
 from validation.oracles.configurations_fsdp1 import fsdp1_configurations
 from validation.oracles.configurations_hybrid import hybrid_configurations
+from validation.oracles.configurations_preference import preference_configurations
 from validation.oracles.configurations_vision import gemma4_vision, vision_configurations
 from validation.oracles.tiny_gemma import GEMMA4_EXPERTS, GEMMA4_KEYS
 from validation.oracles.tiny_relatives import TINY_ENCODERS
@@ -55,6 +56,7 @@ def configurations() -> list[Config]:
         *hybrid_configurations(),
         *expert_module_configurations(),
         *adapter_configurations(),
+        *preference_configurations(),
     ]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from validation.oracles import aio, autocast, experts, float8, mics, models, quantizer, ulysses
+from validation.oracles import aio, autocast, experts, float8, mics, models, preference, quantizer, ulysses
 from validation.oracles.recorder import Recorder
 from validation.oracles.storage import StorageTracker
 
@@ -58,7 +58,7 @@ def _build(
             block.compile()
     header = {
         "model": {"kind": config["model"], **settings},
-        "micro_batch": MICRO_BATCH,
+        "micro_batch": _sequences(config),
         "seq": SEQUENCE,
         "params": [_describe(name, parameter) for name, parameter in model.named_parameters()],
     }
@@ -79,7 +79,30 @@ def _describe(name: str, parameter: Any) -> dict[str, Any]:
 def _tokens(header: dict[str, Any], rank: int, index: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1000 * index + rank)
     vocabulary = header["model"].get("text_config", header["model"])["vocab_size"]
-    return torch.randint(0, vocabulary, (MICRO_BATCH, SEQUENCE), generator=generator)
+    return torch.randint(0, vocabulary, (header["micro_batch"], SEQUENCE), generator=generator)
+
+
+def _sequences(config: Config) -> int:
+    """Of a micro-batch; those of pairs."""
+    return 2 * MICRO_BATCH if "preference" in config else MICRO_BATCH
+
+
+def _reference(config: Config, lazily: AbstractContextManager[Any] | None = None) -> torch.nn.Module | None:
+    """A second model, where the trainer has one."""
+    if config.get("preference", {}).get("reference") != "model":
+        return None
+    with lazily or contextlib.nullcontext():
+        dtype = getattr(torch, config.get("dtype", "float32"))
+        attention = config.get("attention", "sdpa")
+        model, _ = models.build(config["model"], dtype, attention, **config.get("over", {}))
+    return model.eval()
+
+
+def _compared(config: Config, model: Any, reference: Any) -> preference.Step | None:
+    """What runs a micro-step on pairs."""
+    if "preference" not in config:
+        return None
+    return preference.Step(config["preference"], model, reference, config.get("autocast"))
 
 
 Sync = Callable[[bool], AbstractContextManager[None]]
@@ -93,19 +116,23 @@ def _train(
     rank: int,
     sync: Sync = lambda last: contextlib.nullcontext(),
     clip: Callable[[], Any] | None = None,
+    reference: Any = None,
 ) -> None:
     """`sync(last)` is entered around each micro-step of an accumulation."""
     optimizers = _optimizers(config, model)
     for optimizer in optimizers:
         recorder.watch_optimizer(optimizer)
-    accumulation = config.get("ga", 1)
+    accumulation, compared = config.get("ga", 1), _compared(config, model, reference)
     for step in range(1, config.get("steps", STEPS) + 1):
         for micro in range(accumulation):
             tokens = _tokens(header, rank, (step - 1) * accumulation + micro)
             with sync(micro == accumulation - 1):
                 recorder.at("forward", step=step, micro=micro)
-                with autocast.as_on_cuda(config.get("autocast")):
-                    loss = model(**models.inputs_of(config, tokens)).loss / accumulation
+                if compared:
+                    loss = compared.loss(tokens) / accumulation
+                else:
+                    with autocast.as_on_cuda(config.get("autocast")):
+                        loss = model(**models.inputs_of(config, tokens)).loss / accumulation
                 recorder.at("backward")
                 loss.backward()
         recorder.at("step")
@@ -136,10 +163,14 @@ def run_ddp(config: Config, rank: int, world: int, recorder: Watcher) -> Recorde
 
     with recorder:
         model, header = _build(recorder, config)
+        reference = _reference(config)
         wrapped = DistributedDataParallel(model, **config.get("ddp", {}))
         recorder.watch_backward(wrapped)
         no_sync: Sync = lambda last: contextlib.nullcontext() if last else wrapped.no_sync()  # noqa: E731
-        _train(recorder, config, header, wrapped, rank, **({"sync": no_sync} if config.get("no_sync") else {}))
+        _train(
+            recorder, config, header, wrapped, rank, reference=reference,
+            **({"sync": no_sync} if config.get("no_sync") else {}),
+        )  # fmt: skip
     return recorder.rows, header
 
 
@@ -164,6 +195,9 @@ def run_fsdp2(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
         if settings.get("offload"):
             arguments["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
         reshard = settings.get("reshard_after_forward", True)
+        reference = _reference(config)
+        if reference is not None and config["preference"].get("sharded"):  # trl's prepare_fsdp
+            fully_shard(reference, reshard_after_forward=reshard, **arguments)
         blocks = models.blocks(model)
         if settings.get("titan") or settings.get("accelerate"):
             text = models.text_model(model)
@@ -208,7 +242,7 @@ def run_fsdp2(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
                 model.set_is_last_backward(last)
             yield
 
-        _train(recorder, config, header, model, rank, sync)
+        _train(recorder, config, header, model, rank, sync, reference=reference)
     return recorder.rows, header
 
 
@@ -265,8 +299,8 @@ def run_fsdp1(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
                 param_dtype=getattr(torch, settings.get("param_dtype", "bfloat16")),
                 reduce_dtype=getattr(torch, settings.get("reduce_dtype", "bfloat16")),
             )
-        wrapped = FullyShardedDataParallel(
-            model,
+        wrap = functools.partial(
+            FullyShardedDataParallel,
             sharding_strategy=ShardingStrategy[settings.get("strategy", "FULL_SHARD")],
             auto_wrap_policy=policy,
             backward_prefetch=BackwardPrefetch[prefetch] if prefetch else None,
@@ -275,10 +309,14 @@ def run_fsdp1(config: Config, rank: int, world: int, recorder: Watcher) -> Recor
             device_id=torch.device("cpu"),
             **arguments,
         )
+        reference: Any = _reference(config)
+        if reference is not None and config["preference"].get("sharded"):  # trl's prepare_fsdp
+            reference = wrap(reference)
+        wrapped = wrap(model)
         recorder.watch_backward(wrapped)
         no_sync: Sync = lambda last: contextlib.nullcontext() if last else wrapped.no_sync()  # noqa: E731
         _train(
-            recorder, config, header, wrapped, rank, clip=lambda: wrapped.clip_grad_norm_(1.0),
+            recorder, config, header, wrapped, rank, clip=lambda: wrapped.clip_grad_norm_(1.0), reference=reference,
             **({"sync": no_sync} if settings.get("no_sync") else {}),
         )  # fmt: skip
     return recorder.rows, header
@@ -305,13 +343,17 @@ def run_deepspeed(config: Config, rank: int, world: int, recorder: Watcher) -> R
     torch.Tensor.record_stream = lambda *arguments: None  # type: ignore[method-assign]
     with recorder:
         deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-        lazily = None
+        lazily: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
         if config.get("zero_init"):
             models.leave_weights()
-            lazily = deepspeed.zero.Init(config_dict_or_path=settings | {"train_batch_size": accumulation * world})
-        model, header = _build(recorder, config, lazily)
+            whole = settings | {"train_batch_size": accumulation * world}
+            lazily = functools.partial(deepspeed.zero.Init, config_dict_or_path=whole)
+        model, header = _build(recorder, config, lazily())
         if config.get("leaf"):
             deepspeed.utils.set_z3_leaf_modules(model, [type(models.blocks(model)[0])])
+        reference: Any = _reference(config, lazily())
+        if reference is not None:
+            reference = preference.zero_reference(reference, settings)
         trained = models.decay_groups(model) if config.get("decay_groups") else list(model.parameters())
         parallel, steps = config.get("sequence_parallel"), config.get("steps", STEPS)
         mpu = parallel and ulysses.register(model, config.get("attention", "sdpa"), parallel, MICRO_BATCH)
@@ -324,11 +366,14 @@ def run_deepspeed(config: Config, rank: int, world: int, recorder: Watcher) -> R
             header["converted"] = [_describe(name, parameter) for name, parameter in model.named_parameters()]
         recorder.watch_backward(model)
         recorder.watch_optimizer(engine.optimizer)
+        compared = _compared(config, engine, reference)
         dealt = mpu and ulysses.batches(mpu, lambda index: _tokens(header, rank, index), steps * accumulation)
         for step in range(1, steps + 1):
             for micro in range(accumulation):
                 recorder.at("forward", step=step, micro=micro)
-                if parallel:
+                if compared:
+                    loss = compared.loss(_tokens(header, rank, (step - 1) * accumulation + micro))
+                elif parallel:
                     loss = ulysses.loss(engine, next(dealt), parallel)
                 else:
                     tokens = _tokens(header, rank, (step - 1) * accumulation + micro)

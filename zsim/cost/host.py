@@ -15,7 +15,7 @@ def issue_seconds(op: Op, cost: HostCost) -> float:
     work = op.work
     if isinstance(work, Compute):
         launches = sum(kernel.launches for kernel in work.kernels)
-        own = cost.launch if op.phase in ("forward", "recompute") else cost.backward_launch
+        own = cost.launch if op.phase in ("forward", "reference", "recompute") else cost.backward_launch
         around = sum(count * cost.calls[kind] for kind, count in zip(Calls._fields, work.calls, strict=True) if count)
         return launches * (own + cost.driver) + around
     if isinstance(work, Collective):

@@ -11,6 +11,7 @@ from zsim.model.checkpoint import checkpoint
 from zsim.model.graph import ITEM, Tensor
 from zsim.model.layers import Embedding, Linear, Module, Net
 from zsim.model.loss import cross_entropy, cross_entropy_compiled, cross_entropy_of_logits, linear_cross_entropy
+from zsim.model.preference import preference_loss
 
 
 def run_block(net: Net, block: Module, *tensors: Tensor | None, shared: dict[Any, Any] | None = None) -> Any:
@@ -49,6 +50,8 @@ class CausalLM(Module):
 
     def finish(self, hidden: Tensor, labels: Tensor, head: Linear) -> Tensor:
         """Head and loss of transformers 5.24 (`ForCausalLMLoss`: logits in float32), or Liger's fused one."""
+        if self.net.preference is not None:
+            return preference_loss(self.net, self.logits_of(hidden, head), labels)
         if self.net.loss == "fused":
             return head(hidden, labels)
         logits = self.logits_of(hidden, head)

@@ -12,7 +12,7 @@ from zsim.model import products as P
 from zsim.model.activations import ACTIVATIONS
 from zsim.model.architecture import Architecture
 from zsim.model.graph import Param, Storage, Tensor, row_major
-from zsim.model.spec import Images
+from zsim.model.spec import Images, Preference
 from zsim.model.tape import Tape
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ class Net:
     breaks_graphs: bool = False  # attention does, under torch.compile
     cudnn_masks: bool = False  # see Workload
     early_stop: bool = True  # see Workload
+    preference: Preference | None = None
+    compares: bool = False  # the model has come to the loss of its pairs
+    without_adapters: bool = False  # peft's disable_adapter
 
     @property
     def copies_logits(self) -> bool:

@@ -270,6 +270,8 @@ class LoraLinear(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         result = self.base_layer(x)
+        if self.net.without_adapters:
+            return result
         dtype, a, b = x.dtype, self.lora_A.default, self.lora_B.default
         if not isinstance(self.base_layer, Linear4bit | Linear8bitLt):
             x = F.to(x, self.net.adapters or dtype)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from zsim.model import functional as F
 from zsim.model.graph import ITEM, Tensor
 
 
-def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """`log_softmax` and `nll_loss` over [tokens, vocabulary]: a tensor of that size each, forward and backward."""
+def log_softmax(logits: Tensor) -> Tensor:
+    """Over the last dimension; the kernel makes a contiguous tensor to read, which recordings on a CPU do not see
+    (ATen/native/cuda/SoftMax.cu, host_softmax), and its result is saved."""
     tape = logits.tape
+    whole = logits.is_contiguous() or not tape.cuda
+    source = logits if whole else F.pointwise(logits, shape=logits.shape)
     scores = tape.empty(logits.shape, logits.dtype)
-    tape.memory(logits.nbytes, scores.nbytes)
+    tape.memory(source.nbytes, scores.nbytes)
     if logits.needs_grad:
         saved_scores = tape.save(scores)
 
@@ -20,6 +24,13 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
             return (grad,)
 
         tape.link((logits,), softmax_backward, scores)
+    return scores
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """`log_softmax` and `nll_loss` over [tokens, vocabulary]: a tensor of that size each, forward and backward."""
+    tape = logits.tape
+    scores = log_softmax(logits)
     inputs = tape.save(scores, target) if logits.needs_grad else None
     loss, total_weight = tape.empty((), logits.dtype), tape.empty((), logits.dtype)
     tape.memory(target.nbytes + target.numel * ITEM[scores.dtype], loss.nbytes)

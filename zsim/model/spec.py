@@ -163,6 +163,32 @@ class Float8:
 
 
 @dataclass(frozen=True, slots=True)
+class Preference:
+    """Training by preference: a micro-batch is pairs, of a chosen and a rejected sequence each, all chosen ones first.
+
+    `reference`: what the log-probabilities of the trained model are compared with, before its backward: those of a
+    second `model`, of the same one without its `adapters`, or `none` that this step computes (computed before training,
+    or a loss without any).
+    `log_probs`: how a trainer makes them. log_softmax: of all logits but the last of a sequence | selective: sequence
+    by sequence, all logits | sliced: sequence by sequence, all but the last | shifted: the same of a copy.
+    """
+
+    kind: str = "dpo"  # of the loss; what it costs the others say
+    reference: str = "model"
+    log_probs: str = "log_softmax"
+    sharded: bool = True  # a second model under FSDP; False: every rank has all of it, as it has below ZeRO-3
+    stored: str | None = None  # the dtype of a second model, but DeepSpeed's; None: as the trained one is stored
+    widened: bool = False  # logits are cast to float32 first
+    # tensors like all logits that the trainer still holds while the reference runs, and while it writes its metrics
+    held: float = 0.0
+    averaged: bool = False  # logits, of chosen and of rejected sequences, for which a trainer copies them
+    likelihood: bool = False  # the cross-entropy of the chosen sequences is a part of the loss
+    surveyed: bool = False  # entropies, means and the likeliest tokens of all logits are metrics
+    metrics: int = 0  # numbers that the host asks the GPU for in every micro-step
+    gathered: bool = False  # and gathers from all ranks before
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """What one rank runs per micro-batch, apart from sharding.
 
@@ -206,6 +232,7 @@ class Workload:
     checkpoint_frozen_tower: bool = True  # its patches are made to require a gradient, as in transformers 5.24
     transformers: tuple[int, ...] | None = None  # the release whose models run, where it is an old one; None: 5.24
     torchtitan: tuple[int, int] | None = None  # year and month of its models, where they are old ones; None: 2026's
+    preference: Preference | None = None  # None: the next token is learned
     workspace_bytes: int = 0  # of each thread that issues matrix products, on the GPU (Device.workspace_bytes)
 
     @property
@@ -215,7 +242,12 @@ class Workload:
     @property
     def tokens(self) -> int:
         """Of one rank."""
-        return self.micro_batch * self.local_seq_len
+        return self.sequences * self.local_seq_len
+
+    @property
+    def sequences(self) -> int:
+        """Of a micro-batch; a pair is two."""
+        return self.micro_batch if self.preference is None else 2 * self.micro_batch
 
 
 def every_nth(blocks: int, n: int) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from zsim.model.kernels import SEQUENCE_PARALLEL, Exchange, Memory, Wait, Work
 from zsim.model.layer_keys import layer_keys, trains_tower, with_flat_units
 from zsim.model.layers import Blocks, Net, Weight
 from zsim.model.layers import Module as Layer
+from zsim.model.preference import check_compares
 from zsim.model.spec import Compute, ModelSpec, Module, Parameter, Workload
 from zsim.model.tape import Tape
 from zsim.model.undisturbed import Outcome, Watch, undisturbed
@@ -43,6 +44,18 @@ def trace(spec: ModelSpec, workload: Workload) -> Module:
     return spec._cache[key]
 
 
+def trace_reference(spec: ModelSpec, workload: Workload) -> Module:
+    """The module tree of a forward without gradients on the same pairs: of a second model, or of the same one without
+    its adapters (`Preference.reference`)."""
+    assert workload.preference is not None
+    frozen = tuple(replace(parameter, trainable=False) for parameter in spec.parameters)
+    workload = replace(workload, checkpointing="none", checkpointed=None)
+    key = ("reference", workload)
+    if key not in spec._cache:
+        spec._cache[key] = undisturbed(_attempt, replace(spec, parameters=frozen, _cache={}), workload)
+    return spec._cache[key]
+
+
 def _attempt(spec: ModelSpec, workload: Workload) -> Outcome:
     tracer = _Tracer(spec, workload)
     with Watch(tracer.tape) as watch:
@@ -66,6 +79,7 @@ def parameters(model: Layer) -> tuple[Parameter, ...]:
 
 class _Tracer:
     def __init__(self, spec: ModelSpec, workload: Workload) -> None:
+        self.forward_only = workload.preference is not None and not spec.trainable_numel  # a reference
         if workload.flat_units and spec.trainable_numel < spec.numel:
             spec = with_flat_units(spec, workload.flat_units)
         self.spec, self.workload = spec, workload
@@ -102,6 +116,8 @@ class _Tracer:
             breaks_graphs=families.breaks_graphs(spec.family, workload),
             cudnn_masks=workload.cudnn_masks,
             early_stop=workload.early_stop,
+            preference=workload.preference,
+            without_adapters=self.forward_only,
         )
         if workload.compile and any(kind.mixer != "attention" for kind in getattr(spec.arch, "kinds", ())):
             raise NotModeled(
@@ -151,20 +167,22 @@ class _Tracer:
     def run(self) -> Module:
         tape, workload = self.tape, self.workload
         target = workload.target_len or workload.local_seq_len
-        shapes = [(workload.micro_batch, tokens) for tokens in (workload.local_seq_len, target)]
+        shapes = [(workload.sequences, tokens) for tokens in (workload.local_seq_len, target)]
         ids, labels = (
             Tensor(Storage(tape, shape, "int64", False), shape, row_major(shape), "int64") for shape in shapes
         )
         root = tape.begin()
         loss = self.model(ids, labels)
-        if not (loss.needs_grad and self.spec.trainable_numel):
+        if not self.forward_only and not (loss.needs_grad and self.spec.trainable_numel):
             raise InputError("no parameter is trainable")
+        check_compares(self.model.net)
         if workload.float8 is not None:
             from zsim.model.float8 import check_called
 
             check_called(self.model)
         tape.finish_forward()
-        tape.backward(loss)
+        if not self.forward_only:
+            tape.backward(loss)
         if workload.sequence_parallel_size > 1 and not _exchanges(tape):
             raise NotModeled(
                 f"sequence parallelism of {self.spec.family}", field="sequence_parallel_size", accepted="1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zsim.document import Document, subsection
 from zsim.errors import NotModeled
-from zsim.plan import evaluation
+from zsim.plan import evaluation, preference
 from zsim.plan.adapters import in_8_bits, lora, quantized, refuse_variants
 from zsim.plan.axolotl_keys import (
     HARMLESS,
@@ -41,6 +41,7 @@ def read_axolotl(document: Document, ranks: int | None = None) -> Reading:
     plugins = _plugins(recipe)
     for name, why in REFUSED.items():
         recipe.refuse(name, (False, "", 1, [], {}), why)
+    pairs = _preference(recipe)
     recipe.refuse("lisa_n_layers", (), "LISA, which trains other layers in turn")
     for name in ("context_parallel_size", "sequence_parallel_degree"):  # monkeypatch/ring_attn
         recipe.refuse(name, (False, "", 1), "context parallelism by ring-flash-attn", ULYSSES)
@@ -72,11 +73,27 @@ def read_axolotl(document: Document, ranks: int | None = None) -> Reading:
         switch_on(reading, ("fp8",), gathers)
     recipe.threads("accelerate launch")
     recipe.allocator("expandable_segments:True", "axolotl")  # utils/__init__.py; with torch 2.9 and later, no more
+    if pairs is not None:
+        preference.of_trl(recipe, pairs, "rl")
+        if recipe.flag("rl_adapter_ref_model") and pairs == "dpo":
+            recipe.set("objective.reference", "model", "rl_adapter_ref_model")
     name_model(recipe, "base_model")
     reading.lacks("cluster")
     _bits(recipe)
     recipe.rest((*HARMLESS, *(name for name in document.data if str(name).startswith(OTHERS_OWN))))
     return reading
+
+
+def _preference(recipe: Recipe) -> str | None:
+    """utils/schemas/enums.py, RLType: those of trl's DPOTrainer, ORPOTrainer and CPOTrainer. Raises NotModeled."""
+    kinds = {"dpo": "dpo", "ipo": "dpo", "orpo": "orpo", "simpo": "simpo"}
+    said = str(recipe.get("rl") or "")
+    if said in ("", "1"):
+        return None
+    if said not in kinds:
+        why = f"rl {said}: {preference.MORE_MODELS}"
+        raise recipe.document.error(("rl",), why, ", ".join(kinds), kind=NotModeled)
+    return kinds[said]
 
 
 def _plugins(recipe: Recipe) -> set[str]:

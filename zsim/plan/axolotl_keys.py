@@ -50,7 +50,6 @@ OTHERS_OWN = (
 )  # fmt: skip
 
 REFUSED = {
-    "rl": "preference tuning, which runs more than one model",
     "tensor_parallel_size": "tensor parallelism",
     "expert_parallel_size": "expert parallelism",
     "unfrozen_parameters": "training of the parameters that match patterns; a scenario's model.freeze names the others",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zsim.document import Document
 from zsim.errors import NotModeled
+from zsim.plan import preference
 from zsim.plan.adapters import in_8_bits, lora, quantized, refuse_variants
 from zsim.plan.reading import LOADED_IN, Reading
 from zsim.plan.recipe import ULYSSES, Recipe
@@ -46,7 +47,6 @@ _REFUSED = {
 _OTHER_STAGES = {
     "rm": "a reward model, whose head is no language model's, on pairs of sequences",
     "ppo": "which runs more than one model",
-    "dpo": "which runs more than one model",
     "kto": "which runs more than one model",
 }
 _LISTED = {
@@ -71,9 +71,9 @@ def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
     if method not in ("full", "lora"):
         raise document.error(("finetuning_type",), f"finetuning_type {method}", "full, lora", kind=NotModeled)
     stage = str(recipe.get("stage", "sft"))
-    if stage not in ("pt", "sft"):
+    if stage not in ("pt", "sft", "dpo"):
         why = _OTHER_STAGES.get(stage, "which LLaMA-Factory does not know")
-        raise document.error(("stage",), f"stage {stage}, {why}", "pt, sft", kind=NotModeled)
+        raise document.error(("stage",), f"stage {stage}, {why}", "pt, sft, dpo", kind=NotModeled)
     if not recipe.flag("do_train"):
         for name in _OTHER_RUNS:
             if recipe.get(name) not in (None, False, "false"):
@@ -118,7 +118,8 @@ def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
     else:
         recipe.set("checkpointing", "none" if off else "full", "disable_gradient_checkpointing")
     if recipe.flag("enable_liger_kernel"):
-        recipe.set("loss", "fused", "enable_liger_kernel")
+        if stage != "dpo":  # model/model_utils/liger_kernel.py, require_logits
+            recipe.set("loss", "fused", "enable_liger_kernel")
         recipe.set("kernels", "liger", "enable_liger_kernel")
     _parts(recipe, method)
     training(recipe)
@@ -133,6 +134,8 @@ def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
     recipe.threads("torchrun")
     if "zero" in {to[0] for to in reading.fields} or (ranks or 1) > 1:  # launcher.py, where it starts torchrun
         recipe.allocator("expandable_segments:True", "llamafactory-cli")
+    if stage == "dpo":
+        preference.of_llama_factory(recipe, method)
     name_model(recipe, "model_name_or_path")
     recipe.rest((*HARMLESS, *_OWN_HARMLESS))
     return reading

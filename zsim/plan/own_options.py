@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zsim.errors import NotModeled
+from zsim.plan.preference import MORE_MODELS, OPTIONS
 from zsim.plan.recipe import Recipe, as_flag
 from zsim.plan.trl import is_newer_trl
 
@@ -57,7 +58,7 @@ OWN = "as the script's own code has it"
 _WHOLE_MODEL = "a run in which the whole model trains, or trl's use_peft, lora_r and lora_target_modules"
 _WHOLE_WEIGHTS = "weights in 16 bits, or trl's use_peft with load_in_4bit or load_in_8bit"
 
-_PREFERENCE = "preference tuning or reinforcement learning, which runs more than one model"
+_PREFERENCE = MORE_MODELS
 _EMBEDDINGS = "training of embeddings, whose batch is of queries with several passages each"
 _REWARD = "a reward model, whose head is no language model's, on pairs of sequences"
 HEAD = "another task than language modelling, with a head and a loss of its own"
@@ -86,8 +87,8 @@ _OTHER_TASKS = {
 }  # fmt: skip
 # Words in the name of the program.
 _OTHER_PROGRAMS = (
-    (re.compile(r"(^|[_-])(reward|rm)([_.-]|$)|reward_model"), _REWARD),
-    (re.compile(r"(^|[_-])(dpo|ppo|grpo|kto|orpo|simpo|mpo|rlhf|rloo|raft)([_.-]|$)"), _PREFERENCE),
+    (re.compile(r"(^|[ _-])(reward|rm)([_.-]|$)|reward_model"), _REWARD),
+    (re.compile(r"(^|[ _-])(dpo|ppo|grpo|kto|orpo|simpo|mpo|rlhf|rloo|raft)([_.-]|$)"), _PREFERENCE),
     (re.compile(r"bi_?encoder|cross_?encoder|rerank|retriev|embedding|(^|_)dense\."), _EMBEDDINGS),
     (re.compile(r"squad|glue|swag|classif|speech|wav2vec|_(qa|ner|ctc|mim|mae)\."), HEAD),
 )
@@ -95,27 +96,30 @@ _OTHER_PROGRAMS = (
 _TOWERS = ("vision_path", "force_image_size", "image_tower", "video_tower", "image_encoder_name_or_path")
 
 
-def refuse_tasks(recipe: Recipe) -> None:
-    """Raises NotModeled for a script that trains something else than one language model on sequences."""
+def refuse_tasks(recipe: Recipe, pairs: str | None) -> None:
+    """Raises NotModeled for a script that trains something else than one language model on sequences. `pairs`: on which
+    answer is preferred, by which of trl's trainers."""
     for name, why in _OTHER_TASKS.items():
+        if pairs is not None and name in OPTIONS:
+            continue
         recipe.refuse(name, _OFF, why, "a script that trains a language model")
     document = recipe.document
     for words, why in _OTHER_PROGRAMS:
-        if words.search(document.program.lower()):
+        if words.search(document.program.lower()) and (pairs is None or why != _PREFERENCE):
             raise document.error(
                 (), f"{document.program}: {why}", "a script that trains a language model", kind=NotModeled
             )
     for name in ("lora_task_type", "task_type"):
         if recipe.get(name) in OTHER_HEADS:
             raise document.error((name,), f"{recipe.get(name)}: {HEAD}", "CAUSAL_LM", kind=NotModeled)
-    loss = recipe.get("loss_type")
+    loss = None if pairs is not None else recipe.get("loss_type")
     if loss in ("dft", "chunked_nll"):  # trl's SFTConfig
         recipe.reading.not_modeled.append(f"loss_type: {loss}, another loss, or the same one in chunks")
     elif loss not in (None, "nll"):
         why = _PREFERENCE if set(str(loss).split(",")) <= _PREFERENCES else f"another loss, {OWN}"
         raise document.error(("loss_type",), f"{loss}: {why}", "nll", kind=NotModeled)
     fused = any(recipe.flag(name) for name in ("use_liger_kernel", "use_liger"))
-    if loss is None and is_newer_trl(recipe) and not fused:  # trl's pull request 5846
+    if loss is None and pairs is None and is_newer_trl(recipe) and not fused:  # trl's pull request 5846
         text = "loss_type: from trl 1.7 on in chunks unless it says nll, whose logits need less memory than said here"
         recipe.reading.not_modeled.append(text)
     tower = next((name for name in _TOWERS if recipe.get(name)), None)

@@ -20,7 +20,7 @@ from zsim.plan.shell import Command
 _LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
 _LAUNCHING_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _TRAIN = {  # commands of tools, by the subcommand that trains
-    "axolotl": ("train",), "llamafactory-cli": ("train",), "lmf": ("train",), "trl": ("sft",),
+    "axolotl": ("train",), "llamafactory-cli": ("train",), "lmf": ("train",), "trl": ("sft", "dpo"),
     "swift": swift_start.TASKS, "oumi": ("train",),
 }  # fmt: skip
 _OPTIONS = ("config", "config_file", "job.config_file")
@@ -66,6 +66,8 @@ def program_name(words: list[str], launched: bool) -> str:
         launched = launched or any(Path(word).name in (*_LAUNCHERS, *_LAUNCHING_MODULES) for word in words[:at])
         if program := swift_start.program_of(words[at], words[at + 1 :], launched):
             return program
+        if Path(words[at]).name == "trl" and words[at + 1] != "sft":
+            return f"trl {words[at + 1]}"
     module = words[at].rpartition(".")[2] if at and words[at - 1] in ("-m", "--module") else ""
     return next((Path(word).name for word in words if word.endswith(".py")), module)
 
@@ -104,9 +106,8 @@ def parse_recipe(command: Command, recipe: str, options: Document, launched: boo
         why = f"starts {Path(program).name} with {recipe}, which is not " + ("known" if "$" in recipe else "there")
         raise InputError(why, path, command.line, accepted="that recipe itself, or beside the script that names it")
     document = detect.parse(file)
-    document.program = (
-        swift_start.program_of(program, words[(program_at(words) or 0) + 1 :], launched) or Path(program).name
-    )
+    own = program_name(words, launched)
+    document.program = own if own.startswith(("swift ", "trl ")) else Path(program).name
     # ms-swift appended what its own `--config` held to the command, up to 4.0 (cli/main.py)
     last = swift_start.task_of(document.program) is not None and "--config" in words
     order = "behind" if last else "before"

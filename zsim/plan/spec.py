@@ -156,6 +156,7 @@ class DeepSpeedPlan(Plan):
     bf16_master_weights_and_grads: bool = False  # of the bf16 section: no float32 copy of weights and gradients
     bf16_optimizer_states: bool = False
     torch_autocast: str | None = None  # torch_autocast.dtype, over a model in that same type
+    auto: tuple[str, ...] = ()  # fields that were "auto": engines beside the Trainer's own have DeepSpeed's defaults
     throughput_timer: bool = True  # timers.throughput: enabled, and synchronized
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 
 from zsim.document import Document, read_text
 from zsim.errors import NotModeled
+from zsim.plan import preference
 from zsim.plan.adapters import in_8_bits, lora, quantized, refuse_variants
 from zsim.plan.hjson import parse_hjson
 from zsim.plan.reading import Reading
@@ -45,12 +46,14 @@ def read_swift(document: Document, ranks: int | None = None) -> Reading:
     is_of_2 = not any(data.get(name) is not None for name in _NAMES_OF_3) and bool(data.keys() & set(_ONLY_IN_2))
     reading.ranks = processes(recipe) or ranks
     task = task_of(document.program) or "sft"
-    _refuse_preference(recipe, task)
+    pairs = _preference(recipe, task)
     _rename(recipe, is_of_2)
     for name, (harmless, why) in REFUSED.items():
-        recipe.refuse(name, harmless, why)
+        if pairs is None or name not in preference.OPTIONS:
+            recipe.refuse(name, harmless, why)
     for name, why in OTHER_TRAINERS.items():
-        recipe.refuse(name, (False,), why)
+        if pairs is None or name not in preference.OPTIONS:
+            recipe.refuse(name, (False,), why)
     recipe.refuse("device_map", ("",), "a model whose layers are spread over GPUs")
     recipe.refuse("sequence_parallel_size", (1,), "Ulysses and ring attention of ms-swift's own", ULYSSES)
     tuner = _tuner(recipe)
@@ -73,17 +76,21 @@ def read_swift(document: Document, ranks: int | None = None) -> Reading:
     if recipe.flag("resume_only_model"):
         data.pop("resume_from_checkpoint", None)
     training(recipe)
+    if pairs is not None:
+        preference.of_trl(recipe, pairs, "rlhf_type")
     _after(recipe, task, is_of_2)
     name_model(recipe, "model")
     recipe.rest((*TRAINERS, *HARMLESS, *(name for name in data if str(name).startswith(OTHERS_OWN))))
     return reading
 
 
-def _refuse_preference(recipe: Recipe, task: str) -> None:
+def _preference(recipe: Recipe, task: str) -> str | None:
+    """Of `swift rlhf`, by trl's trainers. Raises NotModeled for what is none of them."""
     kind = recipe.get("rlhf_type", "dpo" if task == "rlhf" else None)
-    if kind is not None:
-        why = f"rlhf_type {kind}: {RLHF.get(str(kind), 'which is not known here')}"
-        raise recipe.document.error(("rlhf_type",), why, "swift sft, swift pt", kind=NotModeled)
+    if kind is None or kind in ("dpo", "orpo", "cpo", "simpo"):
+        return kind
+    why = f"rlhf_type {kind}: {RLHF.get(str(kind), 'which is not known here')}"
+    raise recipe.document.error(("rlhf_type",), why, "dpo, orpo, cpo, simpo", kind=NotModeled)
 
 
 def _rename(recipe: Recipe, is_of_2: bool) -> None:

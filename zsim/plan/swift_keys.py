@@ -24,7 +24,7 @@ _OF_PREFERENCE = "preference tuning or reinforcement learning, which runs more t
 RLHF = {
     "rm": "a reward model, whose head is no language model's, on pairs of sequences",
     "gkd": "distillation, whose loss takes a teacher's logits",
-    **dict.fromkeys(("dpo", "orpo", "simpo", "kto", "cpo", "ppo", "grpo"), _OF_PREFERENCE),
+    **dict.fromkeys(("kto", "ppo", "grpo"), _OF_PREFERENCE),
 }
 _HEAD = "another task than language modelling, with a head and a loss of its own"
 _MEGATRON = "training by Megatron, whose optimizer shards otherwise"

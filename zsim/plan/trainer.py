@@ -6,7 +6,7 @@ from typing import Any
 
 from zsim.document import Document, read_text
 from zsim.errors import NotModeled
-from zsim.plan import evaluation
+from zsim.plan import evaluation, preference
 from zsim.plan.fsdp_args import read_fsdp
 from zsim.plan.hjson import parse_hjson
 from zsim.plan.own_options import OWN, own_switches, refuse_own, refuse_tasks
@@ -34,9 +34,11 @@ def read_trainer(document: Document, ranks: int | None = None, kind: str = KIND)
     """The plan and workload in Trainer arguments. Raises InputError, NotModeled."""
     reading = Reading(kind, document, ranks=ranks)
     recipe = Recipe(reading)
+    kind_of_pairs = preference.kind_in(recipe)
     for name, why in OTHER_TRAINERS.items():
-        recipe.refuse(name, (False,), why, "supervised training of one model")
-    refuse_tasks(recipe)
+        if kind_of_pairs is None or name not in preference.OPTIONS:
+            recipe.refuse(name, (False,), why, "training of one model, or by preference with trl's DPO, CPO or ORPO")
+    refuse_tasks(recipe, kind_of_pairs)
     _model_arguments(recipe)
     _llava(recipe)
     refuse_own(recipe, _READ_HERE + (_PEFT if recipe.flag("use_peft") else ()))
@@ -65,6 +67,8 @@ def read_trainer(document: Document, ranks: int | None = None, kind: str = KIND)
         recipe.refuse(name, (1,), f"{name}, {OWN}", ULYSSES)
     recipe.refuse("parallelism_config", (), "an object of Python, which no file holds", "an accelerate configuration")
     training(recipe)
+    if kind_of_pairs is not None:
+        preference.of_trl(recipe, kind_of_pairs)
     recipe.get("model_name_or_path")
     name_model(recipe, "model_name_or_path")
     recipe.rest(HARMLESS)

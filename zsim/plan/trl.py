@@ -19,7 +19,7 @@ _DEFAULTS: dict[str, tuple[Any, str]] = {
 def is_newer_trl(recipe: Recipe) -> bool:
     """Whether a recipe is one of SFTConfig, as trl has it since 0.20."""
     said = [name for name in _SFT if recipe.get(name) is not None]
-    named = bool(said) or recipe.document.program == "trl"
+    named = bool(said) or recipe.document.program.startswith("trl")
     return named and recipe.document.data.get("max_seq_length") is None
 
 

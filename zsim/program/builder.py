@@ -33,6 +33,7 @@ class Builder:
 
     def __init__(self, *, rounds_pinned: bool = True) -> None:
         self.rounds_pinned = rounds_pinned
+        self.phases: dict[str, str] = {}  # what ops of a phase are counted to, where that is another one
         self._begin()
 
     def _begin(self, next_id: int = 0) -> None:
@@ -87,6 +88,8 @@ class Builder:
         FSDPModule.set_separate_reduce_scatter_group exists to lift that), so a collective waits for the one before.
         """
         op_id = self._next_id
+        if self.phases:
+            phase = self.phases.get(phase, phase)
         if isinstance(work, Collective):
             previous = self._communicators.get(work.group)
             if previous is not None and previous != self._last.get(lane):

@@ -9,13 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from zsim.errors import InputError
 from zsim.model.kernels import DTYPE_BYTES, Memory
-from zsim.model.spec import ModelSpec, Module, Workload
+from zsim.model.spec import ModelSpec, Module, Preference, Workload
 from zsim.plan.spec import DdpPlan
 from zsim.program import muon
 from zsim.program.builder import Builder, repeated
 from zsim.program.execute import Execution, Hooks
 from zsim.program.ops import ALL_REDUCE, COMPUTE, Collective, Compute, Program
 from zsim.program.optimizer import clip, grad_norm, unscale, update
+from zsim.program.preference import Replica, Second, comparison
 from zsim.program.walk import gradients
 
 MIB = 1 << 20
@@ -88,6 +89,13 @@ class Ddp(Hooks[DdpPlan]):
         self.iterations = 0
         self.broadcast_buffers = not self.alone
 
+    def second(self, builder: Builder, model: ModelSpec, tree: Module, how: Preference) -> Second:
+        if self.plan.autocast:
+            from zsim.program.ddp_reference import AutocastReplica
+
+            return AutocastReplica(builder, model, tree, self.plan, cached=how.log_probs == "shifted")
+        return Replica(builder, model, self.plan, how.stored or self.plan.dtype)
+
     def _limits(self) -> tuple[int, int]:
         if self.plan.bucket_cap_mb is None:
             return FIRST_BUCKET_BYTES, DEFAULT_CAP_MB * MIB
@@ -101,6 +109,8 @@ class Ddp(Hooks[DdpPlan]):
 
     def allocate(self) -> None:
         builder, world = self.builder, self.plan.world_size
+        if self.comparison:
+            self.comparison.allocate()
         if not self.alone:
             shapes = [self.model.parameters[param].shape for param in self.params]
             # _verify_param_shape_across_processes: the number of parameters, then sizes and strides
@@ -146,6 +156,7 @@ class Ddp(Hooks[DdpPlan]):
             self._before_forward()
             execution.forward(self.tree)
             self._end_autocast()
+            self.compare(execution)
             self._prepare_for_backward()
             execution.backward(self.tree)
         self._optimizer(first)
@@ -206,6 +217,10 @@ class Ddp(Hooks[DdpPlan]):
         again = phase == "recompute" and module.reached
         frozen = (param for param in module.params if not self.model.parameters[param].trainable)
         self._drop_casts(() if again else set(frozen) - self.casts_saved)
+
+    def compare(self, execution: Execution) -> None:
+        super().compare(execution)
+        self._end_autocast()
 
     def _end_autocast(self) -> None:
         """Leaving the context empties its cache, but for what autograd saves of it."""
@@ -358,6 +373,7 @@ def lower_ddp(model: ModelSpec, tree: Module, plan: DdpPlan, workload: Workload,
             f"{model.parameters[rank.unused[0]].name} gets no gradient, on which torch fails in the second step",
             field="find_unused_parameters", accepted="true, or freeze them",
         )  # fmt: skip
+    rank.comparison = comparison(rank, workload)
     rank.allocate()
     init = rank.builder.finish()
     programs = repeated(rank.builder, rank.step, steps, differing=4)

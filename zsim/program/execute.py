@@ -8,7 +8,7 @@ subclasses `Hooks`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from zsim.model import spec
 from zsim.model.kernels import Calls, Exchange, Kernel, Wait, Work
@@ -18,6 +18,9 @@ from zsim.program.builder import Builder
 from zsim.program.ops import COMPUTE, Collective, Compute
 from zsim.program.ulysses import Shared
 
+if TYPE_CHECKING:
+    from zsim.program.preference import Comparison
+
 P = TypeVar("P", bound=Plan)
 Parts = tuple[tuple[Compute | Collective, bool], ...]
 
@@ -26,7 +29,15 @@ class Hooks(Generic[P]):
     """What a framework does around modules and gradients. Phases: forward, recompute, backward."""
 
     plan: P
+    builder: Builder
     shared: Shared | None = None  # sequences that ranks share
+    comparison: Comparison | None = None  # with a reference, of pairs
+    without_grad = False  # what runs is such a reference
+
+    def compare(self, execution: Execution) -> None:
+        """Between the forward and the backward of a micro-step."""
+        if self.comparison:
+            self.comparison.run(execution)
 
     def pre_forward(self, module: spec.Module, phase: str) -> None: ...
 

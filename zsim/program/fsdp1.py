@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
-from zsim.errors import InputError
-from zsim.model.spec import ModelSpec, Module, Workload
+from zsim.errors import InputError, NotModeled
+from zsim.model.spec import ModelSpec, Module, Preference, Workload
 from zsim.plan.spec import Fsdp1Plan
 from zsim.program.builder import Builder, pinned_bytes
 from zsim.program.execute import Execution, Hooks
@@ -26,6 +27,7 @@ from zsim.program.ops import (
     Program,
 )
 from zsim.program.optimizer import GRADIENT_SHARE, WEIGHT_SHARE, clip, grad_norm, update, zero
+from zsim.program.preference import Replica, Second, comparison
 from zsim.program.units import consecutive, groups_by_size, groups_of, strided
 from zsim.program.walk import gradients, modules_in_order
 
@@ -34,13 +36,13 @@ GATHERS_IN_FLIGHT = 2  # _limiter_utils.py _max_num_inflight_all_gathers
 
 
 class Fsdp1(Hooks[Fsdp1Plan]):
-    def __init__(self, model: ModelSpec, tree: Module, plan: Fsdp1Plan) -> None:
+    def __init__(self, model: ModelSpec, tree: Module, plan: Fsdp1Plan, builder: Builder | None = None) -> None:
         self.model, self.tree, self.plan = model, tree, plan
         if any(module.module_class == "ParamWrapper" for module in modules_in_order(tree)):
             # "shape '[4, -1, 2048]' is invalid" with units of adapters, else "a view and its base ... modified inplace"
             why = "peft's adapters on parameters, on which FSDP1 fails (tried with peft 0.21 and torch 2.13)"
             raise InputError(why, field="framework", accepted="fsdp2, deepspeed, ddp")
-        self.builder = Builder()
+        self.builder = builder or Builder()
         self.flat = FlatParameters(model, plan, self.builder)
         shards = self.flat.shards if self.flat.sharded else 1
         if plan.min_num_params is not None:
@@ -62,6 +64,8 @@ class Fsdp1(Hooks[Fsdp1Plan]):
         self.first_iteration = True
 
     def allocate(self) -> None:
+        if self.comparison:
+            self.comparison.allocate()
         # where one rank reads the checkpoint, others have no parameters before theirs of a unit are on the GPU
         category = "parameters" if self.plan.load == "every_rank" else RANK_0
         for handle in self.handles if self.plan.cpu_offload and self.plan.load != "meta" else ():
@@ -76,12 +80,21 @@ class Fsdp1(Hooks[Fsdp1Plan]):
         if self.model.buffers_bytes:
             self.builder.alloc("buffers", "parameters", self.model.buffers_bytes)
 
+    def second(self, builder: Builder, model: ModelSpec, tree: Module, how: Preference) -> Second:
+        """trl's prepare_fsdp wraps it as accelerate wraps the trained one."""
+        stored = how.stored or self.plan.storage_dtype
+        if not how.sharded:
+            return Replica(builder, model, self.plan, stored)
+        plan = replace(self.plan, storage_dtype=stored, frozen_dtype=stored, offload_activations=None)
+        return Fsdp1Reference(model, tree, plan, builder)
+
     def step(self, *, first: bool) -> None:
         self.free_events = deque([None] * len(self.free_events))
         for micro in range(self.plan.grad_accum):
             self.micro, self.sync = micro, not self.plan.no_sync or micro == self.plan.grad_accum - 1
             execution = Execution(self.builder, self, micro)
             execution.forward(self.tree)
+            self.compare(execution)
             execution.backward(self.tree)
             self._final_callback()
         self._optimizer(first)
@@ -336,9 +349,23 @@ class Fsdp1(Hooks[Fsdp1Plan]):
                 handle.has_sharded_grad = False
 
 
+class Fsdp1Reference(Fsdp1, Second):
+    """A second model, sharded as well. Its root's parameters stay gathered, for a backward that does not come."""
+
+    def begin(self, micro: int) -> None:
+        super().begin(micro)
+        if micro == 0:
+            self.free_events = deque([None] * len(self.free_events))
+
+
 def lower_fsdp1(model: ModelSpec, tree: Module, plan: Fsdp1Plan, workload: Workload, steps: int) -> Program:
     """The first iteration records the order of the units, which forward prefetching needs."""
+    if plan.forward_prefetch and workload.preference is not None and workload.preference.reference == "adapters":
+        # with units of adapters torch 2.13 fails in the first backward: "Invalid: _post_backward_hook_state"
+        why = "forward_prefetch of FSDP1 where a forward without adapters precedes the backward"
+        raise NotModeled(why, field="fsdp.forward_prefetch", accepted="false, or objective.reference: precomputed")
     rank = Fsdp1(model, tree, plan)
+    rank.comparison = comparison(rank, workload)
     rank.allocate()
     init = rank.builder.finish()
     built = []

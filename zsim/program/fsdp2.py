@@ -6,10 +6,11 @@ The state machine of torch 2.13 `_fully_shard/_fsdp_param_group.py` and `_fsdp_s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from zsim.errors import NotModeled
 from zsim.model.kernels import Memory
-from zsim.model.spec import ModelSpec, Module, Workload
+from zsim.model.spec import ModelSpec, Module, Preference, Workload
 from zsim.plan.spec import Fsdp2Plan
 from zsim.program.builder import Builder, repeated
 from zsim.program.execute import Execution, Hooks
@@ -17,18 +18,21 @@ from zsim.program.fsdp2_collectives import Collectives, Training, Unit
 from zsim.program.fsdp2_float8 import Float8Shards, gathered_in_float8
 from zsim.program.ops import ALL_GATHER, COMPUTE, COPY_IN, D2H, Collective, Compute, Program
 from zsim.program.optimizer import GRADIENT_SHARE, WEIGHT_SHARE, clip, grad_norm, update
+from zsim.program.preference import Replica, Second, comparison
 from zsim.program.units import consecutive, groups_of, strided
 from zsim.program.walk import gradients
 
 
 class Fsdp2(Hooks[Fsdp2Plan]):
-    def __init__(self, model: ModelSpec, tree: Module, plan: Fsdp2Plan, workload: Workload) -> None:
-        self.model, self.tree, self.plan = model, tree, plan
+    def __init__(
+        self, model: ModelSpec, tree: Module, plan: Fsdp2Plan, workload: Workload, builder: Builder | None = None
+    ) -> None:
+        self.model, self.tree, self.plan, self.workload = model, tree, plan, workload
         # torchtitan's Llama computes its rotary table in every forward
         self.buffers_bytes = 0 if workload.implementation == "torchtitan" else model.buffers_bytes
         # The loop computes this loss, not the model as in transformers (and in the recordings of torchtitan's Llama).
-        self.loss_outside = workload.loss in ("uncast", "uncast_held")
-        self.builder = Builder()
+        self.loss_outside = workload.loss in ("uncast", "uncast_held") or workload.preference is not None
+        self.builder = builder or Builder()
         self.comm = Collectives(model, plan, self.builder)
         self.float8 = gathered_in_float8(tree, plan, workload, self.comm.shards)
         if self.float8 and workload.float8:
@@ -64,6 +68,8 @@ class Fsdp2(Hooks[Fsdp2Plan]):
 
     def allocate(self) -> None:
         """What lives as long as the run."""
+        if self.comparison:
+            self.comparison.allocate()
         for unit in self.units:
             sizes = tuple([self.comm.stored_bytes([size]) for size in unit.shard_sizes])
             self.builder.alloc(f"shard:{unit.name}", "parameters", sum(sizes), self.comm.device, tensors=sizes)
@@ -76,11 +82,24 @@ class Fsdp2(Hooks[Fsdp2Plan]):
         if self.buffers_bytes:
             self.builder.alloc("buffers", "parameters", self.buffers_bytes)
 
+    def second(self, builder: Builder, model: ModelSpec, tree: Module, how: Preference) -> Second:
+        """trl's prepare_fsdp shards the model and none of its blocks: a unit."""
+        stored = how.stored or self.plan.storage_dtype
+        if not how.sharded:
+            return Replica(builder, model, self.plan, stored)
+        reshard = bool(self.plan.reshard_after_forward)
+        plan = replace(
+            self.plan, grouping="flat", wrap=(), adapter_units=False, frozen_dtype=stored, prefetch=0,
+            root_reshard_after_forward=reshard, offload_activations=None,
+        )  # fmt: skip
+        return Fsdp2Reference(model, tree, plan, self.workload, builder)
+
     def step(self, *, first: bool) -> None:
         for micro in range(self.plan.grad_accum):
             self.micro, self.last = micro, micro == self.plan.grad_accum - 1
             execution = Execution(self.builder, self, micro)
             execution.forward(self.tree)
+            self.compare(execution)
             execution.backward(self.tree)
             self._root_post_backward()
         self._optimizer(first)
@@ -336,6 +355,10 @@ class Fsdp2(Hooks[Fsdp2Plan]):
                 unit.has_sharded_grad = False
 
 
+class Fsdp2Reference(Fsdp2, Second):
+    """A second model, sharded as well."""
+
+
 def lower_fsdp2(model: ModelSpec, tree: Module, plan: Fsdp2Plan, workload: Workload, steps: int) -> Program:
     """Steps differ only in the optimizer's states, which the first one allocates."""
     if plan.optimizer.name == "adafactor":
@@ -344,6 +367,7 @@ def lower_fsdp2(model: ModelSpec, tree: Module, plan: Fsdp2Plan, workload: Workl
         why = "torch.optim.Muon on sharded matrices: DTensor picks the collectives of every product by costs of its own"
         raise NotModeled(why, field="optimizer", accepted="framework: deepspeed or ddp")
     rank = Fsdp2(model, tree, plan, workload)
+    rank.comparison = comparison(rank, workload)
     rank.allocate()
     init = rank.builder.finish()
     built = repeated(rank.builder, lambda first: rank.step(first=first), steps)

@@ -26,7 +26,8 @@ WORKER = "cpu_worker"  # SuperOffload's process for Adam
 LANES = (COMPUTE, ALL_GATHER, REDUCE_SCATTER, H2D, D2H, CPU, NVME, COPY_IN, ALL_REDUCE, WORKER)
 OFF_GPU = (CPU, NVME, WORKER)
 
-PHASES = ("init", "forward", "recompute", "backward", "optimizer")
+# reference: the forward without gradients of what a trained model is compared with
+PHASES = ("init", "forward", "reference", "recompute", "backward", "optimizer")
 
 
 @dataclass(frozen=True, slots=True)

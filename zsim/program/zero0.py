@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import ceil
 
 from zsim.errors import NotModeled
-from zsim.model.spec import ModelSpec, Module
+from zsim.model.spec import ModelSpec, Module, Preference, Workload
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder, repeated
 from zsim.program.deepspeed import (
@@ -31,21 +31,31 @@ from zsim.program.deepspeed import (
 from zsim.program.execute import Execution, Hooks
 from zsim.program.ops import COMPUTE, Program
 from zsim.program.optimizer import update
+from zsim.program.preference import Replica, Second, comparison
 
 ELEMENTS_PER_CALL = 500_000_000  # engine.py MEMORY_OPT_ALLREDUCE_SIZE
 
 
-def lower_zero0(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, steps: int) -> Program:
+def lower_zero0(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: Workload, steps: int) -> Program:
     if plan.sequence_parallel_size > 1:  # its optimizers sum flags and norms over the ranks of a sequence as well
         what = "stage 0" if plan.stage == 0 else "stage 1 with float32 accumulation"
         accepted = "1, or stage 2 or 3, or stage 1 without data_types.grad_accum_dtype"
         raise NotModeled(f"sequence parallelism in {what}", field="sequence_parallel_size", accepted=accepted)
     builder = Builder()
     rank = (Bf16Optimizer if plan.stage == 1 else Stage0)(builder, model, plan)
+    rank.comparison = comparison(rank, workload)
     rank.allocate()
     init = builder.finish()
     built = repeated(builder, lambda first: rank.step(tree, first=first), steps)
     return Program(plan.world_size, whole_world(plan), init, built)
+
+
+class EngineReplica(Replica):
+    """A second model under stages 0, 1 and 2: an engine of stage 0 without an optimizer (trl's prepare_deepspeed)."""
+
+    def allocate(self) -> None:
+        broadcast_model(self.builder, self.model.parameters, self.plan)
+        super().allocate()
 
 
 class Unsharded(Hooks[DeepSpeedPlan]):
@@ -65,7 +75,17 @@ class Unsharded(Hooks[DeepSpeedPlan]):
         self.micro = micro
         execution = Execution(self.builder, self, micro)
         execution.forward(tree)
+        self.compare(execution)
         execution.backward(tree)
+
+    def second(self, builder: Builder, model: ModelSpec, tree: Module, how: Preference) -> Second:
+        return EngineReplica(builder, model, self.plan, self.plan.dtype)
+
+    def broadcast(self) -> None:
+        """By the engines, that of a reference first."""
+        if self.comparison:
+            self.comparison.allocate()
+        broadcast_model(self.builder, self.model.parameters, self.plan)
 
     def alloc_grads(self, params: Sequence[int]) -> None:
         for param in params:
@@ -118,7 +138,7 @@ class Unsharded(Hooks[DeepSpeedPlan]):
 class Stage0(Unsharded):
     def allocate(self) -> None:
         builder, plan = self.builder, self.plan
-        broadcast_model(builder, self.model.parameters, plan)
+        self.broadcast()
         builder.alloc("parameters", "parameters", self.total * self.size + frozen_bytes(self.model, plan.dtype))
         if plan.dtype in MIXED:
             builder.alloc("master weights", "master_weights", 4 * self.total)
@@ -187,7 +207,7 @@ class Bf16Optimizer(Unsharded):
         builder, plan = self.builder, self.plan
         self.partitions = [ceil(sum(group) / (2 * plan.world_size)) * 2 for group in self.groups]
         self.partition = sum(self.partitions)
-        broadcast_model(builder, self.model.parameters, plan)
+        self.broadcast()
         flat = self.partition * plan.world_size
         builder.alloc("parameters", "parameters", flat * self.size + frozen_bytes(self.model, plan.dtype))
         builder.alloc("master weights", "master_weights", 4 * self.partition)

@@ -17,7 +17,7 @@ from typing import cast
 
 from zsim.model.architecture import Architecture
 from zsim.model.families import breaks_graphs
-from zsim.model.spec import ModelSpec, Module, Workload
+from zsim.model.spec import ModelSpec, Module, Preference, Workload
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder, repeated
 from zsim.program.deepspeed import (
@@ -44,9 +44,10 @@ from zsim.program.muon import is_muon, matrices
 from zsim.program.offload import Zero12OnCpu
 from zsim.program.ops import COMPUTE, REDUCE_SCATTER, Program
 from zsim.program.partitions import Flat, partition
+from zsim.program.preference import Second, comparison
 from zsim.program.ulysses import differing, shared
 from zsim.program.versions import before, hook
-from zsim.program.zero0 import lower_zero0
+from zsim.program.zero0 import EngineReplica, lower_zero0
 from zsim.program.zero12_update import Zero12OnGpu
 
 
@@ -57,13 +58,14 @@ def lower_zero12(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: 
     # engine.py _do_optimizer_sanity_check: bf16 with float32 accumulation is BF16_Optimizer's, not this file's
     bf16_optimizer = plan.dtype == "bfloat16" and accum_dtype(plan) == "float32" and not plan.offload_optimizer
     if plan.stage == 0 or (plan.stage == 1 and bf16_optimizer):
-        return lower_zero0(model, tree, plan, steps)
+        return lower_zero0(model, tree, plan, workload, steps)
     if plan.stage == 1 and before(plan, 0, 12, 7):
         # engine.py until pull request 4887: "overlap and contiguous grads are meaningless in stage 1 and are ignored"
         plan = replace(plan, overlap_comm=False, contiguous_gradients=False, round_robin_gradients=False)
     builder = Builder(rounds_pinned=not before(plan, 0, 6))
     rank = Zero12(builder, model, plan, whole=_whole(model, workload))
     rank.shared = shared(builder, plan, workload)
+    rank.comparison = comparison(rank, workload)
     rank.allocate()
     init = builder.finish()
     built = repeated(builder, lambda first: rank.step(tree, first=first), steps, differing(plan))
@@ -107,11 +109,16 @@ class Zero12(Hooks[DeepSpeedPlan]):
 
     def allocate(self) -> None:
         builder, plan = self.builder, self.plan
+        if self.comparison:
+            self.comparison.allocate()
         broadcast_model(builder, self.model.parameters, plan)
         flat = sum(group.size * group.world for group in self.partitions.groups)
         nbytes = flat * self.size + frozen_bytes(self.model, plan.dtype)
         builder.alloc("parameters", "parameters", nbytes)
         self.owner.allocate()
+
+    def second(self, builder: Builder, model: ModelSpec, tree: Module, how: Preference) -> Second:
+        return EngineReplica(builder, model, self.plan, self.plan.dtype)
 
     def step(self, tree: Module, first: bool) -> None:
         plan = self.plan
@@ -121,6 +128,7 @@ class Zero12(Hooks[DeepSpeedPlan]):
                 stop_timer(self.builder, plan, first)
             execution = Execution(self.builder, self, micro)
             execution.forward(tree)
+            self.compare(execution)
             execution.backward(tree)
             for param in self.handed_over:
                 self._process(param)

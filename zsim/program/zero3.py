@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zsim.model.spec import COPY, ModelSpec, Module, Parameter, Workload
+from zsim.model.spec import COPY, ModelSpec, Module, Parameter, Preference, Workload
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
 from zsim.program.deepspeed import (
@@ -23,20 +23,20 @@ from zsim.program.deepspeed import (
     stop_timer,
     whole_world,
 )
-from zsim.program.execute import Execution, Hooks
+from zsim.program.execute import Execution
 from zsim.program.ops import COMPUTE, Instruction, Program
+from zsim.program.preference import comparison
 from zsim.program.ulysses import shared
-from zsim.program.versions import before, hook
+from zsim.program.versions import before
 from zsim.program.walk import modules_in_order
 from zsim.program.zero3_built import as_built, with_untied
-from zsim.program.zero3_coordinator import Coordinator
-from zsim.program.zero3_early import EarlyParameters
+from zsim.program.zero3_forward import Gathering
 from zsim.program.zero3_gradients import Gradients
-from zsim.program.zero3_leaves import by_keyword, called, check_leaves, leaves, unmatched
+from zsim.program.zero3_leaves import by_keyword, check_leaves, unmatched
 from zsim.program.zero3_mics import check_mics, mics_groups
-from zsim.program.zero3_modules import external, hooked, inside, lent, linear_biases, reads, saved_weights
-from zsim.program.zero3_parameters import Parameters
+from zsim.program.zero3_modules import linear_biases, saved_weights
 from zsim.program.zero3_quantized import reduction_groups
+from zsim.program.zero3_reference import Zero3Reference, plan_of_reference
 
 Instructions = tuple[Instruction, ...]
 
@@ -50,6 +50,7 @@ def lower_zero3(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: W
     builder = Builder(rounds_pinned=not before(plan, 0, 6))
     rank = Zero3(builder, model, tree, plan)
     rank.shared = shared(builder, plan, workload)
+    rank.comparison = comparison(rank, workload)
     rank.allocate()
     init = builder.finish()
     prologue, body = rank.step(first=True)
@@ -57,7 +58,7 @@ def lower_zero3(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: W
     if steps > 1:
         prologue, body = rank.step(first=False)
         built.append(prologue + body if prologue else body)
-        if rank.shared and steps > 2:  # samples precede the first forward, too
+        if (rank.shared or rank.comparison) and steps > 2:  # samples precede the first forward, and traces are compared
             prologue, body = rank.step(first=False)
             body = prologue + body
         built += [body] * (steps - 2)
@@ -65,48 +66,24 @@ def lower_zero3(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: W
     return Program(plan.world_size, rank.process_groups(), init, tuple(built), assumptions=notes)
 
 
-class Zero3(Hooks[DeepSpeedPlan]):
+class Zero3(Gathering):
     def __init__(self, builder: Builder, model: ModelSpec, tree: Module, plan: DeepSpeedPlan) -> None:
-        self.builder, self.model, self.tree, self.plan = builder, model, tree, plan
-        early = before(plan, 0, 6)
-        self.parameters = (EarlyParameters if early else Parameters)(builder, model, plan)
+        super().__init__(builder, model, tree, plan)
         self.gradients = Gradients(builder, model, plan, self.parameters)
-        modules = dict(called(tree))
-        self.coordinator = Coordinator(
-            owned={name: tuple(sorted({*module.params}.difference(reads(module)))) for name, module in modules.items()},
-            inside=inside(tree),
-            leaves=leaves(tree, plan, self.parameters.numel),
-            numel=self.parameters.numel,
-            persistent=_persistent(self.parameters.numel, plan),
-            frozen=frozenset(range(len(model.parameters))).difference(self.parameters.trainable),
-            prefetch_bucket_size=0 if early else _prefetch_bucket(plan),
-            max_live_parameters=plan.stage3_max_live_parameters,
-            max_reuse_distance=0 if early else plan.stage3_max_reuse_distance,
-            lent=lent(model, tree),
-            unread=self.parameters.unread,
-        )
-        # Only modules outside leaves have hooks, and of these only some take part in backward.
-        self.hooked = set(hooked(tree, self.coordinator.leaves))
         self.in_backward = in_backward(tree) & self.hooked
-        if plan.stage3_module_granularity_threshold:
-            self.parameters.fast = self.coordinator.leaves
         self.trained_leaves = {
             leaf
             for leaf in self.coordinator.leaves & self.hooked
             if any(model.parameters[param].trainable for param in self.coordinator.inside[leaf])
         }
-        check_leaves({leaf for leaf in self.trained_leaves if not self._notices(modules[leaf])}, modules)
+        check_leaves({leaf for leaf in self.trained_leaves if not self._notices(self.modules[leaf])}, self.modules)
         self.in_leaf = {param: leaf for leaf in self.coordinator.leaves for param in self.coordinator.inside[leaf]}
         self.bias_of = linear_biases(model)
         self.saved = saved_weights(model, tree, plan, self.in_backward, self.coordinator.leaves)
-        self.recomputed = {
-            inner.name for module in modules_in_order(tree) if module.checkpointed for inner in modules_in_order(module)
-        }
         self.biases = frozenset(self.bias_of.values())
-        self.micro, self.recording = 0, False
-        self.external = external(model, tree, self.hooked)
-        self.read_by_others = {param for params in self.external.values() for param in params}
-        self.hook_calls = 0
+
+    def second(self, builder: Builder, model: ModelSpec, tree: Module, how: Preference) -> Zero3Reference:
+        return Zero3Reference(builder, model, tree, plan_of_reference(self.plan))
 
     def process_groups(self) -> dict[str, tuple[tuple[int, ...], ...]]:
         world, hpz = self.plan.world_size, self.parameters.hpz
@@ -128,6 +105,8 @@ class Zero3(Hooks[DeepSpeedPlan]):
             builder.alloc(f"whole:{parameter.name}", "parameters", nbytes)
         broadcast_model(builder, whole, plan)
         self._broadcast_shards()
+        if self.comparison:
+            self.comparison.allocate()
         for parameter in whole:
             builder.free(f"whole:{parameter.name}")
         self.parameters.allocate()
@@ -185,9 +164,11 @@ class Zero3(Hooks[DeepSpeedPlan]):
             if self.recording:
                 self.recording = False
                 self.coordinator.register(self.external)
-            self._charge_hooks("forward")
+            self.charge_hooks("forward")
+            self.compare(execution)
+            self.charge_hooks("forward")
             execution.backward(self.tree)
-            self._charge_hooks("backward")
+            self.charge_hooks("backward")
             self.gradients.end_backward()
             leftovers = self.coordinator.release_leftovers(keep=before(self.plan, 0, 19, 3))
             self.parameters.free(leftovers)
@@ -201,28 +182,18 @@ class Zero3(Hooks[DeepSpeedPlan]):
 
     # ---- module hooks ------------------------------------------------------------------------------------------------
     def pre_forward(self, module: Module, phase: str) -> None:
-        if module is self.tree and phase == "forward":
-            self._reset_step()
-        self.ended.discard(module.name)
-        if module.name in self.hooked:
-            self._fetch(module.name, phase)
+        """A forward without gradients starts the count of a module's inputs anew, too, but counts none: the backward of
+        an earlier one then ends unnoticed, unless recomputation calls the module once more."""
+        if self.without_grad:
+            self.ended.add(module.name)
+        else:
+            self.ended.discard(module.name)
+        super().pre_forward(module, phase)
 
-    def read(self, module: Module, params: Sequence[int], phase: str) -> None:
-        """ZeROOrderedDict.__getitem__: what is not there is gathered by itself, and with the module from then on."""
-        if module.name not in self.hooked:
-            return
-        for param in params:
-            if self.coordinator.read(module.name, param):
-                self.parameters.gather((param,), module.name, phase)
-                self.parameters.wait((param,), module.name, phase)
-
-    def post_forward(self, module: Module, phase: str) -> None:
-        if module.name in self.hooked:
-            self.hook_calls += 1
-            if released := self.coordinator.release(module.name):
-                dropped = phase == "forward" and module.name in self.recomputed
-                held = () if dropped else self.saved.get(module.name, ())
-                self.parameters.free(released, held, at_once=module.name in self.parameters.fast)
+    def reset_step(self, module: Module) -> None:
+        super().reset_step(module)
+        if module is self.tree and self.micro == 0:
+            self.prologue = self.builder.finish(counting_on=True)
 
     def pre_backward(self, module: Module) -> None:
         """Once for each result that a gradient comes to. A full backward hook joins all results in one node, which
@@ -230,7 +201,7 @@ class Zero3(Hooks[DeepSpeedPlan]):
         if module.name in self.in_backward:
             joined = module.name in self.trained_leaves
             for _ in range(module.differentiable if joined else module.in_backward):
-                self._fetch(module.name, "backward")
+                self.fetch(module.name, "backward")
 
     def post_backward(self, module: Module) -> None:
         """The hook sits on the module's inputs: where none requires a gradient (token ids), it never fires. Each call
@@ -255,47 +226,6 @@ class Zero3(Hooks[DeepSpeedPlan]):
         """Whether a positional argument requires a gradient: its hook tells that the module's backward is done."""
         return module.reached and not by_keyword(module)
 
-    def _fetch(self, module: str, phase: str) -> None:
-        needed, prefetched = self.coordinator.fetch(module, phase)
-        self.hook_calls += 1
-        if needed or prefetched:
-            self._charge_hooks(phase, module)
-            self.builder.host_work("zero3 gather", phase, len(needed) + len(prefetched), module=module)
-        if needed:
-            # what the code around it read before this module was called has come by itself
-            read = tuple(p for p in needed if p in self.read_by_others) if self.recording else ()
-            if 0 < len(read) < len(needed):
-                self.parameters.gather(read, module, phase)
-                self.parameters.gather(tuple(p for p in needed if p not in read), module, phase)
-            else:
-                self.parameters.gather(needed, module, phase)
-        own = self.coordinator.params[module]
-        if own:
-            self.parameters.wait(own, module, phase)
-        if prefetched:
-            self.parameters.gather(prefetched, module, phase)
-        if self.parameters.nvme and self.coordinator.prefetch_bucket_size:
-            self.parameters.read_ahead(self.coordinator.upcoming(), phase)
-
-    def _charge_hooks(self, phase: str, module: str = "") -> None:
-        """One entry for the Python of the hooks since the last one."""
-        if self.hook_calls:
-            label = hook(self.plan.version, "zero3 backward hook" if phase == "backward" else "zero3 hook")
-            self.builder.host_work(label, phase, self.hook_calls, module=module, micro=self.micro)
-            self.hook_calls = 0
-
-    def _reset_step(self) -> None:
-        """utils.py assert_ints_same_as_other_ranks: a list's length, then the list, from rank 0."""
-        for length in self.coordinator.reset_step():
-            for numel in (1, length):
-                event = collective(
-                    self.builder, COMPUTE, "broadcast", "int64", numel, numel, "forward", "compare trace",
-                    micro=self.micro, root=0,
-                )  # fmt: skip
-                self.builder.host_wait(event)
-        if self.micro == 0:
-            self.prologue = self.builder.finish(counting_on=True)
-
     # ---- gradients ---------------------------------------------------------------------------------------------------
     def alloc_grads(self, params: Sequence[int]) -> None:
         for param in params:
@@ -309,22 +239,3 @@ class Zero3(Hooks[DeepSpeedPlan]):
         self.gradients.ready(param)
         if param in self.bias_of:
             self.gradients.ready(self.bias_of[param])
-
-
-def _prefetch_bucket(plan: DeepSpeedPlan) -> int:
-    """engine.py _configure_zero_optimizer sets it to 1, after it has left for MiCS's own optimizer."""
-    sequential = plan.stage3_allgather_sequential and plan.mics_shard_size <= 0
-    return 1 if sequential else plan.stage3_prefetch_bucket_size
-
-
-def _persistent(numel: Sequence[int], plan: DeepSpeedPlan) -> frozenset[int]:
-    """mark_persistent_parameters: small parameters, in order, while their sum stays within the model's limit."""
-    limit = plan.stage3_model_persistence_threshold
-    chosen, total = [], 0
-    for param, elements in enumerate(numel):
-        if limit is not None and elements + total > limit:
-            continue
-        if elements <= plan.stage3_param_persistence_threshold:
-            chosen.append(param)
-            total += elements
-    return frozenset(chosen)

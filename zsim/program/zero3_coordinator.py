@@ -64,6 +64,7 @@ class Coordinator:
     _uses: dict[bool, Uses] = field(default_factory=dict)
     _queue: deque[tuple[int, int]] = field(default_factory=deque)
     _dequeued_to: list[int] = field(default_factory=list)  # __most_recent_step_id_param_fetched_for
+    _in_flight: set[int] = field(default_factory=set)  # prefetched, and not waited for yet
     _active: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
     _decisions: dict[tuple[str, int], frozenset[int]] = field(default_factory=dict)
     _open: dict[str, set[int]] = field(default_factory=dict)  # modules in backward -> what they recomputed for
@@ -109,6 +110,19 @@ class Coordinator:
         self._available = 0
         return compared
 
+    def expect(self, module: str) -> Params:
+        """trace_prologue: a module that is not the next one of a complete trace ends it. Returns what was prefetched,
+        which goes; nothing is prefetched until two more forwards have begun, the first of which is recorded."""
+        if not self.complete or (self._step_id < len(self._modules) and self._modules[self._step_id] == module):
+            return ()
+        self.complete, self.recording = False, False
+        self._modules, self._trace, self._uses = [], [], {}
+        dropped = tuple(sorted(param for param in self._in_flight if not self._active[param]))
+        self._in_flight.clear()
+        self.live.difference_update(dropped)
+        self._available -= sum(self.numel[param] for param in dropped)
+        return dropped
+
     def fetch(self, module: str, phase: str) -> tuple[Params, Params]:
         """fetch_sub_module: the module's own parameters now; with a complete trace the next ones too. What is to be
         gathered of either, in one call each.
@@ -124,6 +138,7 @@ class Coordinator:
         needed: Params = ()
         if own:
             needed = self._take(own)
+            self._in_flight.difference_update(own)
             for param in own:
                 self._active[param].add(module)
                 if phase == "recompute" and param in self.frozen and self._open:
@@ -136,6 +151,7 @@ class Coordinator:
                 self._dequeue(own)
             if self.prefetch_bucket_size > 0:
                 prefetched = self._prefetch()
+                self._in_flight.update(prefetched)
         self._step_id += 1
         return needed, prefetched
 

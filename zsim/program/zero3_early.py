@@ -36,7 +36,7 @@ class EarlyParameters(Parameters):
         parameter's norm: the host waits for the number."""
         if any(param in self._inflight for param in params):
             super().wait(params, module, phase)
-            self._events.clear()
+            self.events.clear()
             self.builder.host_wait(None)
         for param in params:
             event = elementwise(

@@ -58,7 +58,7 @@ class Parameters:
         self._buffers: dict[int, str] = {}  # of parameters that are gathered
         self._held: dict[int, str] = {}  # those that autograd has saved a view of
         self._flats = 0
-        self._events: deque[int] = deque()  # __ongoing_fetch_events
+        self.events: deque[int] = deque()  # __ongoing_fetch_events
 
     def allocate(self) -> None:
         if self.nvme:
@@ -252,8 +252,8 @@ class Parameters:
             gather = self._inflight.pop(param, None)
             if gather is None:
                 continue
-            if len(self._events) > MAX_ONGOING_FETCH_EVENTS:
-                self.builder.host_wait(self._events.popleft())
+            if len(self.events) > MAX_ONGOING_FETCH_EVENTS:
+                self.builder.host_wait(self.events.popleft())
             for other in gather.together or (gather,):
                 if not other.done:
                     self._complete(other, module, phase)
@@ -262,10 +262,21 @@ class Parameters:
                 for key in self.quantized.buffers(gather) if gather.ranks else (gather.flat,):
                     self.builder.free(key)
             if module not in self.fast:
-                self._events.append(gather.event)
+                self.events.append(gather.event)
             if self.world == 1:  # NoGatherHandle.wait synchronizes the stream
                 self.builder.host_wait(gather.event)
             self.builder.stream_wait(COMPUTE, gather.event)
+
+    def clean(self, params: Params, module: str, phase: str) -> None:
+        """_clean_inflight_param_registry: flat buffers go when all is released."""
+        gathers = {param: self._inflight.pop(param) for param in params if param in self._inflight}
+        for param, gather in gathers.items():
+            if not gather.done:
+                self._complete(gather, module, phase)
+            self.builder.stream_wait(COMPUTE, gather.event)
+            self.free((param,))
+        for flat in dict.fromkeys(gather.flat for gather in gathers.values() if gather.flat):
+            self.builder.free(flat)
 
     def _complete(self, gather: Gather, module: str, phase: str) -> None:
         """AllGatherCoalescedHandle.wait: all parameters of the flat buffer are copied out of it, the later ones too."""
@@ -326,7 +337,7 @@ class Parameters:
 
     def gather_persistent(self, params: Params) -> None:
         """_allgather_params_coalesced after the optimizer step: one call each, then the device is synchronized."""
-        self._events.clear()  # the host has waited for the gradient norm, and with it for every gather before
+        self.events.clear()  # the host has waited for the gradient norm, and with it for every gather before
         if self.world == 1 and self.plan.offload_param and params:
             self._copy(params, "", "optimizer")
             self._inflight.clear()

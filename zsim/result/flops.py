@@ -9,7 +9,8 @@ from zsim.model.spec import Compute, Module
 
 FORMULA = (
     "FLOPs of matrix products and attention as executed (2mnk; attention over the full square, its backward counted as "
-    "2x forward for MFU, 2.5x for HFU); HFU adds recomputation; embedding look-ups are free"
+    "2x forward for MFU, 2.5x for HFU); HFU adds recomputation; the forward of a reference counts; embedding "
+    "look-ups are free"
 )
 
 

@@ -15,6 +15,7 @@ from zsim.cost.profile import Profile, load_profile
 from zsim.engine.simulator import run
 from zsim.engine.timeline import LeftOut
 from zsim.model.kernels import DTYPE_BYTES
+from zsim.model.spec import Module
 from zsim.plan.spec import AnyPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
 from zsim.program.lower import lower
 from zsim.program.ops import Program
@@ -172,7 +173,8 @@ def _frozen_bytes(setup: Setup) -> float:
 def throughput(setup: Setup, device: Device, step_s: float) -> Throughput:
     """Tokens per second and utilization of a `device` whose step takes `step_s`."""
     plan, peak = setup.plan, device.peak_flops.get(setup.workload.dtype)
-    model, hardware = (plan.grad_accum * each for each in flops.per_micro_batch(setup.tree))
+    counted = [flops.per_micro_batch(tree) for tree in _executed(setup)]
+    model, hardware = (plan.grad_accum * sum(each) for each in zip(*counted, strict=True))
     per_gpu = setup.workload.tokens * plan.grad_accum / step_s if step_s else 0.0
     return Throughput(
         tokens_per_s_per_gpu=per_gpu,
@@ -184,6 +186,16 @@ def throughput(setup: Setup, device: Device, step_s: float) -> Throughput:
         peak_flops=peak,
         formula=flops.FORMULA,
     )
+
+
+def _executed(setup: Setup) -> Iterator[Module]:
+    """What a micro-step runs: the model, and the forward of a reference that it is compared with."""
+    yield setup.tree
+    preference = setup.workload.preference
+    if preference is not None and preference.reference != "none":
+        from zsim.model.trace import trace_reference
+
+        yield trace_reference(setup.model, setup.workload)
 
 
 def _headline(setup: Setup) -> Headline:

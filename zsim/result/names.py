@@ -15,6 +15,7 @@ _WORKLOAD = {
     "adapters": "fsdp.adapter_units",
     "checkpointed": "checkpointing.blocks",
     "early_stop": "checkpointing.early_stop",
+    "preference": "objective",
     "checkpoint_frozen_tower": "checkpointing.frozen_tower",
     "transformers": "framework.transformers",
 }

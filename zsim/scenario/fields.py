@@ -10,6 +10,7 @@ from pydantic import Field
 
 from zsim.scenario.adapter_fields import LoraField, QuantizeField
 from zsim.scenario.kinds import MICRO_STEPS, Auto, Dtype, Few, Positive, PositiveFloat, Precision, Range, Section, Whole
+from zsim.scenario.objective_field import ObjectiveField
 
 
 class ModelField(Section):
@@ -332,7 +333,7 @@ class ScenarioFields(Section):
     deepspeed_config: str | None = Field(
         None, description="path of a DeepSpeed configuration, read as the Trainer does"
     )
-    micro_batch: Few | None = Field(None, description="sequences per GPU and micro-step")
+    micro_batch: Few | None = Field(None, description="sequences, or pairs of them, per GPU and micro-step")
     seq_len: Annotated[int, Range(1, 10**9, tokens=True)] = Field(description="tokens per sequence; 4k is 4096")
     target_len: Annotated[int, Range(1, 10**9, tokens=True)] | None = Field(
         None, description="tokens of the decoder, where seq_len are those of an encoder (T5); as many unless given"
@@ -377,6 +378,10 @@ class ScenarioFields(Section):
         "causal-conv1d in layers of linear attention; mamba-ssm: it and causal-conv1d in state spaces",
     )
     implementation: Literal["hf", "torchtitan"] = Field("hf", description="whose modules")
+    objective: ObjectiveField | None = Field(
+        None,
+        description="training by preference, where micro_batch counts pairs; unless given the next token is learned",
+    )
     grad_clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = 1.0
     compile: bool = False
     saving: SavingField | None = Field(

@@ -296,9 +296,8 @@ def _offload(scenario: Scenario, side: str, given: dict[str, Any], stage: int, v
 def _resolve_auto(scenario: Scenario, model: ModelSpec, given: dict[str, Any]) -> list[str]:
     """Sizes left to the Trainer (transformers 5.24 integrations/deepspeed.py, trainer_config_finalize)."""
     notes = []
-    for name, value in given.items():
-        if value != "auto":
-            continue
+    given["auto"] = tuple(name for name, value in given.items() if value == "auto")
+    for name in given["auto"]:
         hidden = getattr(model.arch, "hidden", None)
         if hidden is None:
             raise scenario.error(("zero", name), "auto needs a model with a hidden size", "a number, or a config.json")

@@ -14,7 +14,7 @@ from zsim.document import siblings
 from zsim.errors import NotModeled
 from zsim.model.architecture import Architecture
 from zsim.model.families import breaks_graphs
-from zsim.model.spec import Float8, Images, ModelSpec, Module, Workload, every_nth
+from zsim.model.spec import Float8, Images, ModelSpec, Module, Preference, Workload, every_nth
 from zsim.plan.batch import triangle
 from zsim.plan.spec import TORCH_DTYPE, Allocator, AnyPlan, DdpPlan, DeepSpeedPlan
 from zsim.program.lower import under
@@ -71,6 +71,7 @@ def resolve(scenario: Scenario) -> Setup:
     attention, attention_notes = attention_of(fields, release, model)
     loss, loss_notes = loss_of(fields, release, model.family)
     float8, float8_notes = _float8(scenario, cluster)
+    preference, preference_notes, uncompared = _preference(scenario, model, release)
     workload = Workload(
         micro_batch=micro_batch,
         seq_len=fields.seq_len,
@@ -88,6 +89,7 @@ def resolve(scenario: Scenario) -> Setup:
         images=images,
         target_len=target,
         checkpoint_frozen_tower=fields.checkpointing.frozen_tower,
+        preference=preference,
         workspace_bytes=cluster.devices[0].workspace_bytes,
         transformers=release_of_models(release, model.family, fields.framework.name),
     )
@@ -95,6 +97,10 @@ def resolve(scenario: Scenario) -> Setup:
     plan, plan_notes, not_modeled = build_plan(scenario, model, cluster.world_size, grad_accum, cluster.gpus_per_node)
     _check_memory(scenario, cluster, plan)
     _check_whole(scenario, plan)
+    if preference is not None:
+        from zsim.scenario.objective import check_placed
+
+        check_placed(preference, plan)
     plan_notes += shared_notes(model, plan, workload)
     workload = under(plan, workload, model)
     model, plan, shared_experts = _with_experts_shared(model, plan)
@@ -116,14 +122,14 @@ def resolve(scenario: Scenario) -> Setup:
             *expert_notes,
             *image_notes,
             *target_notes,
-            *loss_notes,
+            *(loss_notes if preference is None else preference_notes),
             *float8_notes,
             *model.notes,
             *cluster.assumptions,
             *scenario.notes,
             *plan_notes,
         ),
-        not_modeled=(*scenario.not_modeled, *not_modeled, *waits, *unlike),
+        not_modeled=(*scenario.not_modeled, *not_modeled, *waits, *unlike, *uncompared),
         sources=(*scenario.sources, topology, *config),
     )
 
@@ -144,6 +150,16 @@ def _float8(scenario: Scenario, cluster: Cluster) -> tuple[Float8 | None, list[s
     from zsim.scenario.float8 import float8_of
 
     return float8_of(scenario, given, cluster)
+
+
+def _preference(
+    scenario: Scenario, model: ModelSpec, release: tuple[int, ...] | None
+) -> tuple[Preference | None, list[str], list[str]]:
+    if scenario.fields.objective is None:
+        return None, [], []
+    from zsim.scenario.objective import preference_of
+
+    return preference_of(scenario, model, release)
 
 
 def _check_whole(scenario: Scenario, plan: AnyPlan) -> None:

@@ -22,7 +22,7 @@ from zsim.program.lower import lower
 from zsim.program.ops import Collective, Compute, Copy, HostWork, Instruction, Launch
 from zsim.validation.recording import plan_of, setup
 
-PHASES = {"recompute": "backward", "optimizer": "step"}
+PHASES = {"reference": "forward", "recompute": "backward", "optimizer": "step"}
 Counts = Counter[str]
 
 
@@ -101,7 +101,7 @@ def counts(step: Iterable[Instruction]) -> dict[str, Counts]:
         work, into = op.work, found[PHASES.get(op.phase, op.phase)]
         if isinstance(work, Compute):
             launches = sum(kernel.launches for kernel in work.kernels)
-            into["launch" if op.phase in ("forward", "recompute") else "backward_launch"] += launches
+            into["launch" if op.phase in ("forward", "reference", "recompute") else "backward_launch"] += launches
             into.update(work.calls._asdict())
         elif isinstance(work, HostWork):
             into[work.label] += work.count

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zsim.errors import InputError, NotModeled
-from zsim.model.spec import Float8, Images, ModelSpec, Module, Workload
+from zsim.model.spec import Float8, Images, ModelSpec, Module, Preference, Workload
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 from zsim.plan.version import parse_version
 from zsim.program.lower import under
@@ -28,7 +28,10 @@ KINDS = {
     "barrier": "barrier", "all_to_all_single": "all_to_all", "all_gather_into_tensor_coalesced": "all_gather",
     "all_reduce_coalesced": "all_reduce",
 }  # fmt: skip
-PHASES = {"init": "init", "forward": "forward", "recompute": "backward", "backward": "backward", "optimizer": "step"}
+PHASES = {
+    "init": "init", "forward": "forward", "reference": "forward", "recompute": "backward", "backward": "backward",
+    "optimizer": "step",
+}  # fmt: skip
 
 
 class Call(NamedTuple):
@@ -342,8 +345,9 @@ def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
     if isinstance(plan, DeepSpeedPlan) and plan.autoep_size:
         model = _converted(header, model, plan)
     dtype = plan.dtype if isinstance(plan, DdpPlan | DeepSpeedPlan) else plan.param_dtype
+    preference = _preference(header["config"])
     workload = Workload(
-        header.get("micro_batch", 1),
+        header.get("micro_batch", 1) // (2 if preference else 1),
         header.get("seq", 32),
         dtype=header["config"].get("autocast", dtype),
         attention=header["config"].get("attention", "sdpa"),
@@ -353,6 +357,7 @@ def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
         sequence_parallel_size=header["config"].get("sequence_parallel", 1),
         images=Images(**header["images"]) if "images" in header else None,
         target_len=header.get("target"),
+        preference=preference,
     )
     workload = under(plan, workload)
     return model, trace(model, workload), workload
@@ -373,6 +378,24 @@ def _adapted(model: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
     low = config["dtype"]
     parameters = tuple(p if ".lora_" in p.name else replace(p, dtype=low) for p in model.parameters)
     return replace(model, parameters=parameters, _cache={})
+
+
+def _preference(config: Mapping[str, Any]) -> Preference | None:
+    """LLaMA-Factory's casts logits, and holds them; accelerate's autocast widens them, too."""
+    if "preference" not in config:
+        return None
+    settings = config["preference"]
+    cast, gathered = settings["log_probs"] == "float32", settings["metrics"] == "gathered"
+    return Preference(
+        reference=settings["reference"],
+        log_probs="log_softmax" if cast else settings["log_probs"].removeprefix("selective_"),
+        sharded=bool(settings.get("sharded")),
+        widened=cast or "autocast" in config,
+        held=float(cast) or (2.0 - ("autocast" in config)) * (settings["log_probs"] == "selective_shifted"),
+        averaged=settings["log_probs"] in ("log_softmax", "selective"),
+        metrics=8 if gathered else 0,
+        gathered=gathered,
+    )
 
 
 def _float8(settings: Mapping[str, Any] | None) -> Float8 | None:

@@ -15,7 +15,7 @@ from zsim.program.lower import lower
 from zsim.program.ops import COMPUTE, Alloc, Collective, Free, Instruction, Launch, Program
 from zsim.validation.recording import plan_of, read_rows, setup
 
-PHASES = {"recompute": "backward", "optimizer": "step"}
+PHASES = {"reference": "forward", "recompute": "backward", "optimizer": "step"}
 STEPS = 3
 
 

@@ -140,7 +140,7 @@ def breaks_graphs(family: str, workload: Workload) -> bool:
     if not (workload.compile and told and workload.implementation == "hf" and workload.attention in FLASH):
         return False
     if workload.transformers is None:
-        return workload.micro_batch == 1
+        return workload.sequences == 1
     return workload.transformers >= (4, 44) and family in LLAMA_LIKE
 
 

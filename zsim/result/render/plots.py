@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -77,6 +77,8 @@ def comparison(results: Sequence[Result]) -> Figure:
     _legend(top)
     base = np.zeros(len(results))
     for phase, color in PHASE_COLORS.items():
+        if phase == "reference" and not any(phase in result.time.compute_by_phase for result in results):
+            continue
         seconds = np.array([result.time.compute_by_phase.get(phase, 0.0) for result in results])
         base = _stack(bottom, names, base, seconds, color, f"compute, {phase}")
     for cause, field, color in (
@@ -193,15 +195,20 @@ def _lanes(axes: Axes, view: RankView) -> None:
     axes.set_xlim(0, view.steady.end_s - origin)
     axes.invert_yaxis()
     axes.set_xlabel("seconds from the start of the step")
-    axes.legend(handles=_phase_handles(), loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small", frameon=False)
+    seen = {record.op.phase for lane in lanes[1:] for record in view.on(lane)}
+    axes.legend(
+        handles=_phase_handles(seen), loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small", frameon=False
+    )
 
 
 def _color(record: OpRecord) -> str:
     return PHASE_COLORS.get(record.op.phase, "#8C8C8C")
 
 
-def _phase_handles() -> list[Any]:
+def _phase_handles(seen: Collection[str]) -> list[Any]:
+    """Of all phases of a step; of a reference where there is one."""
     from matplotlib.patches import Patch
 
-    handles = [Patch(color=color, label=phase) for phase, color in PHASE_COLORS.items() if phase != "init"]
+    shown = [phase for phase in PHASE_COLORS if phase != "init" and (phase in seen or phase != "reference")]
+    handles = [Patch(color=PHASE_COLORS[phase], label=phase) for phase in shown]
     return [*handles, Patch(color=CAUSE_COLORS["host"], label="host blocked")]

@@ -21,6 +21,7 @@ PHASE_COLORS = {
     "backward": "#E69F00",
     "optimizer": "#009E73",
     "init": "#8C8C8C",
+    "reference": "#7FB3D5",
 }
 CAUSE_COLORS = {"communication": "#D55E00", "host": "#7A5195", "other": "#8C8C8C"}
 

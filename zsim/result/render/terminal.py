@@ -153,13 +153,21 @@ def headline(of: Headline) -> str:
     accumulation = of.plan["grad_accum"]
     return (
         f"{of.model} on {of.world_size}x {', '.join(of.devices)} ({of.cluster}); {of.framework}{stage}; "
-        f"micro-batch {work['micro_batch']} x {work['seq_len']:,} tokens"
+        f"micro-batch {_batch(work['micro_batch'], work['preference'])} x {work['seq_len']:,} tokens"
         + (f" over {shared} GPUs (Ulysses)" if (shared := work["sequence_parallel_size"]) > 1 else "")
         + (f" x {accumulation} accumulation steps" if accumulation > 1 else "")
         + f"; checkpointing {work['checkpointing']}"
         + (f" in {len(work['checkpointed'])} blocks" if work["checkpointed"] else "")
         + _allocator(of.plan["allocator"])
     )
+
+
+def _batch(count: int, preference: Mapping[str, Any] | None) -> str:
+    if preference is None:
+        return f"{count}"
+    against = {"model": "against a second model", "adapters": "against itself without adapters"}
+    by = " ".join(filter(None, (preference["kind"].upper(), against.get(preference["reference"]))))
+    return f"{count} pair{'s' * (count != 1)} ({by}), 2 sequences"
 
 
 def _allocator(settings: Mapping[str, Any]) -> str:
