@@ -36,6 +36,14 @@ DATA = Path("tests/data/topo")
         ("AMD Ryzen 9 7950X 16-Core Processor", "Zen 4", True),
         ("AMD Ryzen Threadripper PRO 5975WX 32-Cores", "Zen 3", False),
         ("Grace", "Neoverse V2", False),
+        ("Neoverse-V2", "Neoverse V2", False),
+        ("Neoverse-N1", "Neoverse N1", False),
+        ("Intel Xeon Processor (SapphireRapids)", "Sapphire Rapids", True),
+        ("Intel Xeon Processor (Icelake)", "Ice Lake", True),
+        ("Intel Xeon Processor (Cascadelake)", "Skylake", True),
+        ("AMD EPYC-Rome Processor", "Zen 2", False),
+        ("AMD EPYC-Milan Processor", "Zen 3", False),
+        ("AMD EPYC-Genoa Processor", "Zen 4", True),
         ("Apple M3 Ultra", "Apple", False),
     ],
 )
@@ -121,11 +129,16 @@ def test_a_step_that_waits_for_the_host_is_as_long_as_that_takes(tmp_path: Path)
 def test_numa_nodes_are_those_of_the_file(tmp_path: Path) -> None:
     """A DGX A100 has eight, and its GPUs hang at every other one."""
     matrix = tmp_path / "topo.txt"
-    matrix.write_text(
-        "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\n"
-        "GPU0\t X \tNV12\t48-63,176-191\t3\nGPU1\tNV12\t X \t112-127,240-255\t7\n"
+    rows = "\n".join(
+        f"GPU{n}\t"
+        + "\t".join(" X " if m == n else "NV12" for m in range(4))
+        + f"\t{16 * node}-{16 * node + 15}\t{node}"
+        for n, node in enumerate((1, 3, 5, 7))
     )
-    assert read_machine(matrix, Hints(gpu="A100-SXM-40GB"))[0].host.numa_nodes == 8
+    matrix.write_text(f"\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity\tNUMA Affinity\n{rows}\n")
+    cluster, reading = read_machine(matrix, Hints(gpu="A100-SXM-40GB"))
+    assert (cluster.host.numa_nodes, cluster.host.dram_bandwidth, cluster.host.dram_bytes) == (8, 400e9, 512 << 30)
+    assert "8 NUMA nodes are of 2 sockets with 200 GB/s each (cpu.dram_gbps)" in reading.assumptions
     assert load_topology("topologies/dgx_a100_8.yaml").host.numa_nodes == 8
     assert load_topology("topologies/hgx_h100_8.yaml").host.numa_nodes == 2
     assert read_machine(DATA / "nccl_nvswitch.xml")[0].host.numa_nodes == 2

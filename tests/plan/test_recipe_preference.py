@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.plan.recipes import read, read_file, said
-from zsim.errors import NotModeled
+from zsim.errors import InputError, NotModeled
 
 BASE = {"model_name_or_path": "m", "per_device_train_batch_size": 2, "bf16": True, "max_length": 1024}
 SIZE = "per_device_train_batch_size: 1\n"
@@ -32,9 +32,9 @@ def script(tmp_path: Path, command: str) -> dict[str, Any]:
         ({"loss_type": "sigmoid", "beta": 0.1}, {"kind": "dpo"}),
         ({"loss_type": "ipo"}, {"kind": "dpo"}),
         ({"loss_type": ["sigmoid", "sft"]}, {"kind": "dpo"}),
-        ({"beta": 0.01, "max_prompt_length": 512}, {"kind": "dpo"}),
+        ({"beta": 0.01, "max_prompt_length": 512}, {"kind": "dpo", "version": "0.28"}),
         ({"precompute_ref_log_probs": True}, {"kind": "dpo", "reference": "precomputed"}),
-        ({"loss_type": "sigmoid", "rpo_alpha": 1.0}, {"kind": "dpo", "likelihood": True}),
+        ({"loss_type": "sigmoid", "rpo_alpha": 1.0}, {"kind": "dpo", "likelihood": True, "version": "0.28"}),
         ({"loss_type": "simpo", "cpo_alpha": 0}, {"kind": "simpo", "likelihood": False}),
         ({"cpo_alpha": 1.0}, {"kind": "cpo", "likelihood": True}),
         ({}, {}),
@@ -54,7 +54,30 @@ def test_a_recipe_lies_in_a_folder_of_its_trainer(tmp_path: Path) -> None:
         path.write_text(
             "model_name_or_path: m\nbf16: true\nbeta: 0.05\nmax_length: 2048\nmax_prompt_length: 512\n" + SIZE
         )
-        assert objective(said(read_file(path)[1])) == {"kind": kind}
+        assert objective(said(read_file(path)[1])) == {"kind": kind} | ({"version": "0.28"} if kind == "dpo" else {})
+
+
+@pytest.mark.parametrize("method", ["kto", "grpo", "rloo", "bco", "gkd", "nash_md", "xpo", "prm", "online_dpo"])
+def test_what_has_the_same_options_is_not_taken_for_it(tmp_path: Path, method: str) -> None:
+    """By the name of the script, of trl's command or of the folder: refused as before."""
+    options = "--model_name_or_path m --per_device_train_batch_size 1 --beta 0.1"
+    for command in (f"torchrun --nproc_per_node 8 {method}.py {options}", f"trl {method} {options}"):
+        with pytest.raises(NotModeled):
+            script(tmp_path, command)
+    path = tmp_path / method / "config.yaml"
+    path.parent.mkdir()
+    path.write_text("model_name_or_path: m\nbf16: true\nbeta: 0.05\nmax_prompt_length: 512\n" + SIZE)
+    with pytest.raises(NotModeled):
+        read_file(path)
+
+
+def test_another_reference_is_said_and_trls_own_launcher_refused(tmp_path: Path) -> None:
+    reading = read("trainer", BASE | {"loss_type": "sigmoid", "ref_model_name_or_path": "other"})
+    assert (
+        "ref_model_name_or_path: other is taken to have the config.json of the model that is trained" in reading.notes
+    )
+    with pytest.raises(InputError, match="zero3 names accelerate's configuration"):
+        script(tmp_path, "trl dpo --model_name_or_path m --per_device_train_batch_size 1 --accelerate_config zero3")
 
 
 def test_nothing_is_made_of_a_folder_alone(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from zsim.errors import InputError, NotModeled
 from zsim.model.spec import Preference
 from zsim.program.lower import lower
 from zsim.program.ops import Alloc, Collective, Launch, Program
+from zsim.result import sensitivity
 from zsim.result.render.terminal import headline
 
 Write = Callable[..., Path]
@@ -178,3 +179,15 @@ def test_the_reference_has_deepspeeds_sizes_where_the_trainer_has_its_own(write:
     )  # fmt: skip
     assert trained[0] == trained[1]
     assert len(reference[0]) < len(reference[1])
+
+
+def test_what_would_be_refused_is_not_advised(tmp_path: Path) -> None:
+    path = tmp_path / "scenario.yaml"
+    path.write_text(
+        f"model: {Path('scenarios/models/qwen2.5-1.5b/config.json').resolve()}\n"
+        f"cluster: {Path('topologies/a100_4.yaml').resolve()}\nframework: deepspeed\nzero: {{stage: 3}}\n"
+        "micro_batch: 1\nseq_len: 256\nobjective: dpo\n"
+    )
+    names = [variant.name for variant in sensitivity.settings(zsim.simulate(path))]
+    assert names
+    assert not [name for name in names if name.startswith(("loss=", "sequence_parallel_size="))]

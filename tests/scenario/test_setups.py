@@ -350,6 +350,22 @@ def test_sequences_longer_than_the_model(write, tmp_path: Path) -> None:
         resolve(path, ["seq_len=513"])
 
 
+@pytest.mark.parametrize(("family", "positions"), [("Bert", 512), ("DistilBert", 512), ("Roberta", 510)])
+def test_an_encoder_has_no_more_positions_than_its_table(write, tmp_path: Path, family: str, positions: int) -> None:
+    """RoBERTa's count from behind the one of padding."""
+    config = {
+        "model_type": family.lower(), "architectures": [f"{family}ForMaskedLM"], "hidden_size": 64, "dim": 64,
+        "intermediate_size": 128, "hidden_dim": 128,
+        "num_hidden_layers": 2, "n_layers": 2, "num_attention_heads": 4, "n_heads": 4, "vocab_size": 100,
+        "max_position_embeddings": 512, "pad_token_id": 1, "hidden_act": "gelu",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    path = write("zero: {stage: 3}\n", model="config.json")
+    assert resolve(path, [f"seq_len={positions}"]).workload.seq_len == positions
+    with pytest.raises(InputError, match=f"longer than the model's {positions} positions"):
+        resolve(path, [f"seq_len={positions + 1}"])
+
+
 def test_a_bare_number_of_parameters(write) -> None:
     setup = resolve(write("zero: {stage: 3}\nmodel: {params: 8B}\n", model=""))
     assert setup.model.numel == pytest.approx(8e9, rel=1e-3)

@@ -31,7 +31,7 @@ from typing import Any
 
 from zsim.cluster import catalog, cpus
 from zsim.cluster.build import NodePlan, Tree, build
-from zsim.cluster.spec import HOST_GIB, Cluster, Fabric, Host, Node
+from zsim.cluster.spec import HOST_GIB, SOCKET_GBPS, Cluster, Fabric, Host, Node
 from zsim.cluster.values import mapping, number, one_of, shown, texts, truth, whole
 from zsim.document import read_yaml
 from zsim.errors import InputError
@@ -184,7 +184,7 @@ def _host(data: Mapping[str, Any]) -> Host:
         sockets=sockets,
         cores=whole(cpu.get("cores", 32 * sockets), "cpu.cores", 100_000),
         dram_bytes=round(number(cpu.get("dram_gib", HOST_GIB * sockets), "cpu.dram_gib") * 2**30),
-        dram_bandwidth=number(cpu.get("dram_gbps", 200.0 * sockets), "cpu.dram_gbps") * 1e9,
+        dram_bandwidth=number(cpu.get("dram_gbps", SOCKET_GBPS * sockets), "cpu.dram_gbps") * 1e9,
         nvme_bytes=round(number(nvme.get("tb", 0), "nvme.tb", least=0) * 1e12),
         nvme_read=read * 1e9,
         nvme_write=write * 1e9,

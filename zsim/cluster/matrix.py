@@ -7,12 +7,13 @@ over PCIe, so NUMA affinity and the NICs next to them place them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from zsim.cluster import catalog, cpus
-from zsim.cluster.spec import HOST_GIB
+from zsim.cluster.spec import HOST_GIB, SOCKET_GBPS
 from zsim.errors import InputError
 
 # Nearest first. SOC is what drivers before 2018 print for SYS.
@@ -109,19 +110,31 @@ def to_document(matrix: Matrix, hints: Hints, source: str) -> Reading:
         document["nics"] = {"gbps": 100 if hints.nic_gbps is None else hints.nic_gbps}
         if hints.nic_gbps is None:
             notes.append("NICs of 100 Gb/s, NCCL's own default (--nic-gbps)")
-    document["cpu"] = {"sockets": len(document["pcie"]["tree"]), **host(document, hints, notes)}
-    nodes = [int(node) for node in matrix.numa.values() if node.isdecimal()]
-    if nodes:  # GPUs may hang at some of them only: 1, 3, 5 and 7 of a DGX A100's
-        document["cpu"]["numa_nodes"] = max(nodes) + 1
+    nodes = {int(node) for node in matrix.numa.values() if node.isdecimal()}
+    # GPUs may hang at some of them only: 1, 3, 5 and 7 of a DGX A100's. POWER9 numbers its two 0 and 8
+    count = max(nodes, default=0) + 1 if max(nodes, default=0) < 8 else len(nodes)
+    document["cpu"] = {"sockets": len(document["pcie"]["tree"]), **host(document, hints, notes, count)}
     document["notes"] = notes
     return Reading(document, source, notes)
 
 
-def host(document: Mapping[str, Any], hints: Hints, notes: list[str], model: str = "") -> dict[str, Any]:
-    """Memory of a node, which no file of this kind tells, and its CPU, unless the file has `model`."""
-    found: dict[str, Any] = {"dram_gib": hints.host_gib}
+def host(
+    document: Mapping[str, Any], hints: Hints, notes: list[str], numa_nodes: int, model: str = ""
+) -> dict[str, Any]:
+    """Memory of a node, which no file of this kind tells, and its CPU, unless the file has `model`.
+
+    Each NUMA node with a GPU is an entry of the tree; more than two of them are parts of two sockets, but Grace's.
+    """
+    places = len(document["pcie"]["tree"])
+    numa_nodes = max(numa_nodes, places)
+    names = document["gpu"] if isinstance(document["gpu"], list) else [document["gpu"]]
+    sockets = places if numa_nodes <= 2 or re.match(r"G[BH]\d", str(names[0])) else 2
+    found: dict[str, Any] = {"dram_gib": hints.host_gib, "numa_nodes": numa_nodes}
+    if sockets != places:
+        found["dram_gbps"] = SOCKET_GBPS * sockets
+        notes.append(f"{numa_nodes} NUMA nodes are of {sockets} sockets with {SOCKET_GBPS} GB/s each (cpu.dram_gbps)")
     if hints.host_gib is None:
-        found["dram_gib"] = usual = HOST_GIB * len(document["pcie"]["tree"])
+        found["dram_gib"] = usual = HOST_GIB * sockets
         notes.append(f"host memory of {usual} GiB per node, {HOST_GIB} for each socket (--host-gib)")
     if hints.cpu or model:
         found["model"] = hints.cpu or model

@@ -161,8 +161,7 @@ def _document(machine: _Machine, tree: list[Any], nodes: list[ElementTree.Elemen
         "sockets": len(tree),
         "vendor": vendor,
         "socket_link": link,
-        "numa_nodes": max(len(tree), _whole(nodes[-1], "numaid", "0") + 1),
-        **host(document, hints, notes, core),
+        **host(document, hints, notes, _whole(nodes[-1], "numaid", "0") + 1, core),
     }
     document["notes"] = notes
     return Reading(document, "NCCL topology XML", notes)

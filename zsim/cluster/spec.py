@@ -68,6 +68,7 @@ class Link:
 
 
 HOST_GIB = 256  # of each socket, where nobody says
+SOCKET_GBPS = 200  # of DRAM, as well
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,10 @@ _OTHER_TASKS = {
 # Words in the name of the program.
 _OTHER_PROGRAMS = (
     (re.compile(r"(^|[ _-])(reward|rm)([_.-]|$)|reward_model"), _REWARD),
-    (re.compile(r"(^|[ _-])(dpo|ppo|grpo|kto|orpo|simpo|mpo|rlhf|rloo|raft)([_.-]|$)"), _PREFERENCE),
+    (
+        re.compile(r"(^|[ _-])(dpo|ppo|grpo|kto|orpo|simpo|mpo|rlhf|rloo|raft|bco|gkd|nash_md|xpo|prm)([_.-]|$)"),
+        _PREFERENCE,
+    ),
     (re.compile(r"bi_?encoder|cross_?encoder|rerank|retriev|embedding|(^|_)dense\."), _EMBEDDINGS),
     (re.compile(r"squad|glue|swag|classif|speech|wav2vec|_(qa|ner|ctc|mim|mae)\."), HEAD),
 )

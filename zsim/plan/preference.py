@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from zsim.errors import NotModeled
 from zsim.plan.recipe import Recipe
@@ -19,6 +20,10 @@ DPO_LOSSES = (
     "aot_unpaired", "discopop", "apo_zero", "apo_down", "sigmoid_norm", "kto_pair",
 )  # fmt: skip
 _WORDS = re.compile(r"(?:^|[ _/.-])(dpo|orpo|cpo|simpo)(?:[_/.-]|$)")
+# Methods whose options are the same, in the name of a program or a folder
+_OTHERS = re.compile(
+    r"(?:^|[ _/.-])(kto|grpo|rloo|bco|gkd|nash|xpo|spin|ppo|prm|distill\w*|online|iterative|sft)(?:[ _/.-]|$)"
+)
 # Of trl's configurations, beside which nothing else says what trains
 _MARKS = ("precompute_ref_log_probs", "rpo_alpha", "cpo_alpha", "simpo_gamma", "max_prompt_length", "beta")
 # Of GRPO, PPO, online DPO and KTO
@@ -34,7 +39,9 @@ OPTIONS = (
     "ref_adapter_name", "model_adapter_name", "force_use_ref_model", "max_target_length", "truncation_mode",
     "discopop_tau", "tools", "orpo_alpha", "rl_beta",
 )  # fmt: skip
+_UNTIL_0_28 = ("rpo_alpha", "use_logits_to_keep", "max_prompt_length")  # in DPOConfig of 0.26, not of 0.29
 _LISTED = {
+    "use_logits_to_keep": "logits of completions alone, which need less memory than said here",
     "padding_free": "sequences of a batch one after the other, without padding",
     "use_weighting": "weights by the policy's own probabilities (WPO), a pass over all logits",
     "sync_ref_model": "a reference that follows the model every few steps",
@@ -45,13 +52,14 @@ _LISTED = {
 def kind_in(recipe: Recipe) -> str | None:
     """dpo, orpo, cpo or simpo, of trl's arguments or a script's name; None: none of these."""
     document = recipe.document
-    if any(document.data.get(name) is not None for name in _OF_OTHERS) or "online" in document.program.lower():
+    program = document.program.lower()
+    if any(document.data.get(name) is not None for name in _OF_OTHERS) or _OTHERS.search(program):
         return None
     loss = document.data.get("loss_type")
     losses = loss if isinstance(loss, list) else [loss]
     if loss == "simpo":
         return "simpo"
-    if named := _WORDS.search(document.program.lower()):
+    if named := _WORDS.search(program):
         return named.group(1)
     if losses[0] is not None and set(map(str, losses)) <= {*DPO_LOSSES, "sft"}:
         return "dpo"
@@ -59,7 +67,10 @@ def kind_in(recipe: Recipe) -> str | None:
         return None
     if document.data.get("cpo_alpha") is not None:
         return "cpo"
-    beside = _WORDS.search("/".join(Path(document.file).parts[-3:]).lower())  # recipes/zephyr-7b/orpo/config_full.yaml
+    place = "/".join(Path(document.file).parts[-3:]).lower()  # recipes/zephyr-7b/orpo/config_full.yaml
+    if _OTHERS.search(place):
+        return None
+    beside = _WORDS.search(place)
     kind = beside.group(1) if beside else "dpo"
     recipe.reading.notes.append(
         f"beta and the like: taken for those of trl's {kind.upper()} (objective: ... for another)"
@@ -74,6 +85,10 @@ def of_trl(recipe: Recipe, kind: str, name: str = "loss_type") -> None:
         recipe.set("seq_len", 1024, "max_length")
         reading.notes.append("max_length: 1024, trl's default from 0.13 on")
     recipe.set("objective.kind", kind, name)
+    old = next((option for option in _UNTIL_0_28 if recipe.document.data.get(option) is not None), None)
+    if old and kind == "dpo" and name == "loss_type":  # of trl's own files; ms-swift has such options in any release
+        recipe.set("objective.version", "0.28", old)
+        reading.notes.append(f"{old}: an option of trl until 0.28, which is taken (objective.version for an older one)")
     for option, what in _LISTED.items():
         if recipe.get(option) not in (None, False, "false"):
             reading.not_modeled.append(f"{option}: {what}")
@@ -82,12 +97,21 @@ def of_trl(recipe: Recipe, kind: str, name: str = "loss_type") -> None:
     alpha = recipe.get("rpo_alpha" if kind == "dpo" else "cpo_alpha")
     if alpha is not None and kind in ("dpo", "cpo", "simpo"):
         recipe.set("objective.likelihood", bool(alpha), "rpo_alpha" if kind == "dpo" else "cpo_alpha")
-    own = recipe.get("ref_model") or recipe.get("ref_model_name_or_path")
+    own = _reference(recipe, "ref_model") or _reference(recipe, "ref_model_name_or_path")
     if own and any(path[0] == "lora" for path in reading.fields):
         recipe.set("objective.reference", "model", "ref_model")
     for option in OPTIONS:
         recipe.get(option)
     without_fused_loss(recipe)
+
+
+def _reference(recipe: Recipe, name: str) -> Any:
+    """The reference that is named: mostly another checkpoint of the model that is trained."""
+    named = recipe.get(name)
+    trained = recipe.document.data.get("model_name_or_path") or recipe.document.data.get("model")
+    if named and named != trained:
+        recipe.reading.notes.append(f"{name}: {named} is taken to have the config.json of the model that is trained")
+    return named
 
 
 def without_fused_loss(recipe: Recipe) -> None:
@@ -109,7 +133,7 @@ def of_llama_factory(recipe: Recipe, method: str) -> None:
     recipe.set("objective.trainer", "llama-factory", "stage")
     for name in ("ref_model_quantization_bit", "ref_model_adapters"):
         recipe.refuse(name, (), "a reference of another kind than the model", "a recipe without it")
-    if recipe.get("ref_model") and method == "lora" and kind == "dpo":
+    if _reference(recipe, "ref_model") and method == "lora" and kind == "dpo":
         recipe.set("objective.reference", "model", "ref_model")
     for name in ("pref_beta", "pref_ftx", "pref_bco_weight", "dpo_label_smoothing", "simpo_gamma", "ld_alpha",
                  "dpo_beta", "dpo_loss", "dpo_ftx"):  # fmt: skip

@@ -39,6 +39,9 @@ def read_trainer(document: Document, ranks: int | None = None, kind: str = KIND)
         if kind_of_pairs is None or name not in preference.OPTIONS:
             recipe.refuse(name, (False,), why, "training of one model, or by preference with trl's DPO, CPO or ORPO")
     refuse_tasks(recipe, kind_of_pairs)
+    if own := recipe.get("accelerate_config"):  # of trl's commands: a name of theirs, or a file
+        why = f"{own} names accelerate's configuration, whose file is not read through it"
+        raise document.error(("accelerate_config",), why, "accelerate launch --config_file FILE ... in its place")
     _model_arguments(recipe)
     _llava(recipe)
     refuse_own(recipe, _READ_HERE + (_PEFT if recipe.flag("use_peft") else ()))

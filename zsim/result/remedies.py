@@ -163,7 +163,8 @@ def _offload_optimizer(setup: Setup) -> tuple[str, Setup] | None:
 def _states_on_the_gpu(setup: Setup) -> tuple[str, Setup] | None:
     plan = setup.plan
     if isinstance(plan, (Fsdp1Plan, Fsdp2Plan)):
-        return _plan(setup, cpu_offload=False) if plan.cpu_offload else None
+        kept = plan.cpu_offload and getattr(plan, "zero_grad_to_none", True)
+        return _plan(setup, cpu_offload=False) if kept else None
     if not isinstance(plan, DeepSpeedPlan) or plan.offload_optimizer is None or plan.offload_param is not None:
         return None
     kept = dataclasses.replace(

@@ -30,9 +30,9 @@ class Record:
 
 
 FITS = Record("fits", 304, 13)
-CLOSE = Record(f"fits, less than {MARGIN:.0%} free", 20, 5)
+CLOSE = Record(f"fits, less than {MARGIN:.0%} free", 19, 4)
 TIGHT = Record(f"fits, tight, less than {FULL:.0%} allocated", 32, 10)
-BARELY = Record(f"fits, tight, {FULL:.0%} or more allocated", 40, 24)
+BARELY = Record(f"fits, tight, {FULL:.0%} or more allocated", 41, 25)
 OUT = Record("does not fit", 170, 153)
 RECORDS = (FITS, CLOSE, TIGHT, BARELY, OUT)
 

@@ -132,7 +132,7 @@ def sharing(setup: Setup, size: int) -> Setup | None:
     from zsim.scenario.sequences import check_shared
 
     workload, plan = replace(setup.workload, sequence_parallel_size=size), setup.plan
-    if not isinstance(plan, DeepSpeedPlan) or not plan.stage:
+    if not isinstance(plan, DeepSpeedPlan) or not plan.stage or workload.preference is not None:
         return None
     try:
         check_shared(setup.model, workload, plan.world_size, "deepspeed")
@@ -161,7 +161,7 @@ def _plan_changes(setup: Setup) -> Iterator[tuple[str, str, AnyPlan]]:
         yield change("communication", forward_prefetch=not plan.forward_prefetch)
         if plan.sharding_strategy == "FULL_SHARD":
             yield change("communication", sharding_strategy="SHARD_GRAD_OP")
-    if isinstance(plan, Fsdp1Plan | Fsdp2Plan) and plan.cpu_offload:
+    if isinstance(plan, Fsdp1Plan | Fsdp2Plan) and plan.cpu_offload and getattr(plan, "zero_grad_to_none", True):
         yield change("offload", cpu_offload=False)
     if plan.optimizer.impl == "cpu" or (isinstance(plan, Fsdp1Plan | Fsdp2Plan) and plan.cpu_offload):
         threads = setup.cluster.cores_per_gpu
@@ -219,7 +219,7 @@ def _workload_changes(workload: Workload, blocks: int) -> Iterator[tuple[str, st
         if policy != now:
             saves = "recompute" if policy == "selective" else ""
             yield saves, f"checkpointing={policy}", replace(workload, checkpointing=policy, checkpointed=None)
-    if workload.loss != "fused":
+    if workload.loss != "fused" and workload.preference is None:
         yield change("", loss="fused")
 
 

@@ -21,6 +21,7 @@ NEWEST, FUSED = (1, 14), (1, 15)  # whose heads never make all logits
 MODELS_CAST_BEFORE = (4, 45)  # transformers, whose models cast their logits with or without labels
 
 
+LOADED = "host memory of the second model while every process loads it: one more copy of the weights for each"
 OWN_OPTIMIZER = (
     "the optimizer that the reference's engine gets, too, as the DeepSpeed configuration names one (LLaMA-Factory, and "
     "trl until 1.5): its states, which nobody uses"
@@ -64,7 +65,8 @@ def preference_of(
         reference=reference,
         log_probs=how.log_probs,
         sharded=how.sharded,
-        stored=(own or "float32") if fields.framework.name == "ddp" else dtype,
+        # LLaMA-Factory's loader casts what does not train to the type that is computed in
+        stored=(own or "float32") if fields.framework.name == "ddp" and not factory else dtype,
         widened=widened,
         # of logits in float32 the copy is saved for the backward
         held=how.held - (how.log_probs == "shifted" and widened),
@@ -75,7 +77,8 @@ def preference_of(
         gathered=how.gathered,
     )
     named = fields.deepspeed_config is not None and not fields.optimizer.decay_groups
-    return found, [*_counted(scenario), *notes], [OWN_OPTIMIZER] if named and reference == "model" else []
+    missing = [] if reference != "model" else [LOADED, OWN_OPTIMIZER] if named else [LOADED]
+    return found, [*_counted(scenario), *notes], missing
 
 
 def _check(scenario: Scenario, model: ModelSpec) -> None:

@@ -346,12 +346,19 @@ def _freeze(scenario: Scenario, model: ModelSpec) -> ModelSpec:
     return dataclasses.replace(model, parameters=parameters, _cache={})
 
 
+# Their positions count from behind the one of padding, 1.
+_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "esm")
+
+
 def _length(scenario: Scenario, model: ModelSpec) -> list[str]:
     """Longer than the model was made for: impossible with a table of positions, questionable with any other kind."""
     positions, length = getattr(model.arch, "positions", 0) or 0, scenario.fields.seq_len
+    if positions and getattr(model.arch, "family", "") in _AFTER_PADDING:
+        positions -= 2
     if length <= positions or not positions:
         return []
-    if any(parameter.name.endswith(("wpe.weight", "embed_positions.weight")) for parameter in model.parameters):
+    tables = ("wpe.weight", "embed_positions.weight", "position_embeddings.weight")
+    if any(parameter.name.endswith(tables) for parameter in model.parameters):
         raise scenario.error(
             ("seq_len",), f"{length} is longer than the model's {positions} positions", f"up to {positions}"
         )
