@@ -49,7 +49,6 @@ REFUSED = {
     "D090": "has removed elastic training",
     "D101": "false is not a section",
     "Y013": "accelerate does not know this key",
-    "Y026": "is an oumi recipe",
     # not modeled
     "D011": "DeepCompile",
     "D018": "tensor parallelism",

@@ -17,15 +17,19 @@ PREFIXES = {
 CLASSIFIES = "ForSequenceClassification"
 
 
-def _read_head(fields: Fields, family: str, arch: Architecture) -> Architecture:
-    """Their files stand for models with one head or another, and say so."""
+def _fills_masks(fields: Fields, family: str) -> bool:
+    """Their files stand for models with one head or another, and say so. Raises NotModeled where they do not."""
     masked, classifier = (f"{PREFIXES[family]}{head}" for head in ("ForMaskedLM", CLASSIFIES))
     said = fields.items("architectures") or []
     if not {masked, classifier} & {*map(str, said)} or fields.flag("is_decoder", default=False):
         name = "architectures" if said else "model_type"
         what = ", ".join(map(str, said)) or f"{family} without architectures, which say with what head it trains"
         fields.refuse(name, what, f'"architectures": ["{masked}"] or ["{classifier}"]')
-    if masked in said:
+    return masked in said
+
+
+def _read_head(fields: Fields, family: str, arch: Architecture) -> Architecture:
+    if _fills_masks(fields, family):
         return arch
     named = fields.raw("id2label")
     labels = fields.size("num_labels", default=len(named) if isinstance(named, dict) and named else 2)
@@ -43,6 +47,7 @@ def _read_head(fields: Fields, family: str, arch: Architecture) -> Architecture:
 
 
 def _bert(fields: Fields, family: str) -> Architecture:
+    _fills_masks(fields, family)  # first: a file without a head may not be in transformers' words at all
     arch = Architecture(
         **shape(fields, family),
         intermediate=fields.size("intermediate_size"),
