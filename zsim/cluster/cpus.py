@@ -31,10 +31,10 @@ class Cpu:
 @cache
 def known(model: str) -> Cpu | None:
     """The CPU that `model` names, as lscpu and data sheets do; None for one that the catalog has not."""
-    catalog = _catalog()
+    catalog, plain = _catalog(), re.sub(r"\(R\)|\(TM\)", "", model)
     cycles = catalog["cores"]
     for pattern, core, clock in catalog["clocks"]:
-        if re.search(pattern, re.sub(r"\(R\)|\(TM\)", "", model), re.IGNORECASE):
+        if re.search(pattern, plain, re.IGNORECASE):
             pace = cycles[core] / clock / (cycles[_MEASURED_ON[0]] / _MEASURED_ON[1])
             return Cpu(core, pace, not core.startswith(_NO_AVX512))
     return None
@@ -55,6 +55,5 @@ def core_of(vendor: str, family: int, model: int) -> str:
 
 @cache
 def _catalog() -> dict[str, Any]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     with (Path(__file__).parent / "catalog" / "cpus.yaml").open(encoding="utf-8") as file:
-        return yaml.load(file, loader)
+        return yaml.load(file, Loader=yaml.CSafeLoader)

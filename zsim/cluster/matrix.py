@@ -7,7 +7,6 @@ over PCIe, so NUMA affinity and the NICs next to them place them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -128,7 +127,8 @@ def host(
     places = len(document["pcie"]["tree"])
     numa_nodes = max(numa_nodes, places)
     names = document["gpu"] if isinstance(document["gpu"], list) else [document["gpu"]]
-    sockets = places if numa_nodes <= 2 or re.match(r"G[BH]\d", str(names[0])) else 2
+    grace = catalog.device(str(names[0])).c2c_bandwidth > 0
+    sockets = places if numa_nodes <= 2 or grace else 2
     found: dict[str, Any] = {"dram_gib": hints.host_gib, "numa_nodes": numa_nodes}
     if sockets != places:
         found["dram_gbps"] = SOCKET_GBPS * sockets

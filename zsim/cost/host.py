@@ -7,7 +7,7 @@ from math import ceil
 from zsim.cluster.spec import Host
 from zsim.cost.profile import CpuCost, HostCost
 from zsim.model.kernels import Calls
-from zsim.program.ops import Collective, Compute, Copy, CpuWork, HostWork, Op
+from zsim.program.ops import FORWARDS, Collective, Compute, Copy, CpuWork, HostWork, Op
 
 
 def issue_seconds(op: Op, cost: HostCost) -> float:
@@ -15,7 +15,7 @@ def issue_seconds(op: Op, cost: HostCost) -> float:
     work = op.work
     if isinstance(work, Compute):
         launches = sum(kernel.launches for kernel in work.kernels)
-        own = cost.launch if op.phase in ("forward", "reference", "recompute") else cost.backward_launch
+        own = cost.launch if op.phase in FORWARDS else cost.backward_launch
         around = sum(count * cost.calls[kind] for kind, count in zip(Calls._fields, work.calls, strict=True) if count)
         return launches * (own + cost.driver) + around
     if isinstance(work, Collective):

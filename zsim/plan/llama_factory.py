@@ -45,7 +45,7 @@ _REFUSED = {
     "shift_attn": "shifted sparse attention",
 }
 _OTHER_STAGES = {
-    "rm": "a reward model, whose head is no language model's, on pairs of sequences",
+    "rm": preference.REWARD,
     "ppo": "which runs more than one model",
     "kto": "which runs more than one model",
 }

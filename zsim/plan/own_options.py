@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zsim.errors import NotModeled
-from zsim.plan.preference import MORE_MODELS, OPTIONS
+from zsim.plan.preference import DPO_LOSSES, MORE_MODELS, REWARD, others
 from zsim.plan.recipe import Recipe, as_flag
 from zsim.plan.trl import is_newer_trl
 
@@ -58,17 +58,14 @@ OWN = "as the script's own code has it"
 _WHOLE_MODEL = "a run in which the whole model trains, or trl's use_peft, lora_r and lora_target_modules"
 _WHOLE_WEIGHTS = "weights in 16 bits, or trl's use_peft with load_in_4bit or load_in_8bit"
 
-_PREFERENCE = MORE_MODELS
 _EMBEDDINGS = "training of embeddings, whose batch is of queries with several passages each"
-_REWARD = "a reward model, whose head is no language model's, on pairs of sequences"
 HEAD = "another task than language modelling, with a head and a loss of its own"
 _ADAPTED = re.compile(r"(^|[_-])(q?lora|peft)([_.-]|$)")
 OTHER_HEADS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION")  # of peft's TaskType
 # Of trl's DPO, KTO, CPO, GRPO and ORPO configurations.
 _PREFERENCES = {
-    "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_pair",
-    "aot_unpaired", "discopop", "apo_zero", "apo_down", "sft", "sigmoid_norm", "kto", "kto_pair", "apo_zero_unpaired",
-    "bco", "simpo", "grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo", "alphapo",
+    *DPO_LOSSES, "sft", "kto", "apo_zero_unpaired", "bco", "simpo", "grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo",
+    "vespo", "luspo", "alphapo",
 }  # fmt: skip
 # Options that only scripts of other tasks have.
 _OTHER_TASKS = {
@@ -78,7 +75,7 @@ _OTHER_TASKS = {
          "encoder_pooling", "negatives_cross_device", "rerank_max_length"), _EMBEDDINGS
     ),
     **dict.fromkeys(
-        ("sigmoid_loss_weight", "bco_pair_loss_weight", "rpo_alpha", "dpo_beta", "simpo_gamma"), _PREFERENCE
+        ("sigmoid_loss_weight", "bco_pair_loss_weight", "rpo_alpha", "dpo_beta", "simpo_gamma"), MORE_MODELS
     ),
     "knowledge_distillation": "distillation, whose loss takes a teacher's logits",
     "teacher_model_name_or_path": "distillation, whose loss takes a teacher's logits",
@@ -87,10 +84,10 @@ _OTHER_TASKS = {
 }  # fmt: skip
 # Words in the name of the program.
 _OTHER_PROGRAMS = (
-    (re.compile(r"(^|[ _-])(reward|rm)([_.-]|$)|reward_model"), _REWARD),
+    (re.compile(r"(^|[ _-])(reward|rm)([_.-]|$)|reward_model"), REWARD),
     (
         re.compile(r"(^|[ _-])(dpo|ppo|grpo|kto|orpo|simpo|mpo|rlhf|rloo|raft|bco|gkd|nash_md|xpo|prm)([_.-]|$)"),
-        _PREFERENCE,
+        MORE_MODELS,
     ),
     (re.compile(r"bi_?encoder|cross_?encoder|rerank|retriev|embedding|(^|_)dense\."), _EMBEDDINGS),
     (re.compile(r"squad|glue|swag|classif|speech|wav2vec|_(qa|ner|ctc|mim|mae)\."), HEAD),
@@ -102,13 +99,11 @@ _TOWERS = ("vision_path", "force_image_size", "image_tower", "video_tower", "ima
 def refuse_tasks(recipe: Recipe, pairs: str | None) -> None:
     """Raises NotModeled for a script that trains something else than one language model on sequences. `pairs`: on which
     answer is preferred, by which of trl's trainers."""
-    for name, why in _OTHER_TASKS.items():
-        if pairs is not None and name in OPTIONS:
-            continue
+    for name, why in others(_OTHER_TASKS, pairs).items():
         recipe.refuse(name, _OFF, why, "a script that trains a language model")
     document = recipe.document
     for words, why in _OTHER_PROGRAMS:
-        if words.search(document.program.lower()) and (pairs is None or why != _PREFERENCE):
+        if words.search(document.program.lower()) and (pairs is None or why != MORE_MODELS):
             raise document.error(
                 (), f"{document.program}: {why}", "a script that trains a language model", kind=NotModeled
             )
@@ -119,7 +114,7 @@ def refuse_tasks(recipe: Recipe, pairs: str | None) -> None:
     if loss in ("dft", "chunked_nll"):  # trl's SFTConfig
         recipe.reading.not_modeled.append(f"loss_type: {loss}, another loss, or the same one in chunks")
     elif loss not in (None, "nll"):
-        why = _PREFERENCE if set(str(loss).split(",")) <= _PREFERENCES else f"another loss, {OWN}"
+        why = MORE_MODELS if set(str(loss).split(",")) <= _PREFERENCES else f"another loss, {OWN}"
         raise document.error(("loss_type",), f"{loss}: {why}", "nll", kind=NotModeled)
     fused = any(recipe.flag(name) for name in ("use_liger_kernel", "use_liger"))
     if loss is None and pairs is None and is_newer_trl(recipe) and not fused:  # trl's pull request 5846

@@ -7,13 +7,16 @@ reward models are refused where they are read.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from zsim.errors import NotModeled
 from zsim.plan.recipe import Recipe
 
+T = TypeVar("T")
 MORE_MODELS = "preference tuning or reinforcement learning, which runs more than one model"
+REWARD = "a reward model, whose head is no language model's, on pairs of sequences"
 # trl 0.9 to 1.16, DPOConfig.loss_type: all of one cost
 DPO_LOSSES = (
     "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_pair",
@@ -47,6 +50,11 @@ _LISTED = {
     "sync_ref_model": "a reference that follows the model every few steps",
     "use_liger_loss": "log-probabilities in chunks (Liger), whose logits need less memory than said here",
 }
+
+
+def others(table: Mapping[str, T], pairs: str | None) -> Mapping[str, T]:
+    """Of options by name those that training by preference, if a file says `pairs`, does not read."""
+    return table if pairs is None else {name: value for name, value in table.items() if name not in OPTIONS}
 
 
 def kind_in(recipe: Recipe) -> str | None:

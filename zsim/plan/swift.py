@@ -48,12 +48,10 @@ def read_swift(document: Document, ranks: int | None = None) -> Reading:
     task = task_of(document.program) or "sft"
     pairs = _preference(recipe, task)
     _rename(recipe, is_of_2)
-    for name, (harmless, why) in REFUSED.items():
-        if pairs is None or name not in preference.OPTIONS:
-            recipe.refuse(name, harmless, why)
-    for name, why in OTHER_TRAINERS.items():
-        if pairs is None or name not in preference.OPTIONS:
-            recipe.refuse(name, (False,), why)
+    for name, (harmless, why) in preference.others(REFUSED, pairs).items():
+        recipe.refuse(name, harmless, why)
+    for name, why in preference.others(OTHER_TRAINERS, pairs).items():
+        recipe.refuse(name, (False,), why)
     recipe.refuse("device_map", ("",), "a model whose layers are spread over GPUs")
     recipe.refuse("sequence_parallel_size", (1,), "Ulysses and ring attention of ms-swift's own", ULYSSES)
     tuner = _tuner(recipe)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from zsim.plan.preference import MORE_MODELS, REWARD
+
 # Of 3 and of 2, by what they are called in 4. A value that is there already by its new name stays.
 RENAMED = {
     "train_type": "tuner_type", "sft_type": "tuner_type", "model_id_or_path": "model", "dtype": "torch_dtype",
@@ -20,11 +22,10 @@ RENAMED = {
 }  # fmt: skip
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
-_OF_PREFERENCE = "preference tuning or reinforcement learning, which runs more than one model"
 RLHF = {
-    "rm": "a reward model, whose head is no language model's, on pairs of sequences",
+    "rm": REWARD,
     "gkd": "distillation, whose loss takes a teacher's logits",
-    **dict.fromkeys(("kto", "ppo", "grpo"), _OF_PREFERENCE),
+    **dict.fromkeys(("kto", "ppo", "grpo"), MORE_MODELS),
 }
 _HEAD = "another task than language modelling, with a head and a loss of its own"
 _MEGATRON = "training by Megatron, whose optimizer shards otherwise"

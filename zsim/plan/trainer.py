@@ -35,9 +35,8 @@ def read_trainer(document: Document, ranks: int | None = None, kind: str = KIND)
     reading = Reading(kind, document, ranks=ranks)
     recipe = Recipe(reading)
     kind_of_pairs = preference.kind_in(recipe)
-    for name, why in OTHER_TRAINERS.items():
-        if kind_of_pairs is None or name not in preference.OPTIONS:
-            recipe.refuse(name, (False,), why, "training of one model, or by preference with trl's DPO, CPO or ORPO")
+    for name, why in preference.others(OTHER_TRAINERS, kind_of_pairs).items():
+        recipe.refuse(name, (False,), why, "training of one model, or by preference with trl's DPO, CPO or ORPO")
     refuse_tasks(recipe, kind_of_pairs)
     if own := recipe.get("accelerate_config"):  # of trl's commands: a name of theirs, or a file
         why = f"{own} names accelerate's configuration, whose file is not read through it"

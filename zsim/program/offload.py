@@ -13,18 +13,13 @@ from typing import TYPE_CHECKING
 from zsim.plan.spec import DeepSpeedPlan
 from zsim.program.builder import Builder
 from zsim.program.deepspeed import accum_dtype, collective, dtype_bytes, elementwise, master_dtype, state_dtype
-from zsim.program.ops import COMPUTE, CPU, D2H, H2D, CpuWork, copy_of
-from zsim.program.optimizer import FRESH_ON_CPU, GRADIENT_SHARE, WEIGHT_SHARE, update
+from zsim.program.ops import COMPUTE, CPU, D2H, H2D, copy_of
+from zsim.program.optimizer import FRESH_ON_CPU, GRADIENT_SHARE, WEIGHT_SHARE, on_host, update
 from zsim.program.versions import before
 
 if TYPE_CHECKING:
     from zsim.program.zero3_gradients import Gradients
     from zsim.program.zero12 import Zero12
-
-
-def on_host(builder: Builder, label: str, numel: int, nbytes: float, pinned: float = 0.0) -> None:
-    """Arithmetic of the host itself: it can do nothing else meanwhile. `pinned`: bytes of it."""
-    builder.host_wait(builder.launch(CPU, label, "optimizer", CpuWork(label, numel, nbytes, pinned=pinned)))
 
 
 def fresh(nbytes: float) -> float:
@@ -186,11 +181,11 @@ class Zero3OnCpu:
         """Scale, Adam, copy back: between types a blocking copy_ converts on the CPU (ATen/native/cuda/Copy.cu)."""
         builder, plan, master = self.builder, self.plan, self.master_size
         size = dtype_bytes(plan.dtype)
-        scaled = 2 * master * numel
-        on_host(builder, "scale", numel, scaled, scaled if self.pinned else 0.0)
+        on_host(builder, "scale", numel, 2 * master * numel, float(self.pinned))
         step_on_host(builder, plan, numel, first, index, self.pinned_share)
         if plan.offload_param:
-            on_host(builder, "cast", numel, (master + size) * numel, size * numel * plan.offload_param_pin_memory)
+            copied = size / (master + size) if plan.offload_param_pin_memory else 0.0
+            on_host(builder, "cast", numel, (master + size) * numel, copied)
         elif master != size:  # copy_ makes a new tensor
             on_host(builder, "cast", numel, (master + size) * numel + fresh(size * numel))
         if not plan.offload_param:
@@ -327,11 +322,9 @@ class Zero12OnCpu:
     def _update(self, index: int, part: int, first: bool) -> None:
         builder, plan = self.builder, self.plan
         if plan.grad_clip or plan.dtype == "float16":
-            scaled = 2 * self.master_size * part
-            on_host(builder, "scale", part, scaled, scaled if self.pinned else 0.0)
+            on_host(builder, "scale", part, 2 * self.master_size * part, float(self.pinned))
         # master weights, their gradients and the parameters to upload are pinned, moments are not
         step_on_host(builder, plan, part, first, index, GRADIENT_SHARE + WEIGHT_SHARE if self.pinned else 0.0)
-        cast = (self.master_size + self.size) * part
-        on_host(builder, "cast", part, cast, cast if self.pinned else 0.0)
+        on_host(builder, "cast", part, (self.master_size + self.size) * part, float(self.pinned))
         event = copy(builder, H2D, "upload parameters", "optimizer", self.size * part, self.pinned)
         builder.stream_wait(COMPUTE, event)

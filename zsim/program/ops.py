@@ -28,6 +28,7 @@ OFF_GPU = (CPU, NVME, WORKER)
 
 # reference: the forward without gradients of what a trained model is compared with
 PHASES = ("init", "forward", "reference", "recompute", "backward", "optimizer")
+FORWARDS = ("forward", "reference", "recompute")
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,15 +179,15 @@ def update(
         if single:
             converted = (state_dtype or dtype) if optimizer.impl == "cpu" and dtype == "bfloat16" else None
             bytes_each = (single.reads + single.writes) * size + 2 * wider
-            _on_cpu(builder, optimizer.name, total, bytes_each, pinned, converted)
+            on_host(builder, optimizer.name, total, bytes_each * total, pinned, converted)
             return
         bytes_each = size * sum(p.reads + p.writes for p in rule.passes)
         temporary = _loop_temporaries(rule, numels, size)
         if not temporary:
-            _on_cpu(builder, optimizer.name, total, bytes_each, pinned)
+            on_host(builder, optimizer.name, total, bytes_each * total, pinned)
             return
         builder.alloc(f"{key}_temporaries", "buffers", temporary, device)
-        _on_cpu(builder, optimizer.name, total, LOOP_ON_CPU * bytes_each, pinned)
+        on_host(builder, optimizer.name, total, LOOP_ON_CPU * bytes_each * total, pinned)
         builder.free(f"{key}_temporaries")
         return
     kernels: tuple[Memory, ...]
@@ -229,11 +229,10 @@ def _loop_temporaries(rule: Rule, numels: Sequence[int], size: int) -> int:
 GRADIENT_SHARE, WEIGHT_SHARE = 1 / 7, 2 / 7
 
 
-def _on_cpu(
-    builder: Builder, label: str, numel: int, bytes_each: float, pinned: float, moments: str | None = None
+def on_host(
+    builder: Builder, label: str, numel: int, nbytes: float, pinned: float = 0.0, moments: str | None = None
 ) -> None:
-    """Arithmetic on host tensors, which Python waits for; `pinned`: the share of what it moves."""
-    nbytes = numel * bytes_each
+    """Arithmetic on host tensors, for which Python waits; `pinned`: the share of `nbytes` in pinned buffers."""
     work = CpuWork(label, numel, nbytes, moments=moments, pinned=pinned * nbytes)
     builder.host_wait(builder.launch(CPU, label, "optimizer", work))
 
@@ -247,7 +246,7 @@ def unscale(builder: Builder, numels: Sequence[int], dtype: str) -> int:
 def grad_norm(builder: Builder, numels: Sequence[int], dtype: str, device: str = "gpu", pinned: float = 0.0) -> None:
     """torch.nn.utils.clip_grad.get_total_norm: a norm per tensor, then one of the stacked norms."""
     if device == "host":
-        _on_cpu(builder, "grad norm", sum(numels), DTYPE_BYTES[dtype], pinned)
+        on_host(builder, "grad norm", sum(numels), DTYPE_BYTES[dtype] * sum(numels), pinned)
     elif numels:
         builder.host_work("clip tensor", "optimizer", len(numels))
         kernel = foreach("grad_norm", numels, DTYPE_BYTES[dtype], 0, 1)
@@ -258,11 +257,11 @@ def clip(builder: Builder, numels: Sequence[int], dtype: str, device: str = "gpu
     """torch.nn.utils.clip_grad.clip_grads_with_norm_: scales every gradient, without asking whether it has to."""
     size = DTYPE_BYTES[dtype]
     if device == "host":
-        _on_cpu(builder, "clip", sum(numels), 2 * size, pinned)
+        on_host(builder, "clip", sum(numels), 2 * size * sum(numels), pinned)
     elif numels:
         builder.launch(COMPUTE, "clip", "optimizer", Compute((foreach("grad_norm", numels, size, size, 1),)))
 
 
 def zero(builder: Builder, numels: Sequence[int], dtype: str) -> None:
     """optimizer.zero_grad(set_to_none=False) on gradients in pinned host memory."""
-    _on_cpu(builder, "zero gradients", sum(numels), DTYPE_BYTES[dtype], 1.0)
+    on_host(builder, "zero gradients", sum(numels), DTYPE_BYTES[dtype] * sum(numels), 1.0)

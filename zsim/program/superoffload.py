@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from zsim.program.builder import pinned_bytes
 from zsim.program.deepspeed import dtype_bytes
-from zsim.program.offload import Zero3OnCpu, copy, on_host
+from zsim.program.offload import Zero3OnCpu, copy
 from zsim.program.ops import COMPUTE, H2D, WORKER, CpuWork
-from zsim.program.optimizer import rule_of, state_bytes
+from zsim.program.optimizer import on_host, rule_of, state_bytes
 
 if TYPE_CHECKING:
     from zsim.program.zero3_gradients import Gradients

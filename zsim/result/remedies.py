@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from zsim.plan.spec import DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
-from zsim.result.sensitivity import Change, Variant, change, named, sharing
+from zsim.result.sensitivity import Change, Variant, change, may_leave_the_host, named, sharing
 from zsim.result.spec import Result
 
 if TYPE_CHECKING:
@@ -163,8 +163,7 @@ def _offload_optimizer(setup: Setup) -> tuple[str, Setup] | None:
 def _states_on_the_gpu(setup: Setup) -> tuple[str, Setup] | None:
     plan = setup.plan
     if isinstance(plan, (Fsdp1Plan, Fsdp2Plan)):
-        kept = plan.cpu_offload and getattr(plan, "zero_grad_to_none", True)
-        return _plan(setup, cpu_offload=False) if kept else None
+        return _plan(setup, cpu_offload=False) if may_leave_the_host(plan) else None
     if not isinstance(plan, DeepSpeedPlan) or plan.offload_optimizer is None or plan.offload_param is not None:
         return None
     kept = dataclasses.replace(

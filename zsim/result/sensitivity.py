@@ -141,6 +141,12 @@ def sharing(setup: Setup, size: int) -> Setup | None:
     return replace(setup, workload=workload, plan=replace(plan, sequence_parallel_size=size))
 
 
+def may_leave_the_host(plan: AnyPlan) -> bool:
+    """Whether FSDP's shards, which are on the host, could be on the GPU with all else as it is."""
+    zeroed = isinstance(plan, Fsdp1Plan) and not plan.zero_grad_to_none
+    return isinstance(plan, Fsdp1Plan | Fsdp2Plan) and plan.cpu_offload and not zeroed
+
+
 def _plan_changes(setup: Setup) -> Iterator[tuple[str, str, AnyPlan]]:
     plan = setup.plan
 
@@ -161,7 +167,7 @@ def _plan_changes(setup: Setup) -> Iterator[tuple[str, str, AnyPlan]]:
         yield change("communication", forward_prefetch=not plan.forward_prefetch)
         if plan.sharding_strategy == "FULL_SHARD":
             yield change("communication", sharding_strategy="SHARD_GRAD_OP")
-    if isinstance(plan, Fsdp1Plan | Fsdp2Plan) and plan.cpu_offload and getattr(plan, "zero_grad_to_none", True):
+    if may_leave_the_host(plan):
         yield change("offload", cpu_offload=False)
     if plan.optimizer.impl == "cpu" or (isinstance(plan, Fsdp1Plan | Fsdp2Plan) and plan.cpu_offload):
         threads = setup.cluster.cores_per_gpu

@@ -19,10 +19,9 @@ from zsim.cost.profile import HostCost, load_profile
 from zsim.errors import InputError
 from zsim.model.trace import trace
 from zsim.program.lower import lower
-from zsim.program.ops import Collective, Compute, Copy, HostWork, Instruction, Launch
-from zsim.validation.recording import plan_of, setup
+from zsim.program.ops import FORWARDS, Collective, Compute, Copy, HostWork, Instruction, Launch
+from zsim.validation.recording import PHASES, plan_of, setup
 
-PHASES = {"reference": "forward", "recompute": "backward", "optimizer": "step"}
 Counts = Counter[str]
 
 
@@ -98,10 +97,10 @@ def counts(step: Iterable[Instruction]) -> dict[str, Counts]:
         if not isinstance(instruction, Launch):
             continue
         op = instruction.op
-        work, into = op.work, found[PHASES.get(op.phase, op.phase)]
+        work, into = op.work, found[PHASES[op.phase]]
         if isinstance(work, Compute):
             launches = sum(kernel.launches for kernel in work.kernels)
-            into["launch" if op.phase in ("forward", "reference", "recompute") else "backward_launch"] += launches
+            into["launch" if op.phase in FORWARDS else "backward_launch"] += launches
             into.update(work.calls._asdict())
         elif isinstance(work, HostWork):
             into[work.label] += work.count

@@ -13,9 +13,8 @@ from zsim.errors import InputError
 from zsim.model.spec import Workload
 from zsim.program.lower import lower
 from zsim.program.ops import COMPUTE, Alloc, Collective, Free, Instruction, Launch, Program
-from zsim.validation.recording import plan_of, read_rows, setup
+from zsim.validation.recording import PHASES, plan_of, read_rows, setup
 
-PHASES = {"reference": "forward", "recompute": "backward", "optimizer": "step"}
 STEPS = 3
 
 
@@ -86,7 +85,7 @@ def _play(instructions: Sequence[Instruction], step: int, ledger: Ledger, held: 
             ledger.count(held.pop(instruction.key), -1)
         elif isinstance(instruction, Launch):
             op = instruction.op
-            now = PHASES.get(op.phase, op.phase)
+            now = PHASES[op.phase]
             if step and now != phase:
                 phase = now
                 yield ledger.begin(step, phase)
