@@ -122,6 +122,13 @@ BAD = {
     "a slot of nothing": ("gpu: H100\npcie: {slots: {gpu1: [4, 8]}}\n", "pcie.slots.gpu1", 2, "accepted: gpu0"),
     "no memory rate": ("gpu: H100\ncpu: {dram_gbps: 0}\n", "cpu.dram_gbps", 2, "got 0"),
     "memory": ("gpu: H100\ncpu: {dram_gib: .nan}\n", "cpu.dram_gib", 2, "got nan"),
+    "more sockets than cores": ("gpu: H100\ncpu: {sockets: 4, cores: 2}\n", "cpu.sockets", 2, "4 sockets of 2 cores"),
+    "more NUMA nodes than cores": (
+        "gpu: H100\ncpu: {cores: 4, numa_nodes: 8}\n",
+        "cpu.numa_nodes",
+        2,
+        "8 numa_nodes of 4",
+    ),
     "cores": ("gpu: H100\ncpu: {cores: many}\n", "cpu.cores", 2, "got 'many'"),
     "a disk's rate": ("gpu: H100\nnvme: {tb: 1, read_gbps: -3}\n", "nvme.read_gbps", 2, "got -3"),
     "number of nics": ("gpu: H100\nnics: {gbps: 100, count: two}\n", "nics.count", 2, "got 'two'"),

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 import zsim
+from zsim.cluster.load import cluster_from
 from zsim.cluster.spec import Host
 from zsim.cost.host import cpu_seconds
+from zsim.cost.price import Price
 from zsim.cost.profile import load_profile
-from zsim.program.ops import CpuWork
+from zsim.program.ops import CpuWork, HostWork
 from zsim.result import sensitivity
 
 CPU = load_profile("A100-SXM-80GB").cpu
@@ -107,3 +109,11 @@ def test_torchrun_sets_one(scenario) -> None:
     assert zsim.load_scenario(scenario("fsdp2", "")).resolve().plan.omp_num_threads is None
     given = "fsdp: {cpu_offload: true}\nomp_num_threads: 6\n"
     assert zsim.load_scenario(scenario("fsdp2", given)).resolve().plan.omp_num_threads == 6
+
+
+def test_processes_with_less_than_a_core_each_issue_in_turns() -> None:
+    def issue(cores: int) -> float:
+        cluster = cluster_from({"gpu": "A100-SXM-80GB", "gpus": 8, "cpu": {"cores": cores}})
+        return Price(cluster, load_profile("A100-SXM-80GB")).host_seconds(HostWork("hook"))
+
+    assert [issue(cores) / issue(64) for cores in (2, 4, 8)] == pytest.approx([4, 2, 1])

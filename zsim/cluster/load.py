@@ -180,9 +180,14 @@ def _host(data: Mapping[str, Any]) -> Host:
     core = cpus.known(str(cpu.get("model", "")))
     avx512 = core.avx512 if core else cpu.get("vendor") not in ("arm", "apple")
     read, write = (number(nvme.get(way, 0), f"nvme.{way}", least=0) for way in ("read_gbps", "write_gbps"))
+    cores = whole(cpu.get("cores", 32 * sockets), "cpu.cores", 100_000)
+    numa_nodes = whole(cpu.get("numa_nodes", sockets), "cpu.numa_nodes", 1024)
+    for field, count in (("sockets", sockets), ("numa_nodes", numa_nodes)):
+        if count > cores:
+            raise InputError(f"{count} {field} of {cores} cores", field=f"cpu.{field}", accepted=f"1 to {cores}")
     return Host(
         sockets=sockets,
-        cores=whole(cpu.get("cores", 32 * sockets), "cpu.cores", 100_000),
+        cores=cores,
         dram_bytes=round(number(cpu.get("dram_gib", HOST_GIB * sockets), "cpu.dram_gib") * 2**30),
         dram_bandwidth=number(cpu.get("dram_gbps", SOCKET_GBPS * sockets), "cpu.dram_gbps") * 1e9,
         nvme_bytes=round(number(nvme.get("tb", 0), "nvme.tb", least=0) * 1e12),
@@ -190,7 +195,7 @@ def _host(data: Mapping[str, Any]) -> Host:
         nvme_write=write * 1e9,
         vendor=cpu.get("vendor", ""),
         avx512=truth(cpu.get("avx512", avx512), "cpu.avx512"),
-        numa_nodes=whole(cpu.get("numa_nodes", sockets), "cpu.numa_nodes", 1024),
+        numa_nodes=numa_nodes,
         pace=core.pace if core else 1.0,
     )
 

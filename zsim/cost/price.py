@@ -47,7 +47,9 @@ class Price:
         self.cluster, self.profile, self.omp_num_threads, self.paging = cluster, profile, omp_num_threads, paging
         self.link_capacity: Mapping[str, float] = Capacities(cluster)
         self._devices = cluster.devices
-        self._issue = profile.host if profile.own_host else profile.host.scaled(cluster.host.pace)
+        # processes that have less than a core each take turns
+        turns = max(cluster.gpus_per_node / cluster.host.cores, 1.0)
+        self._issue = profile.host if profile.own_host else profile.host.scaled(cluster.host.pace * turns)
         self._pace = slowest(cluster.world_size, profile.device_spread)
         self._kernels: dict[tuple[str, Kernel], float] = {}
         self._computes: dict[tuple[str, int], tuple[float, Compute]] = {}
