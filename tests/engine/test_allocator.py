@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.engine.naive_allocator import NaiveAllocator
 from tests.engine.worlds import steps, worlds
-from zsim.engine.allocator import MIB, CachingAllocator, OutOfMemory, pieces, replay, rounded
+from zsim.engine.allocator import MIB, CachingAllocator, OutOfMemory, Retry, pieces, replay, rounded
 from zsim.engine.blocks import Block
 from zsim.engine.simulator import run
 from zsim.engine.timeline import MemoryEvent
@@ -82,12 +82,12 @@ def test_whole_segments_are_given_back_before_memory_runs_out():
     half, kept = allocator.malloc(20 * MIB, COMPUTE), allocator.malloc(4 * MIB, COMPUTE)
     allocator.free(half)
     allocator.malloc(30 * MIB, ALL_GATHER)
-    assert (allocator.reserved, len(allocator.retried_in)) == (50 * MIB, 1)
+    assert (allocator.reserved, len(allocator.retries)) == (50 * MIB, 1)
     with pytest.raises(OutOfMemory):  # `kept` holds its segment of 20 MiB
         allocator.malloc(16 * MIB, ALL_GATHER)
     allocator.free(kept)
     allocator.malloc(16 * MIB, ALL_GATHER)
-    assert (allocator.reserved, len(allocator.retried_in)) == (46 * MIB, 3)
+    assert (allocator.reserved, len(allocator.retries)) == (46 * MIB, 3)
 
 
 def test_running_out_waits_for_delayed_frees():
@@ -176,7 +176,7 @@ def test_agrees_with_a_plain_implementation(configuration, data):
                 allocator.free_later(str(number), [block])
                 piece.state = str(number)
                 pending.append((piece.state, segment, piece))
-        assert (allocator.reserved, len(allocator.retried_in)) == (naive.reserved, naive.retries)
+        assert (allocator.reserved, len(allocator.retries)) == (naive.reserved, naive.retries)
 
 
 def test_an_expandable_segment_grows_by_pages_and_gives_them_back():
@@ -190,7 +190,7 @@ def test_an_expandable_segment_grows_by_pages_and_gives_them_back():
     assert allocator.reserved == 82 * MIB
     allocator.free(first)
     allocator.malloc(38 * MIB, ALL_GATHER)  # needs 40; the first page goes back, what is free of others does not
-    assert (allocator.reserved, len(allocator.retried_in)) == (102 * MIB, 1)
+    assert (allocator.reserved, allocator.retries) == (102 * MIB, [Retry(0, pages=1)])
     assert allocator.malloc(15 * MIB, COMPUTE).address == second.address + 30 * MIB
     assert allocator.reserved == 102 * MIB
 
@@ -217,9 +217,9 @@ def test_oversize_blocks_are_not_split_and_go_back_first():
     assert (again.address, again.size) == (big.address, 64 * MIB)
     allocator.free(again)
     allocator.malloc(40 * MIB, COMPUTE)  # 24 MiB too large; a new one
-    assert (allocator.reserved, len(allocator.retried_in)) == (120 * MIB, 0)
+    assert (allocator.reserved, len(allocator.retries)) == (120 * MIB, 0)
     allocator.malloc(30 * MIB, COMPUTE)  # 150 are too much: the cached 64 go back, and no stream is waited for
-    assert (allocator.reserved, len(allocator.retried_in)) == (86 * MIB, 0)
+    assert (allocator.reserved, len(allocator.retries)) == (86 * MIB, 0)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_garbage_is_collected_below_the_fraction():
     assert allocator.reserved == 70 * MIB  # 80 are 40 %
     allocator.free(allocator.malloc(50 * MIB, COMPUTE))
     allocator.malloc(60 * MIB, COMPUTE)  # 120 - 80 are too much: 30 and 40 are oldest
-    assert (allocator.reserved, len(allocator.retried_in)) == (110 * MIB, 0)
+    assert (allocator.reserved, len(allocator.retries)) == (110 * MIB, 0)
     with pytest.raises(OutOfMemory):  # 200 MiB allowed
         allocator.malloc(150 * MIB, COMPUTE)
 
@@ -332,10 +332,10 @@ def test_the_steps_in_which_cached_segments_go_back():
     """100 MiB that hold 60 or 80: once both sizes have been asked for, each request makes room for itself."""
     first = [event("a", 60 * MIB), event("a", -60 * MIB), event("b", 80 * MIB), event("b", -80 * MIB)]
     later = [one._replace(step=2) for one in first]
-    assert replay(first, CachingAllocator(200 * MIB)).retried_in == ()
-    assert replay([*first, *later], CachingAllocator(100 * MIB)).retried_in == (1,)
+    assert replay(first, CachingAllocator(200 * MIB)).retries == ()
+    assert replay([*first, *later], CachingAllocator(100 * MIB)).retries == (Retry(1),)
     apart = [one._replace(lane=ALL_GATHER) if one.key == "a" else one for one in (*first, *later)]
-    assert replay(apart, CachingAllocator(100 * MIB)).retried_in == (1, 2, 2)
+    assert replay(apart, CachingAllocator(100 * MIB)).retries == (Retry(1), Retry(2), Retry(2))
 
 
 def test_temporaries_below_zero_leak_nothing():

@@ -51,7 +51,7 @@ def ledger(micro_steps: int, sizes: list[int], carried: int, read_elsewhere: boo
 def outcome(run: Reserved) -> tuple[object, ...]:
     failed = run.out_of_memory
     number = failed.op + run.repetition if failed and failed.op is not None else None
-    return run.peak_bytes, len(run.retried_in), failed and failed.nbytes, number
+    return run.peak_bytes, len(run.retries), failed and failed.nbytes, number
 
 
 @given(

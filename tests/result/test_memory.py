@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from zsim.engine.allocator import CachingAllocator, Replay
+from zsim.api import simulate
+from zsim.engine.allocator import CachingAllocator, Replay, Retry
 from zsim.engine.repetition import Stretch
 from zsim.engine.timeline import MemoryEvent
 from zsim.program.ops import ALL_GATHER, COMPUTE
+from zsim.result.measure import REMAPPING
 from zsim.result.memory import settled_retries
 
 MIB = 1 << 20
@@ -37,7 +39,7 @@ def use(step, size, lane=COMPUTE):
 def test_how_often_a_settled_allocator_gives_memory_back(steps, per_step):
     events = [event for step in steps for event in step]
     replay = Replay(CachingAllocator(100 * MIB))
-    assert settled_retries(replay, replay.run(events), [Stretch(steps[1])], 2) == per_step
+    assert len(settled_retries(replay, replay.run(events), [Stretch(steps[1])], 2)) == per_step
 
 
 def test_steps_that_give_back_as_often_as_each_other_are_not_repeated():
@@ -45,5 +47,21 @@ def test_steps_that_give_back_as_often_as_each_other_are_not_repeated():
     events = [event for step in steps for event in step]
     replay = Replay(CachingAllocator(100 * MIB))
     run = replay.run(events)
-    assert settled_retries(replay, run, [Stretch(steps[2])], 3) == 2
-    assert len(run.retried_in) == 5
+    assert settled_retries(replay, run, [Stretch(steps[2])], 3) == (Retry(3), Retry(3))
+    assert len(run.retries) == 5
+
+
+def test_pages_that_are_mapped_anew_in_every_step_take_time():
+    """Of a card that is full, and an allocator that knows pages: 141 us each; the four parts still are the step."""
+    sets = ["seq_len=3072", "allocator.expandable_segments=true"]
+    result = simulate("scenarios/qwen7b_8x4090.yaml", sets)
+    time, seconds = result.time, result.gpu.remapping_s
+    assert result.fits
+    assert result.gpu.allocator_retries_per_step == 3
+    assert seconds == pytest.approx(141e-6 * 744)
+    assert time.idle_by[REMAPPING] == seconds
+    assert time.step_s == pytest.approx(time.compute_s + time.exposed_comm_s + time.host_s + time.idle_s)
+    assert result.throughput.tokens_per_s_per_gpu == pytest.approx(3072 / time.step_s)
+    plain = simulate("scenarios/qwen7b_8x4090.yaml", sets[:1])
+    assert plain.gpu.remapping_s is None
+    assert time.step_s == pytest.approx(plain.time.step_s + seconds, rel=1e-3)

@@ -198,6 +198,9 @@ def test_a_full_gpu_is_not_said_to_have_room(result):
     often = dataclasses.replace(full, allocator_retries_per_step=4)
     text = " ".join(printed(terminal.render, dataclasses.replace(result, gpu=often)).split())
     assert "4 are in every step, whose time leaves them out" in text
+    priced = dataclasses.replace(often, remapping_s=0.5)
+    text = " ".join(printed(terminal.render, dataclasses.replace(result, gpu=priced)).split())
+    assert "4 are in every step, 0.5 s of it." in text
     assert "free per GPU" not in text[:200]
 
 

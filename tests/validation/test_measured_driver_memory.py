@@ -6,6 +6,8 @@ from statistics import linear_regression, median
 
 import pytest
 
+from zsim.cost.driver import MAP_S, UNMAP_S
+
 GIB = 1 << 30
 UNITS = {"us": 1e-6, "ms": 1e-3}
 MEASURED = Path(__file__).parents[2] / "validation" / "measured"
@@ -48,6 +50,7 @@ def test_pages_cost_the_same_each():
     fresh, unmapped = per_page("map pages", "fresh"), per_page("unmap pages", "")
     assert stated("map a page of 20 MiB, clean")[0] == pytest.approx(median(fresh), rel=0.02)
     assert stated("unmap it")[0] == pytest.approx(median(unmapped), rel=0.02)
+    assert [MAP_S, UNMAP_S] == pytest.approx([median(fresh), median(unmapped)], rel=0.02)
     assert sum(seconds > 87e-6 for seconds in fresh + unmapped) == 1  # an event of six pages
 
 

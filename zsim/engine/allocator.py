@@ -31,6 +31,14 @@ MIN_LARGE, LARGE_SEGMENT, ROUND_LARGE = 10 * MIB, 20 * MIB, 2 * MIB
 DEFAULTS = Allocator()
 
 
+class Retry(NamedTuple):
+    """In `step` the allocator gave cached memory back to get through (num_alloc_retries): segments, or `pages` of
+    expandable ones."""
+
+    step: int
+    pages: int = 0
+
+
 class OutOfMemory(Exception):
     """The device has no room for a new segment, not even after giving back all cached ones."""
 
@@ -47,8 +55,7 @@ class CachingAllocator:
     allowed: int | None = None
     reserved: int = 0
     allocated: int = 0  # sizes of blocks in use
-    # the step of each time that it had to give cached segments back first (num_alloc_retries)
-    retried_in: list[int] = field(default_factory=list)
+    retries: list[Retry] = field(default_factory=list)
     event: MemoryEvent | None = None  # what `replay` is at, for subclasses that record
     delayed: dict[str, deque[list[Block]]] = field(default_factory=lambda: defaultdict(deque))
     _pools: dict[tuple[str, bool], Cached] = field(default_factory=lambda: defaultdict(list))
@@ -143,12 +150,18 @@ class CachingAllocator:
         if block is None and self._release_oversize(size, pool):
             block = self._allocate(size, pool, small)
         if block is None:
-            self.retried_in.append(self.event.step if self.event else 0)
-            self._release_cached()
+            self._retry()
             block = self._allocate(size, pool, small)
         if block is None:
             raise OutOfMemory
         return block
+
+    def _retry(self) -> None:
+        expandable = self._expandable
+        before = expandable.mapped_pages if expandable else 0
+        self._release_cached()
+        pages = before - expandable.mapped_pages if expandable else 0
+        self.retries.append(Retry(self.event.step if self.event else 0, pages))
 
     def _allocate(self, size: int, pool: Cached, small: bool) -> Block | None:
         """alloc_block"""
@@ -238,7 +251,7 @@ class Reserved(NamedTuple):
 
     peak_bytes: int
     peak_at: MemoryEvent | None
-    retried_in: tuple[int, ...]  # the steps in which the allocator gave cached segments back, one for each time
+    retries: tuple[Retry, ...]
     out_of_memory: MemoryEvent | None
     repetition: int = 0  # of a micro-step that stands for more: how many of it came before memory ran out
 
@@ -280,11 +293,11 @@ class Replay:
                         for block in blocks.pop(key):
                             allocator.free(block)
             except OutOfMemory:
-                return Reserved(allocator.reserved, event, tuple(allocator.retried_in), event)
+                return Reserved(allocator.reserved, event, tuple(allocator.retries), event)
             if allocator.reserved > peak:
                 peak, peak_at = allocator.reserved, event
         self._peak, self._peak_at = peak, peak_at
-        return Reserved(peak, peak_at, tuple(allocator.retried_in), None)
+        return Reserved(peak, peak_at, tuple(allocator.retries), None)
 
 
 def replay(events: Iterable[MemoryEvent], allocator: CachingAllocator | None = None) -> Reserved:

@@ -35,6 +35,7 @@ class Expandable:
 
     def __init__(self, driver: Driver, page: int, small_page: int) -> None:
         self.driver, self.page, self.small_page = driver, page, small_page
+        self.mapped_pages = 0
         self._next_address = 0
         self._unmapped: dict[int, list[tuple[int, Block]]] = {}  # by id of the pool; by address
 
@@ -76,6 +77,7 @@ class Expandable:
         size = -(-size // page) * page
         if not self.driver.take(block.address, size, block.small):
             return False
+        self.mapped_pages += size // page
         unmapped = self._unmapped[id(block.pool)]
         del unmapped[bisect_left(unmapped, (block.address,))]
         if size < block.size:
@@ -100,6 +102,7 @@ class Expandable:
             edge = split(block, end - block.address)
             insort(edge.pool, (edge.size, edge.address, edge))
         self.driver.give_back(block.address, block.size)
+        self.mapped_pages -= block.size // page
         block.used, block.mapped = True, False
         unmapped = self._unmapped[id(block.pool)]
         for other in (block.before, block.behind):

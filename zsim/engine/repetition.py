@@ -119,12 +119,12 @@ def _run_often(replay: Replay, events: Events, again: Events, more: int) -> Rese
         if state in seen:
             earlier, retries = seen[state]
             rounds, left = divmod(left, earlier - left)
-            allocator.retried_in += allocator.retried_in[retries:] * rounds
+            allocator.retries += allocator.retries[retries:] * rounds
             seen.clear()
             continue
-        seen[state] = left, len(allocator.retried_in)
+        seen[state] = left, len(allocator.retries)
         run = replay.run(again if done else events)
         if run.out_of_memory:
             return run._replace(repetition=done)
         done, left = done + 1, left - 1
-    return run._replace(retried_in=tuple(allocator.retried_in))
+    return run._replace(retries=tuple(allocator.retries))

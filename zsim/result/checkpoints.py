@@ -59,7 +59,7 @@ def _gpu(moment: Moment, view: RankView, setup: Setup, training: GpuMemory) -> t
     reserved, fits = wanted_bytes(run, events), run.out_of_memory is None
     if not fits:
         reserved = max(reserved, room + 1)  # what is free lies in pieces
-    retried = any(step > view.steady.step for step in run.retried_in)
+    retried = any(retry.step > view.steady.step for retry in run.retries)
     more = not fits or reserved > training.peak_reserved_bytes
     return reserved + training.framework_bytes if more else 0, fits, retried
 

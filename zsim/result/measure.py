@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time as clock
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from zsim import __version__
@@ -25,12 +25,13 @@ from zsim.result.accuracy import accuracy, unmeasured, waits_for_host
 from zsim.result.breakdown import measure_time
 from zsim.result.critical_path import RankView, slowest_of
 from zsim.result.shortened import SHOWN, compared, shortened
-from zsim.result.spec import CheckpointMemory, GpuMemory, Headline, HostMemory, Meta, Result, Throughput
+from zsim.result.spec import CheckpointMemory, GpuMemory, Headline, HostMemory, Meta, Result, Throughput, Time
 
 if TYPE_CHECKING:
     from zsim.scenario import Setup
 
 
+REMAPPING = "memory mapped anew"
 OF_OTHERS = ("weights", "workspace_bytes")  # of a workload: the plan says it, the GPU
 
 
@@ -119,8 +120,8 @@ def measure(*, setup: Setup, views: list[RankView], profile: Profile, begun: flo
     model, cluster, program, timeline = setup.model, setup.cluster, views[0].program, views[0].timeline
     slowest = slowest_of(views)
     device = cluster.devices[slowest.rank]
-    time = measure_time(slowest, device, profile)
     gpu = memory.measure_gpu(views, cluster, program, setup.plan.allocator)
+    time = _with_remapping(measure_time(slowest, device, profile), gpu.remapping_s)
     host = memory.measure_host(views, cluster, gpu)
     return Result(
         name=setup.name,
@@ -156,6 +157,14 @@ def measure(*, setup: Setup, views: list[RankView], profile: Profile, begun: flo
         profile=profile,
         checkpoints=_checkpoints(setup, views, gpu, host) if setup.plan.saving else (),
     )
+
+
+def _with_remapping(time: Time, seconds: float | None) -> Time:
+    """A step in which the allocator unmaps pages and maps others, which waits for all that the GPU has been given."""
+    if not seconds:
+        return time
+    idle_by = dict(sorted({**time.idle_by, REMAPPING: seconds}.items(), key=lambda item: -item[1]))
+    return replace(time, step_s=time.step_s + seconds, idle_s=time.idle_s + seconds, idle_by=idle_by)
 
 
 def _checkpoints(setup: Setup, views: list[RankView], gpu: GpuMemory, host: HostMemory) -> tuple[CheckpointMemory, ...]:

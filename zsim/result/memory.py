@@ -11,7 +11,8 @@ from typing import NamedTuple, TypeVar
 
 from zsim.cluster.routes import through_host
 from zsim.cluster.spec import Cluster, Device
-from zsim.engine.allocator import CachingAllocator, Replay, Reserved
+from zsim.cost.driver import remap_seconds
+from zsim.engine.allocator import CachingAllocator, Replay, Reserved, Retry
 from zsim.engine.ledger import TEMPORARY
 from zsim.engine.repetition import Stretch, run_through
 from zsim.engine.timeline import MemoryEvent
@@ -120,6 +121,7 @@ def _gpu(view: RankView, cluster: Cluster, program: Program, settings: Allocator
     steps = whole_steps(view)
     top, run = peak(events), run_through(replay, chain.from_iterable(steps))
     failed, reserved = run.out_of_memory, wanted_bytes(run, events)
+    settled = settled_retries(replay, run, steps[-1], view.steady.step)
     paged = peak(view.ledgers["managed"]).total
     room = device.usable_bytes - outside - reserved
     beside = max(0, room)
@@ -134,8 +136,9 @@ def _gpu(view: RankView, cluster: Cluster, program: Program, settings: Allocator
         peak_rank=view.rank,
         headroom_bytes=headroom if allowed is None else min(headroom, allowed - reserved),
         out_of_memory_at=describe(view, failed, run.repetition) if failed else None,
-        allocator_retries=len(run.retried_in),
-        allocator_retries_per_step=settled_retries(replay, run, steps[-1], view.steady.step),
+        allocator_retries=len(run.retries),
+        allocator_retries_per_step=len(settled),
+        remapping_s=_remapping_seconds(device, settled),
         paged_bytes=paged,
         evicted_bytes=max(0, paged - beside),
         allowed_bytes=allowed,
@@ -154,21 +157,27 @@ def whole_steps(view: RankView) -> list[list[Stretch]]:
     return view.stretches
 
 
-def settled_retries(replay: Replay, run: Reserved, again: Sequence[Stretch], steady: int) -> int:
-    """How often the allocator gives cached memory back in a step once its blocks suit the steps: `replay` came to
-    `run`, and goes on with steps like `steady`, the last, as `again` has it, until one gives back as often as the one
-    before."""
-    often = run.retried_in.count(steady)
-    settled = steady > 2 and often == run.retried_in.count(steady - 1)  # the first step has states to make
-    for _ in range(SETTLING if often and not settled and not run.out_of_memory else 0):
-        before, known = often, len(run.retried_in)
+def settled_retries(replay: Replay, run: Reserved, again: Sequence[Stretch], steady: int) -> tuple[Retry, ...]:
+    """When the allocator gives cached memory back in a step once its blocks suit the steps: `replay` came to `run`, and
+    goes on with steps like `steady`, the last, as `again` has it, until one gives back as often as the one before."""
+    last, before = (tuple(retry for retry in run.retries if retry.step == step) for step in (steady, steady - 1))
+    settled = steady > 2 and len(last) == len(before)  # the first step has states to make
+    for _ in range(SETTLING if last and not settled and not run.out_of_memory else 0):
+        before, known = last, len(run.retries)
         run = run_through(replay, again)
         if run.out_of_memory:
             break
-        often = len(run.retried_in) - known
-        if often in (0, before):
+        last = run.retries[known:]
+        if len(last) in (0, len(before)):
             break
-    return often
+    return last
+
+
+def _remapping_seconds(device: Device, retries: Sequence[Retry]) -> float | None:
+    """What the driver takes for the pages of expandable segments in `retries`. None: of others it is not known."""
+    if device.vendor != "NVIDIA" or not any(retry.pages for retry in retries):
+        return None
+    return remap_seconds(sum(retry.pages for retry in retries))
 
 
 def served(result: Result, allocator: type[A]) -> A:

@@ -29,9 +29,9 @@ class GpuMemory:
 
     The run fits when PyTorch's caching allocator gets through all simulated steps with capacity - framework bytes,
     giving cached blocks back where it must (`allocator_retries`, and of these in every steady step
-    `allocator_retries_per_step`, whose time the step's does not hold). If so, `headroom_bytes` is what is never
-    reserved. If not, `out_of_memory_at` says where it fails first, the reserved peak is the least that it would have
-    had to reserve, and the headroom is negative: at least this much is missing.
+    `allocator_retries_per_step`; the step's time has `remapping_s` of that, the rest is not known). If so,
+    `headroom_bytes` is what is never reserved. If not, `out_of_memory_at` says where it fails first, the reserved peak
+    is the least that it would have had to reserve, and the headroom is negative: at least this much is missing.
 
     `paged_bytes` of states lie in managed memory, outside the allocator too: on the GPU as far as there is room,
     `evicted_bytes` of them on the host. They never keep a run from fitting.
@@ -50,6 +50,7 @@ class GpuMemory:
     out_of_memory_at: str | None
     allocator_retries: int
     allocator_retries_per_step: int = 0
+    remapping_s: float | None = None  # per step, of expandable segments' pages
     paged_bytes: int = 0
     evicted_bytes: int = 0
     allowed_bytes: int | None = None

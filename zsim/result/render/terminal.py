@@ -230,7 +230,8 @@ def strain(result: Result) -> Iterator[str]:
         yield f"Runs out at {gpu.out_of_memory_at}."
     if gpu.allocator_retries and gpu.fits:
         every_step = gpu.allocator_retries_per_step
-        untimed = f" {every_step} are in every step, whose time leaves them out." if every_step else ""
+        timed = f" {gpu.remapping_s:.2g} s of it" if gpu.remapping_s else " whose time leaves them out"
+        untimed = f" {every_step} are in every step,{timed}." if every_step else ""
         yield (
             f"To get through, the allocator gives cached memory back {gpu.allocator_retries} times, which is slow."
             f"{untimed}"
