@@ -9,7 +9,7 @@ from zsim.engine.allocator import CachingAllocator, Replay, Retry
 from zsim.engine.repetition import Stretch
 from zsim.engine.timeline import MemoryEvent
 from zsim.program.ops import ALL_GATHER, COMPUTE
-from zsim.result.measure import REMAPPING
+from zsim.result.breakdown import REMAPPING
 from zsim.result.memory import settled_retries
 
 MIB = 1 << 20
@@ -60,6 +60,7 @@ def test_pages_that_are_mapped_anew_in_every_step_take_time():
     assert result.gpu.allocator_retries_per_step == 3
     assert seconds == pytest.approx(141e-6 * 744)
     assert time.idle_by[REMAPPING] == seconds
+    assert result.bottleneck.path["allocator"] == pytest.approx(seconds / time.step_s)
     assert time.step_s == pytest.approx(time.compute_s + time.exposed_comm_s + time.host_s + time.idle_s)
     assert result.throughput.tokens_per_s_per_gpu == pytest.approx(3072 / time.step_s)
     plain = simulate("scenarios/qwen7b_8x4090.yaml", sets[:1])

@@ -12,7 +12,7 @@ from zsim.cluster.spec import Cluster, Device
 from zsim.cost.profile import Profile
 from zsim.engine.timeline import FlowRecord, Timeline
 from zsim.program.ops import Compute
-from zsim.result.breakdown import cause, clip, shares_by_family
+from zsim.result.breakdown import REMAPPING, cause, clip, shares_by_family
 from zsim.result.critical_path import RankView, Segment
 from zsim.result.spec import Bottleneck
 
@@ -22,8 +22,13 @@ TIE = 1e-9  # relative
 LONGEST = 8  # transfers that are looked at: the longest ones tell
 
 
-def find(view: RankView, cluster: Cluster, device: Device, profile: Profile) -> Bottleneck:
-    """The largest group of causes on the critical path, and the largest cause inside it."""
+def find(
+    view: RankView, cluster: Cluster, device: Device, profile: Profile, remapping_s: float | None = None
+) -> Bottleneck:
+    """The largest group of causes on the critical path, and the largest cause inside it.
+
+    `remapping_s`: what a step waits for memory that is mapped anew, which is on no lane.
+    """
     path = view.critical_path()
     groups = _groups(path, device, profile)
     if view.repeated is not None:
@@ -31,6 +36,8 @@ def find(view: RankView, cluster: Cluster, device: Device, profile: Profile) -> 
         for group, causes in _groups(list(clip(path, *during.steady[2:])), device, profile).items():
             for name, seconds in causes.items():
                 groups[group][name] += times * seconds
+    if remapping_s:
+        groups["allocator"][REMAPPING] = remapping_s
     length = sum(seconds for causes in groups.values() for seconds in causes.values()) or 1.0
     shares = {name: sum(causes.values()) / length for name, causes in groups.items()}
     group = _largest(shares)

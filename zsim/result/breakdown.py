@@ -19,6 +19,9 @@ from zsim.result.spec import Temporal, Time
 HOST_CAUSE = "host"
 
 
+REMAPPING = "memory mapped anew"  # by the allocator; on no lane
+
+
 def cause(segment: Segment) -> tuple[str, str]:
     """(group, name) of what a waiting compute lane waits for: ("communication", "all_gather/forward")."""
     if segment.record is None:

@@ -22,7 +22,7 @@ from zsim.program.ops import Program
 from zsim.program.serial import serial
 from zsim.result import bottleneck, flops, memory, textbook
 from zsim.result.accuracy import accuracy, unmeasured, waits_for_host
-from zsim.result.breakdown import measure_time
+from zsim.result.breakdown import REMAPPING, measure_time
 from zsim.result.critical_path import RankView, slowest_of
 from zsim.result.shortened import SHOWN, compared, shortened
 from zsim.result.spec import CheckpointMemory, GpuMemory, Headline, HostMemory, Meta, Result, Throughput, Time
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from zsim.scenario import Setup
 
 
-REMAPPING = "memory mapped anew"
 OF_OTHERS = ("weights", "workspace_bytes")  # of a workload: the plan says it, the GPU
 
 
@@ -131,7 +130,7 @@ def measure(*, setup: Setup, views: list[RankView], profile: Profile, begun: flo
         textbook=textbook.of_plan(setup.plan, model.trainable_numel, _frozen_bytes(setup)),
         time=time,
         throughput=throughput(setup, device, time.step_s),
-        bottleneck=bottleneck.find(slowest, cluster, device, profile),
+        bottleneck=bottleneck.find(slowest, cluster, device, profile, gpu.remapping_s),
         params=model.numel,
         trainable_params=model.trainable_numel,
         assumptions=_unique(setup.assumptions, program.assumptions, timeline.notes),
