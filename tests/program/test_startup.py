@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.program.small_job import MODEL, RANKS, TREE, WORKLOAD, P, most
+from zsim.model.spec import Preference
+from zsim.model.trace import trace
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan
 from zsim.program.lower import lower
 
@@ -46,3 +48,24 @@ def test_under_fsdp1s_offload_ranks_that_read_nothing_hold_shards_alone():
     first, other = (peak(replace(plan, load="rank0"), "host", rank) for rank in (0, 3))
     assert first >= 4 * P
     assert other == pytest.approx(4 * P / RANKS, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("plan", "copies"),
+    [
+        (DdpPlan(world_size=RANKS), 4 + 4), (DdpPlan(world_size=RANKS, autocast="bfloat16"), 4 + 4),
+        (DeepSpeedPlan(world_size=RANKS, stage=2), 2 + 2), (Fsdp2Plan(world_size=RANKS), 2 + 2),
+        (DeepSpeedPlan(world_size=RANKS, stage=3, zero_init=True), 2),
+        (DeepSpeedPlan(world_size=RANKS, stage=3), 2 + 2),
+    ],
+)  # fmt: skip
+def test_a_second_model_is_read_beside_the_first(plan: AnyPlan, copies: int):
+    """Both lie on the host until the trainer is made, but what zero.Init shards as it is built."""
+    workload = replace(WORKLOAD, preference=Preference())
+    init = lower(MODEL, trace(MODEL, workload), plan, workload, steps=1).init
+    assert most(init, "host", 0) == pytest.approx(copies * P, rel=1e-4)
+    straight = replace(plan, load="gpu")
+    if not isinstance(plan, DeepSpeedPlan) or plan.stage < 3:
+        init = lower(MODEL, trace(MODEL, workload), straight, workload, steps=1).init
+        assert most(init, "host", 0) == 0
+        assert most(init, "gpu", 3) >= copies * P

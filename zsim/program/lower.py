@@ -27,7 +27,8 @@ def lower(model: ModelSpec, tree: Module, plan: AnyPlan, workload: Workload, ste
     `tree` is the model as executed for one micro-batch of `workload`. Raises NotModeled for what the framework
     accepts and zsim does not simulate, InputError for what the framework refuses.
     """
-    program = with_startup(_lower(model, tree, plan, workload, steps or _differing(plan)), model, plan)
+    program = _lower(model, tree, plan, workload, steps or _differing(plan))
+    program = with_startup(program, model, plan, workload.preference)
     # Between setting up and the first step lie seconds of a script: its host has no lead over the device.
     program = replace(program, init=(*program.init, *_workspaces(workload), HostWait(None)))
     return replace(program, not_modeled=(*program.not_modeled, GRAD_SCALER)) if _scales(plan) else program

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.model.kernels import DTYPE_BYTES
-from zsim.model.spec import ModelSpec
+from zsim.model.spec import ModelSpec, Preference
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan
 from zsim.plan.version import parse_version
 from zsim.program.deepspeed import parameter_groups
@@ -20,17 +20,24 @@ CHECKPOINT = "checkpoint"
 FILE_BYTES = 10**10  # save_pretrained's max_shard_size, transformers 4.18 to 4.34
 
 
-def with_startup(program: Program, model: ModelSpec, plan: AnyPlan) -> Program:
-    """`program` with what its ranks hold in host memory before its own first allocation there."""
+def with_startup(program: Program, model: ModelSpec, plan: AnyPlan, preference: Preference | None = None) -> Program:
+    """`program` with what its ranks hold in host memory before its own first allocation there.
+
+    A second model that `preference` needs is read as well before a trainer hands either to its framework (trl's
+    DPOTrainer.__init__, LLaMA-Factory's create_ref_model); under zero.Init the first has been sharded by then.
+    """
     nbytes, whole_files = model_bytes(model, plan), _reads_whole_files(plan)
     file = min(nbytes, FILE_BYTES)
     sharded = isinstance(plan, DeepSpeedPlan) and plan.stage == 3 and plan.zero_init
+    second = 0
+    if preference is not None and preference.reference == "model" and not sharded:
+        second = model.numel * DTYPE_BYTES[preference.stored] if preference.stored else nbytes
     flat = _flattened_on_host(model, plan)
     if flat:
         joined = Alloc("flattened", CHECKPOINT, flat, "host")
         program = replace(program, init=(joined, Free(joined.key), *program.init))
     if plan.load == "gpu":
-        whole = Alloc("model as loaded", "parameters", _loaded_bytes(model, plan), "gpu")
+        whole = Alloc("model as loaded", "parameters", _loaded_bytes(model, plan) + second, "gpu")
         return replace(program, init=(whole, Free(whole.key), *_scales(model, plan), *program.init))
     if plan.load == "meta":
         return program
@@ -38,7 +45,9 @@ def with_startup(program: Program, model: ModelSpec, plan: AnyPlan) -> Program:
     # 4.34 and older: every rank reads one file after the other
     by_rank_0 = plan.load == "rank0" or (sharded and not whole_files)
     category = RANK_0 if by_rank_0 else CHECKPOINT
-    start: list[Instruction] = [Alloc("checkpoint", category, file if sharded and whole_files else nbytes, "host")]
+    start: list[Instruction] = [
+        Alloc("checkpoint", category, file if sharded and whole_files else nbytes + second, "host")
+    ]
     if whole_files and not sharded:
         start += [Alloc("checkpoint file", category, file, "host"), Free("checkpoint file")]
     init, freed = list(program.init), Free("checkpoint")

@@ -21,7 +21,6 @@ NEWEST, FUSED = (1, 14), (1, 15)  # whose heads never make all logits
 MODELS_CAST_BEFORE = (4, 45)  # transformers, whose models cast their logits with or without labels
 
 
-LOADED = "host memory of the second model while every process loads it: one more copy of the weights for each"
 OWN_OPTIMIZER = (
     "the optimizer that the reference's engine gets, too, as the DeepSpeed configuration names one (LLaMA-Factory, and "
     "trl until 1.5): its states, which nobody uses"
@@ -77,7 +76,7 @@ def preference_of(
         gathered=how.gathered,
     )
     named = fields.deepspeed_config is not None and not fields.optimizer.decay_groups
-    missing = [] if reference != "model" else [LOADED, OWN_OPTIMIZER] if named else [LOADED]
+    missing = [OWN_OPTIMIZER] if reference == "model" and named else []
     return found, [*_counted(scenario), *notes], missing
 
 
