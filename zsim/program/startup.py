@@ -31,7 +31,7 @@ def with_startup(program: Program, model: ModelSpec, plan: AnyPlan, preference: 
     sharded = isinstance(plan, DeepSpeedPlan) and plan.stage == 3 and plan.zero_init
     second = 0
     if preference is not None and preference.reference == "model" and not sharded:
-        second = model.numel * DTYPE_BYTES[preference.stored] if preference.stored else nbytes
+        second = round(model.numel * DTYPE_BYTES[preference.stored]) if preference.stored else nbytes
     flat = _flattened_on_host(model, plan)
     if flat:
         joined = Alloc("flattened", CHECKPOINT, flat, "host")
