@@ -34,6 +34,13 @@ def test_published_models_fit_their_names(name: str) -> None:
         ("stabilityai/stablelm-2-1_6b", "stablelm", 1_644_515_328, None),
         ("HuggingFaceTB/SmolLM2-135M", "llama", 1_711_376_384, "has 1,711,376,384 parameters"),
         ("mistralai/Mistral-7B-v0.1", "qwen2", 7_615_616_512, "is of another family, qwen2"),
+        ("Qwen/Qwen3-8B", "qwen2", 7_615_616_512, "is of another family, qwen2"),
+        ("Qwen/Qwen2.5-7B", "qwen3", 8_190_735_360, "is of another family, qwen3"),
+        ("Qwen/Qwen1.5-7B", "qwen2", 7_721_324_544, None),
+        ("Qwen/Qwen2-VL-2B-Instruct", "qwen2_vl", 2_208_985_600, None),
+        ("google/gemma-2b", "gemma", 2_506_172_416, None),
+        ("google/gemma-2-2b", "gemma", 2_506_172_416, "is of another family, gemma"),
+        ("google/gemma-3n-E2B-it", "gemma3n", 5_440_000_000, None),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "qwen2", 7_615_616_512, None),
         ("dphn/dolphin-2.9-llama3-8b", "llama", 8_030_261_248, None),  # no phi
         ("openai/gpt-oss-20b", "gpt2", 20_900_000_000, "is of another family, gpt2"),

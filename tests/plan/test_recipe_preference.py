@@ -35,6 +35,7 @@ def script(tmp_path: Path, command: str) -> dict[str, Any]:
         ({"beta": 0.01, "max_prompt_length": 512}, {"kind": "dpo", "version": "0.28"}),
         ({"precompute_ref_log_probs": True}, {"kind": "dpo", "reference": "precomputed"}),
         ({"loss_type": "sigmoid", "rpo_alpha": 1.0}, {"kind": "dpo", "likelihood": True, "version": "0.28"}),
+        ({"loss_type": "sigmoid", "rpo_alpha": 0}, {"kind": "dpo", "likelihood": True, "version": "0.28"}),
         ({"loss_type": "simpo", "cpo_alpha": 0}, {"kind": "simpo", "likelihood": False}),
         ({"cpo_alpha": 1.0}, {"kind": "cpo", "likelihood": True}),
         ({}, {}),
@@ -148,6 +149,13 @@ def test_llama_factory_refuses() -> None:
 def test_axolotl(said_there: str, kind: str) -> None:
     reading = read("axolotl", AXOLOTL | {"rl": said_there, "rl_beta": 0.1})
     assert objective(said(reading)) == {"kind": kind}
+
+
+def test_axolotl_packs_no_pairs() -> None:
+    notes = read("axolotl", AXOLOTL | {"rl": "orpo", "sample_packing": True}).notes
+    assert [text for text in notes if "pack" in text] == [
+        "sample_packing: pairs are not packed, each sequence is taken to be sequence_len long"
+    ]
 
 
 def test_axolotl_refuses() -> None:

@@ -22,6 +22,15 @@ _FAMILIES = {
     r"gpt[-_]oss": ("gpt_oss",),
     r"(?<![a-z])olmo": ("olmo",),
 }
+# Numbers of generations that have a model_type of their own. What follows may not make a size of it: gemma-2b.
+_GENERATIONS = {
+    r"qwen[-_]?(?:1[._]5|2)(?![\db])": "qwen2",
+    r"qwen[-_]?3(?![\db])": "qwen3",
+    r"gemma[-_]?2(?![\db._])": "gemma2",
+    r"gemma[-_]?3(?![\db._])": "gemma3",
+    r"llama[-_]?4(?![\db._])": "llama4",
+    r"olmo[-_]?2(?![\db._])": "olmo2",
+}
 
 
 def contradiction(name: str, family: str, parameters: int) -> str | None:
@@ -30,7 +39,8 @@ def contradiction(name: str, family: str, parameters: int) -> str | None:
     cached = re.search(r"models--[^/]*--([^/]+)", name)  # in the Hub's cache
     words = (cached[1] if cached else name.rstrip("/").rpartition("/")[2]).lower()
     named = [part for word, parts in _FAMILIES.items() if re.search(word, words) for part in parts]
-    if named and not any(part in family for part in named):
+    generations = [part for word, part in _GENERATIONS.items() if re.search(word, words)]
+    if any(parts and not any(part in family for part in parts) for parts in (named, generations)):
         return f"is of another family, {family}"
     sizes = [] if _OTHERS.search(words) else [_parameters(*found.groups()) for found in _SIZE.finditer(words)]
     if sizes and not any(_LEAST <= parameters / size <= _MOST for size in sizes):

@@ -104,7 +104,8 @@ def of_trl(recipe: Recipe, kind: str, name: str = "loss_type") -> None:
         recipe.set("objective.reference", "precomputed", "precompute_ref_log_probs")
     alpha = recipe.get("rpo_alpha" if kind == "dpo" else "cpo_alpha")
     if alpha is not None and kind in ("dpo", "cpo", "simpo"):
-        recipe.set("objective.likelihood", bool(alpha), "rpo_alpha" if kind == "dpo" else "cpo_alpha")
+        # DPOTrainer takes the likelihood for any rpo_alpha, 0 as well, CPOTrainer for any but 0
+        recipe.set("objective.likelihood", kind == "dpo" or bool(alpha), "rpo_alpha" if kind == "dpo" else "cpo_alpha")
     own = _reference(recipe, "ref_model") or _reference(recipe, "ref_model_name_or_path")
     if own and any(path[0] == "lora" for path in reading.fields):
         recipe.set("objective.reference", "model", "ref_model")
