@@ -253,7 +253,7 @@ def errors(rows: Sequence[Case], read: Reader, price: type[Price] = Price) -> di
     """Row id -> error of the simulated step in percent."""
     built = _built(rows, read)
     return {
-        case.row.id: 100 * (case.simulate(built[case.device, case.setup.profile], price)[0] / case.measured_s - 1)
+        case.row.id: 100 * (case.step_s(built[case.device, case.setup.profile], price) / case.measured_s - 1)
         for case in rows
     }
 

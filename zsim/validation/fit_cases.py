@@ -59,6 +59,12 @@ class Case:
             stretches.append(sum(op.stretch_s for op in kernels if op.rank == steady.rank))
         return extrapolate(self.setup, times), extrapolate(self.setup, stretches)
 
+    def step_s(self, profile: Profile, price: type[Price]) -> float:
+        """Of `simulate`, and what no lane shows: memory that expandable segments map anew."""
+        if self.setup.plan.allocator.expandable_segments and price is Price:
+            return timed(self.setup, profile).time.step_s
+        return self.simulate(profile, price)[0]
+
     def report(self, profile: Profile) -> Result:
         """Of the row's own micro-steps, or of the most that are simulated."""
         setup, program = self.runs[-1]
