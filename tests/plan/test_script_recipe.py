@@ -49,6 +49,18 @@ def test_llama_factory_under_accelerate(tmp_path: Path) -> None:
     assert reading.places["micro_batch",] == (tmp_path / "sft.yaml", 8)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "torchrun --nproc_per_node 2 -m debugpy --listen 0.0.0.0:5678 --wait-for-client src/train.py sft.yaml",
+        "python -m debugpy --connect 5678 -m torch.distributed.run --nproc_per_node 2 src/train.py sft.yaml",
+    ],
+)
+def test_under_a_debugger(tmp_path: Path, command: str) -> None:
+    kind, reading = run(tmp_path, command, sft_yaml=LLAMA_FACTORY)
+    assert (kind, reading.ranks, said(reading)["seq_len"]) == ("llama_factory", 2, 1024)
+
+
 def test_llama_factory_whose_accelerate_configuration_is_not_there(tmp_path: Path) -> None:
     """What shards is left open, adapters and embeddings that train whole among them."""
     adapters = LLAMA_FACTORY.replace("full", "lora") + "additional_target: embed_tokens\n"

@@ -59,6 +59,17 @@ def test_an_array_of_variables_before_a_command() -> None:
     assert {name: value for name, (value, _) in command.environment.items()} == {"A": "1", "B": "2"}
 
 
+@pytest.mark.parametrize(
+    ("value", "then"),
+    [
+        ("$[$ALL/($NODES*$EACH)]", "8"), ("$[ALL / 16 - 1]", "7"), ("$(($ALL/($NODES*$EACH)))", "8"),
+        ("$[$ALL/$UNKNOWN]", "$[128/$UNKNOWN]"),
+    ],
+)  # fmt: skip
+def test_arithmetic_in_both_of_bashs_forms(value: str, then: str) -> None:
+    assert last(f"ALL=128\nNODES=2\nEACH=8\nACC={value}\nrun --a $ACC").words[-1].replace("\xa0", " ") == then
+
+
 def test_variables_that_another_command_fills() -> None:
     assert last("mapfile -t ARGS < <(list)\nrun $ARGS").unknown == {"ARGS"}
 

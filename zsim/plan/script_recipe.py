@@ -19,6 +19,7 @@ from zsim.plan.shell import Command
 
 _LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
 _LAUNCHING_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+_DEBUGGER_FLAGS = ("--wait-for-client", "--log-to-stderr")  # its other options have values
 _TRAIN = {  # commands of tools, by the subcommand that trains
     "axolotl": ("train",), "llamafactory-cli": ("train",), "lmf": ("train",), "trl": ("sft", "dpo"),
     "swift": swift_start.TASKS, "oumi": ("train",),
@@ -40,12 +41,24 @@ _TOOLS = {
 
 
 def from_launcher(words: list[str]) -> list[str]:
-    """A command without what starts its launcher elsewhere: srun, env, a container."""
+    """A command without what starts its launcher elsewhere: srun, env, a container; and without a debugger in it."""
+    words = _without_debugger(words)
     names = (*_LAUNCHERS, *_TRAIN)
     starts = (
         n for n, word in enumerate(words) if Path(word).name in names or re.fullmatch(r"(.*/)?python[\d.]*", word)
     )
     return words[next(starts, 0) :]
+
+
+def _without_debugger(words: list[str]) -> list[str]:
+    """python -m debugpy --listen 5678 --wait-for-client train.py"""
+    at = next((n for n in range(1, len(words)) if words[n - 1 : n + 1] == ["-m", "debugpy"]), None)
+    if at is None:
+        return words
+    end = at + 1
+    while end < len(words) and words[end].startswith("--"):
+        end += 1 if words[end] in _DEBUGGER_FLAGS else 2
+    return words[: at - 1] + words[end:]
 
 
 def program_at(words: list[str]) -> int | None:

@@ -7,9 +7,11 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 
-_ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
+_ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)|\$\[([^\[\]]*)\]")  # the second is bash's old form
 _EXPR = re.compile(r"(?:\$\(\s?|`\s?)expr\s([\d\s+*/%\\'\"-]{1,80})(?:\)|`)")  # of numbers alone
-_SUBSTITUTED = re.compile(r"\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`")
+_SUBSTITUTED = re.compile(
+    r"\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\$\[[^\[\]]*\]|`[^`]*`"
+)
 _REDIRECTION = re.compile(r"(?:\d*|&)(>>?|<|<<<|<<-?|>\|)(?!\()(&?\S*)")
 _GAP = "\N{NO-BREAK SPACE}"  # which ends no word
 _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
@@ -24,10 +26,10 @@ _NUMBERS = {
 
 
 def calculated(text: str, values: Mapping[str, str | None]) -> str:
-    """`text` with $(( ... )) and $(expr ...) of whole numbers calculated where all of its variables are known."""
+    """`text` with $(( ... )), $[ ... ] and $(expr ...) of whole numbers calculated where all variables are known."""
 
     def result(match: re.Match[str]) -> str:
-        number = _number(match.group(1), values)
+        number = _number(match.group(match.lastindex or 0), values)
         return match.group() if number is None else str(number)
 
     return _EXPR.sub(result, _ARITHMETIC.sub(result, text))
