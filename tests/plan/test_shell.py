@@ -70,6 +70,11 @@ def test_arithmetic_in_both_of_bashs_forms(value: str, then: str) -> None:
     assert last(f"ALL=128\nNODES=2\nEACH=8\nACC={value}\nrun --a $ACC").words[-1].replace("\xa0", " ") == then
 
 
+@pytest.mark.parametrize("program", ["$(which swift)", "`which swift`", '"$(command -v swift)"', "$( which swift )"])
+def test_where_a_program_lies(program: str) -> None:
+    assert last(f"torchrun --nproc_per_node 2 {program} sft").words[-2:] == ["swift", "sft"]
+
+
 def test_variables_that_another_command_fills() -> None:
     assert last("mapfile -t ARGS < <(list)\nrun $ARGS").unknown == {"ARGS"}
 

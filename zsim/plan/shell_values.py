@@ -12,6 +12,7 @@ _EXPR = re.compile(r"(?:\$\(\s?|`\s?)expr\s([\d\s+*/%\\'\"-]{1,80})(?:\)|`)")  #
 _SUBSTITUTED = re.compile(
     r"\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\$\[[^\[\]]*\]|`[^`]*`"
 )
+_WHICH = re.compile(r"(?:\$\(\s*|`\s*)(?:which|command\s+-v)\s+([\w.-]+)\s*[)`]")
 _REDIRECTION = re.compile(r"(?:\d*|&)(>>?|<|<<<|<<-?|>\|)(?!\()(&?\S*)")
 _GAP = "\N{NO-BREAK SPACE}"  # which ends no word
 _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
@@ -26,13 +27,14 @@ _NUMBERS = {
 
 
 def calculated(text: str, values: Mapping[str, str | None]) -> str:
-    """`text` with $(( ... )), $[ ... ] and $(expr ...) of whole numbers calculated where all variables are known."""
+    """`text` with $(( ... )), $[ ... ] and $(expr ...) of whole numbers calculated where all variables are known, and
+    $(which PROGRAM) as its name."""
 
     def result(match: re.Match[str]) -> str:
         number = _number(match.group(match.lastindex or 0), values)
         return match.group() if number is None else str(number)
 
-    return _EXPR.sub(result, _ARITHMETIC.sub(result, text))
+    return _WHICH.sub(r"\1", _EXPR.sub(result, _ARITHMETIC.sub(result, text)))
 
 
 def _number(expression: str, values: Mapping[str, str | None]) -> int | None:
