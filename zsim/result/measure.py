@@ -120,7 +120,7 @@ def measure(*, setup: Setup, views: list[RankView], profile: Profile, begun: flo
     slowest = slowest_of(views)
     device = cluster.devices[slowest.rank]
     gpu = memory.measure_gpu(views, cluster, program, setup.plan.allocator)
-    time = _with_remapping(measure_time(slowest, device, profile), gpu.remapping_s)
+    time = _with_remapping(measure_time(slowest, device, profile), gpu)
     host = memory.measure_host(views, cluster, gpu)
     return Result(
         name=setup.name,
@@ -158,8 +158,10 @@ def measure(*, setup: Setup, views: list[RankView], profile: Profile, begun: flo
     )
 
 
-def _with_remapping(time: Time, seconds: float | None) -> Time:
-    """A step in which the allocator unmaps pages and maps others, which waits for all that the GPU has been given."""
+def _with_remapping(time: Time, gpu: GpuMemory) -> Time:
+    """Steps in which the allocator unmaps pages and maps others, which waits for all that the GPU has been given."""
+    time = replace(time, first_step_s=time.first_step_s + (gpu.first_remapping_s or 0.0))
+    seconds = gpu.remapping_s
     if not seconds:
         return time
     idle_by = dict(sorted({**time.idle_by, REMAPPING: seconds}.items(), key=lambda item: -item[1]))

@@ -139,6 +139,7 @@ def _gpu(view: RankView, cluster: Cluster, program: Program, settings: Allocator
         allocator_retries=len(run.retries),
         allocator_retries_per_step=len(settled),
         remapping_s=_remapping_seconds(device, settled),
+        first_remapping_s=_remapping_seconds(device, [retry for retry in run.retries if retry.step == 1]),
         paged_bytes=paged,
         evicted_bytes=max(0, paged - beside),
         allowed_bytes=allowed,

@@ -51,6 +51,7 @@ class GpuMemory:
     allocator_retries: int
     allocator_retries_per_step: int = 0
     remapping_s: float | None = None  # per step, of expandable segments' pages
+    first_remapping_s: float | None = None  # of the first step
     paged_bytes: int = 0
     evicted_bytes: int = 0
     allowed_bytes: int | None = None
