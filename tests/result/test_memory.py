@@ -66,7 +66,7 @@ def test_pages_that_are_mapped_anew_in_every_step_take_time():
     plain = simulate("scenarios/qwen7b_8x4090.yaml", sets[:1])
     assert plain.gpu.remapping_s is None
     assert result.gpu.first_remapping_s is None  # all of it is new
-    full, plain = (simulate("scenarios/qwen32b_8xh100.yaml", each) for each in (sets[1:], []))
+    full, least = (simulate("scenarios/qwen32b_8xh100.yaml", each) for each in (sets[1:], []))
     assert full.gpu.first_remapping_s == pytest.approx(141e-6 * 1555)
-    assert full.time.first_step_s == pytest.approx(plain.time.first_step_s + full.gpu.first_remapping_s)
+    assert full.time.first_step_s == pytest.approx(least.time.first_step_s + full.gpu.first_remapping_s)
     assert time.step_s == pytest.approx(plain.time.step_s + seconds, rel=1e-3)
