@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsim.errors import InputError, NotModeled
-from zsim.model.families import SEQ2SEQ, VISION
-from zsim.model.huggingface import SAME, THINKERS, from_config, read_config
+from zsim.model.family_table import markdown
+from zsim.model.huggingface import from_config, known_families, read_config
 from zsim.model.lacking import MECHANISMS
-from zsim.model.readers import READERS
 from zsim.model.spec import ModelSpec
 
 GOOD: dict[str, Any] = {
@@ -103,10 +102,28 @@ def test_a_quantized_checkpoint_is_simulated_without_saying_so(tmp_path: Path):
 
 
 def test_families_that_are_not_read_are_refused_by_what_they_lack(tmp_path: Path):
-    assert not {*MECHANISMS} & {*READERS, *VISION, *SEQ2SEQ, *SAME, *THINKERS}
+    assert not {*MECHANISMS} & {*known_families()}
     assert "'jamba': the selective scan of Mamba 1" in str(refused(tmp_path, {"model_type": "jamba"}))
     seeing = {"model_type": "florence2", "vision_config": {}}
     assert "florence2: a language model inside a multimodal one, with a DaViT" in str(refused(tmp_path, seeing))
+
+
+def test_a_family_that_is_not_known_is_told_those_spelled_like_it(tmp_path: Path):
+    count = f"{len(known_families())} families (docs/families.md)"
+    near = str(refused(tmp_path, {"model_type": "qwen4"}).accepted)
+    assert near.startswith("qwen3, qwen2, ")
+    assert f"any other of {count}" in near
+    for other in ("baichuan", "jamba", "absent"):  # nothing like it, refused by what it lacks, not said
+        assert str(refused(tmp_path, {"model_type": other}).accepted).startswith(f"one of {count}")
+
+
+def test_the_documented_families_are_these():
+    """Written by `python -m zsim.model.family_table`."""
+    root = Path(__file__).parents[2]
+    text = (root / "docs" / "families.md").read_text(encoding="utf-8")
+    assert text == "\n".join(markdown()) + "\n"
+    assert {name for name in known_families() if f"`{name}`" not in text} == set()
+    assert f"{len(known_families())} model families" in (root / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_text_config_of_its_own_is_named_where_it_can_be_read(tmp_path: Path):

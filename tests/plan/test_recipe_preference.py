@@ -151,11 +151,11 @@ def test_axolotl(said_there: str, kind: str) -> None:
     assert objective(said(reading)) == {"kind": kind}
 
 
-def test_axolotl_packs_no_pairs() -> None:
-    notes = read("axolotl", AXOLOTL | {"rl": "orpo", "sample_packing": True}).notes
-    assert [text for text in notes if "pack" in text] == [
-        "sample_packing: pairs are not packed, each sequence is taken to be sequence_len long"
-    ]
+def test_axolotl_takes_no_packing_with_pairs() -> None:
+    packed = AXOLOTL | {"sample_packing": True}
+    with pytest.raises(InputError, match="axolotl refuses it with rl"):
+        read("axolotl", packed | {"rl": "orpo"})
+    assert "sequences are packed to sequence_len" in read("axolotl", packed).notes
 
 
 def test_axolotl_refuses() -> None:

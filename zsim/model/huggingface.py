@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from zsim.model.architecture import Architecture
-from zsim.model.families import ENCODERS, FAMILIES, SEQ2SEQ, VISION, build
+from zsim.model.families import ENCODERS, SEQ2SEQ, VISION, build
 from zsim.model.fields import Fields
 from zsim.model.lacking import MECHANISMS
 from zsim.model.layers import Net
@@ -61,10 +62,15 @@ SAME = {  # by model_type: with code on the hub, or in transformers 5.24 a confi
 THINKERS = ("qwen2_5_omni", "qwen3_omni_moe")  # whose file has a part for the model that is trained
 
 
+def known_families() -> list[str]:
+    """Every model_type that a config.json may have; docs/families.md lists them."""
+    return sorted((*READERS, *VISION, *SEQ2SEQ, *SAME, *THINKERS))
+
+
 def read_config(path: Path | str) -> ModelSpec:
     """The model of a config.json (or of the directory that holds one).
 
-    Raises InputError for a file or field that is wrong, NotModeled for an architecture that is not in `FAMILIES`.
+    Raises InputError for a file or field that is wrong, NotModeled for a family that `known_families` lacks.
     """
     path = Path(path)
     if path.is_dir():
@@ -80,7 +86,7 @@ def from_config(config: dict[str, Any], name: str, source: Path | str = "config.
 def _from_fields(fields: Fields, name: str) -> ModelSpec:
     family = fields.text("model_type", default="")
     if not family:
-        fields.fail("model_type", "is missing", ", ".join(FAMILIES))
+        fields.fail("model_type", "is missing", _accepted(""))
     said: list[str] = []
     if family in THINKERS:
         fields = fields.section("thinker_config").over({"model_type": f"{family}_thinker"})
@@ -139,8 +145,7 @@ def _refuse(fields: Fields, family: str) -> None:
             message = f"{family}: a language model inside a multimodal one" + lacks.replace(":", ", with", 1)
             fields.refuse(tower, message, f"a text model's config.json{own}")
     if family not in READERS and family not in VISION and family not in SEQ2SEQ:
-        known = ", ".join(sorted((*READERS, *VISION, *SEQ2SEQ, *SAME, *THINKERS)))
-        fields.refuse("model_type", f"model family {family!r}{lacks}", known)
+        fields.refuse("model_type", f"model family {family!r}{lacks}", _accepted("" if lacks else family))
     if fields.raw("quantization_config") is not None:
         fields.refuse(
             "quantization_config",
@@ -149,3 +154,13 @@ def _refuse(fields: Fields, family: str) -> None:
             "them, where its quantization_config says dequantize=True); the scenario's quantize, for 4 or 8 bits "
             "under adapters",
         )
+
+
+def _accepted(family: str) -> str:
+    """What a model_type may be: those spelled like it, and where all are listed."""
+    known = known_families()
+    near = "".join(f"{name}, " for name in get_close_matches(family, known, n=8))
+    rest = "any other of" if near else "one of"
+    return (
+        f"{near}{rest} {len(known)} families (docs/families.md); or a size alone, in a scenario: model: {{params: 7e9}}"
+    )

@@ -47,10 +47,9 @@ def read_axolotl(document: Document, ranks: int | None = None) -> Reading:
         recipe.refuse(name, (False, "", 1), "context parallelism by ring-flash-attn", ULYSSES)
     length = recipe.count("sequence_len") or 512  # axolotl's default
     recipe.set("seq_len", length, "sequence_len")
-    packed = recipe.flag("sample_packing")
-    if packed and pairs:
-        reading.notes.append("sample_packing: pairs are not packed, each sequence is taken to be sequence_len long")
-    elif packed:
+    if recipe.flag("sample_packing"):
+        if pairs:  # utils/schemas/validation.py, check_sample_packing_w_rl
+            raise recipe.error(("sample_packing",), "axolotl refuses it with rl", "false, or no rl")
         reading.notes.append("sequences are packed to sequence_len")
     else:
         reading.notes.append("every sequence is taken to be sequence_len long; without packing real ones are shorter")
