@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from zsim.validation import aims
 from zsim.validation.evidence import setup_of
-from zsim.validation.parts import parts
+from zsim.validation.parts import Part, parts
 from zsim.validation.published import Prediction, Score, baseline_seconds, predict
 from zsim.validation.rows import read_folder
 
@@ -21,11 +22,23 @@ def section(folder: Path) -> Iterator[str]:
     predictions = [predict(row) for row in read_folder(folder)]
     known = [p for p in predictions if p.error is not None]
     test = [p for p in known if p.split == "test"]
+    peers, record = read_yaml(folder / "peers.yaml"), read_yaml(folder / "calibration.yaml")
+    timed = list(parts(folder)) if (folder / "parts.yaml").exists() else []
     yield (
         f"{len(known)} training runs that others measured. Rows marked `fit` shaped the profiles, `test` did "
         "not: split by a checksum of source, model, GPU and sequence length. Errors of the step time in percent. `zsim "
         "validate published validation/published/*.csv` prints every row.\n"
     )
+    yield from aims.table(
+        [
+            *aims.step_times(known, peers.get("seven constants per GPU", {})),
+            *aims.left_out(record.get("left_out", {})),
+            *aims.memory(predictions),
+            *aims.parts_of_steps(timed),
+            *aims.orders(orders(known)),
+        ]
+    )
+    yield ""
     yield from _table("test rows of", {"all": test, **by(test, lambda p: p.row.source), **by(test, lambda p: p.gpu)})
     yield from _table("GPUs whose memory is", by(test, lambda p: p.fullness), head=False)
     yield (
@@ -34,10 +47,10 @@ def section(folder: Path) -> Iterator[str]:
     )
     yield ""
     yield from _table("fit rows of", {"all": [p for p in known if p.split == "fit"]}, head=False)
-    yield from _against_peers(known, read_yaml(folder / "peers.yaml"))
-    yield from _record(read_yaml(folder / "calibration.yaml"))
+    yield from _against_peers(known, peers)
+    yield from _record(record)
     yield from _order(known)
-    yield from _parts(folder)
+    yield from _parts(timed)
     explained = read_yaml(folder / "explained.yaml")
     yield from _memory(predictions, explained)
     yield from far(known, explained)
@@ -65,29 +78,39 @@ def _table(title: str, groups: Mapping[str, Sequence[Prediction]], head: bool = 
 
 def _against_peers(known: Sequence[Prediction], peers: Mapping[str, Any]) -> Iterator[str]:
     """zsim and one line of arithmetic, computed here, beside what others' simulators do on the same tables."""
-    rows = [p for p in known if p.row["framework"].startswith("llm-foundry")]
+    rows = [p for p in known if aims.is_foundry(p)]
     if not rows:
         return
+    own = by([p for p in rows if p.split == "test"], lambda p: p.gpu)
+    line = {gpu: _baseline(members) for gpu, members in by(rows, lambda p: p.gpu).items()}
+    others = {
+        "(6N + attention + recomputation) / peak": {gpu: Score.of(errors) for gpu, errors in line.items()},
+        "zsim": {gpu: Score.of(p.error for p in members) for gpu, members in own.items()},
+    }
     yield "\n### llm-foundry, beside others\n"
-    yield "One factor per GPU is fitted for each of the others, on other rows than they are scored on; none for zsim.\n"
-    yield "| | A100 | H100 |\n|---|--:|--:|"
-    test = [p for p in rows if p.split == "test"]
-    families = {"A100": "A100-SXM", "H100": "H100-SXM"}
-    own = [Score.of(p.error for p in test if p.gpu.startswith(gpu)) for gpu in families.values()]
-    yield "| zsim, test rows | " + " | ".join(f"{s.mape:.1f}" if s else "-" for s in own) + " |"
-    line = [_baseline([p for p in rows if p.gpu.startswith(gpu)]) for gpu in families.values()]
-    yield "| (6N + attention + recomputation) / peak, test rows | " + " | ".join(f"{m:.1f}" for m in line) + " |"
-    for peer in peers.get("llm-foundry", ()):
-        yield f"| {peer['name']}, as published with it | {peer.get('a100', '-')} | {peer.get('h100', '-')} |"
+    yield (
+        "MAPE / median. The seven constants, not all of them physical, are fitted to each GPU, and one factor on the "
+        "step time per GPU for each of the others, on other rows than they are scored on; nothing per GPU for zsim, of "
+        "which these are test rows.\n"
+    )
+    yield f"| | {' | '.join(own)} |\n|---|{'--:|' * len(own)}"
+    for name, scores in others.items():
+        cells = (f"{s.mape:.1f} / {s.median:.1f}" if (s := scores.get(gpu)) else "-" for gpu in own)
+        yield f"| {name} | {' | '.join(cells)} |"
+    for name, figures in {
+        "a closed form of seven constants": peers["seven constants per GPU"],
+        **peers["llm-foundry"],
+    }.items():
+        cells = (f"{f['mape']} / {f['median']}" if (f := figures.get(gpu)) else "-" for gpu in own)
+        yield f"| {name} | {' | '.join(cells)} |"
 
 
-def _baseline(rows: Sequence[Prediction]) -> float:
-    """MAPE of the test rows under FLOPs over peak times the median factor of the fit rows."""
+def _baseline(rows: Sequence[Prediction]) -> list[float]:
+    """Errors of the test rows, in percent, under FLOPs over peak times the median factor of the fit rows."""
     ratios = {p.row.id: (p.measured_s or 0.0) / baseline_seconds(setup_of(p.row)) for p in rows}
     fitted = sorted(ratios[p.row.id] for p in rows if p.split == "fit")
     factor = fitted[len(fitted) // 2]
-    held = [abs(factor / ratios[p.row.id] - 1) for p in rows if p.split == "test"]
-    return 100 * sum(held) / len(held)
+    return [100 * (factor / ratios[p.row.id] - 1) for p in rows if p.split == "test"]
 
 
 def _record(record: Mapping[str, Any]) -> Iterator[str]:
@@ -126,15 +149,23 @@ GROUPS = {
 }  # fmt: skip
 
 
-def _order(known: Sequence[Prediction]) -> Iterator[str]:
-    yield "\n### Which of two setups is faster\n"
-    yield f"Kendall's tau of tokens per second and GPU; measurements within {TIE:g} % of each other have no order.\n"
-    yield "| group | rows | tau |\n|---|--:|--:|"
+def orders(known: Sequence[Prediction]) -> dict[str, float]:
+    """Kendall's tau of each group that has an order."""
+    found = {}
     for name, member in GROUPS.items():
         chosen = [p for p in known if member(p)]
         tau = kendall([(_rate(p, p.measured_s), _rate(p, p.step.step_s if p.step else None)) for p in chosen])
         if tau is not None:
-            yield f"| {name} | {len(chosen)} | {tau:.2f} |"
+            found[name] = tau
+    return found
+
+
+def _order(known: Sequence[Prediction]) -> Iterator[str]:
+    yield "\n### Which of two setups is faster\n"
+    yield f"Kendall's tau of tokens per second and GPU; measurements within {TIE:g} % of each other have no order.\n"
+    yield "| group | rows | tau |\n|---|--:|--:|"
+    for name, tau in orders(known).items():
+        yield f"| {name} | {sum(GROUPS[name](p) for p in known)} | {tau:.2f} |"
 
 
 def _rate(prediction: Prediction, seconds: float | None) -> float:
@@ -152,10 +183,9 @@ def kendall(pairs: Iterable[tuple[float, float]]) -> float | None:
     return agree / total if total else None
 
 
-def _parts(folder: Path) -> Iterator[str]:
-    if not (folder / "parts.yaml").exists():
+def _parts(found: Sequence[Part]) -> Iterator[str]:
+    if not found:
         return
-    found = list(parts(folder))
     yield "\n### Where a step's time goes\n"
     yield (
         "Runs whose sources time the parts of a step and state all settings that matter. None states exposed "
