@@ -22,6 +22,7 @@ from validation.oracles.configuration_parts import (
 )
 from validation.oracles.configurations_adapters import adapter_configurations
 from validation.oracles.configurations_deepspeed import deepspeed_configurations
+from validation.oracles.configurations_evaluation import evaluation_configurations
 from validation.oracles.configurations_experts import expert_module_configurations
 from validation.oracles.configurations_fsdp1 import fsdp1_configurations
 from validation.oracles.configurations_hybrid import hybrid_configurations
@@ -57,6 +58,7 @@ def configurations() -> list[Config]:
         *expert_module_configurations(),
         *adapter_configurations(),
         *preference_configurations(),
+        *evaluation_configurations(),
     ]
 
 

@@ -143,8 +143,24 @@ def _train(
         if config.get("float8", {}).get("precompute"):
             float8.precompute(model)
         model.zero_grad()
+        _evaluate(recorder, config, header, model, rank, step)
     recorder.at("end")
     recorder.enabled = False
+
+
+def _evaluate(recorder: Watcher, config: Config, header: dict[str, Any], model: Any, rank: int, step: int) -> None:
+    """As transformers' Trainer does between two steps (prediction_step), on batches of a size of their own."""
+    if "evaluate" not in config:
+        return
+    recorder.at("evaluation")
+    model.eval()
+    size = header | {"micro_batch": config["evaluate"]}
+    for index in range(2):
+        tokens = _tokens(size, rank, 1000 + 2 * step + index)
+        with torch.no_grad(), autocast.as_on_cuda(config.get("autocast")):
+            outputs = model(**models.inputs_of(config, tokens), use_cache=False)
+        del outputs
+    model.train()
 
 
 def _optimizers(config: Config, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
@@ -383,6 +399,7 @@ def run_deepspeed(config: Config, rank: int, world: int, recorder: Watcher) -> R
                 engine.backward(loss)
                 recorder.at("step")
                 engine.step()
+            _evaluate(recorder, config, header, engine, rank, step)
         recorder.at("end")
         recorder.enabled = False
     extra = {"ds_optimizer": type(engine.optimizer).__name__, "skipped_steps": engine.skipped_steps}

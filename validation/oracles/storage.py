@@ -66,10 +66,10 @@ class StorageTracker(TorchDispatchMode):
 
     def watch_optimizer(self, optimizer: Any) -> None: ...
 
-    def _reduce_copies(self, output: torch.Tensor, whole: torch.Tensor, **settings: Any) -> None:
+    def _reduce_copies(self, output: torch.Tensor, input: torch.Tensor, **settings: Any) -> None:
         enabled, self.enabled = self.enabled, False
         part = torch.empty_like(output)
-        self._reduce(part, whole.clone(), **settings)
+        self._reduce(part, input.clone(), **settings)
         output.copy_(part)
         self.enabled = enabled
 

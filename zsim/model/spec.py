@@ -189,6 +189,17 @@ class Preference:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Forwards without gradients between two steps: batches of sequences as long as training's.
+
+    `loss`: as Workload.loss, where it is another than training's.
+    """
+
+    micro_batch: int
+    loss: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """What one rank runs per micro-batch, apart from sharding.
 
@@ -233,6 +244,8 @@ class Workload:
     transformers: tuple[int, ...] | None = None  # the release whose models run, where it is an old one; None: 5.24
     torchtitan: tuple[int, int] | None = None  # year and month of its models, where they are old ones; None: 2026's
     preference: Preference | None = None  # None: the next token is learned
+    evaluation: Evaluation | None = None  # after each step
+    forward_only: bool = False  # what is traced is an evaluation
     workspace_bytes: int = 0  # of each thread that issues matrix products, on the GPU (Device.workspace_bytes)
 
     @property

@@ -56,6 +56,24 @@ def trace_reference(spec: ModelSpec, workload: Workload) -> Module:
     return spec._cache[key]
 
 
+def trace_evaluation(spec: ModelSpec, workload: Workload) -> Module:
+    """The module tree of a batch of `workload.evaluation`: a forward without gradients."""
+    evaluation = workload.evaluation
+    assert evaluation is not None
+    frozen = tuple(replace(parameter, trainable=False) for parameter in spec.parameters)
+    workload = replace(
+        workload,
+        micro_batch=evaluation.micro_batch,
+        loss=evaluation.loss or workload.loss,
+        checkpointing="none",
+        checkpointed=None,
+        flat_units="",
+        evaluation=None,
+        forward_only=True,
+    )
+    return trace(replace(spec, parameters=frozen, _cache={}), workload)
+
+
 def _attempt(spec: ModelSpec, workload: Workload) -> Outcome:
     tracer = _Tracer(spec, workload)
     with Watch(tracer.tape) as watch:
@@ -79,7 +97,8 @@ def parameters(model: Layer) -> tuple[Parameter, ...]:
 
 class _Tracer:
     def __init__(self, spec: ModelSpec, workload: Workload) -> None:
-        self.forward_only = workload.preference is not None and not spec.trainable_numel  # a reference
+        reference = workload.preference is not None and not spec.trainable_numel
+        self.forward_only = reference or workload.forward_only
         if workload.flat_units and spec.trainable_numel < spec.numel:
             spec = with_flat_units(spec, workload.flat_units)
         self.spec, self.workload = spec, workload
@@ -117,7 +136,7 @@ class _Tracer:
             cudnn_masks=workload.cudnn_masks,
             early_stop=workload.early_stop,
             preference=workload.preference,
-            without_adapters=self.forward_only,
+            without_adapters=reference,
         )
         if workload.compile and any(kind.mixer != "attention" for kind in getattr(spec.arch, "kinds", ())):
             raise NotModeled(

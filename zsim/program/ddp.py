@@ -13,6 +13,7 @@ from zsim.model.spec import ModelSpec, Module, Preference, Workload
 from zsim.plan.spec import DdpPlan
 from zsim.program import muon
 from zsim.program.builder import Builder, repeated
+from zsim.program.evaluation import evaluating
 from zsim.program.execute import Execution, Hooks
 from zsim.program.ops import ALL_REDUCE, COMPUTE, Collective, Compute, Program
 from zsim.program.optimizer import clip, grad_norm, unscale, update
@@ -160,6 +161,7 @@ class Ddp(Hooks[DdpPlan]):
             self._prepare_for_backward()
             execution.backward(self.tree)
         self._optimizer(first)
+        self.evaluate()
 
     def _before_forward(self) -> None:
         """_pre_forward"""
@@ -167,9 +169,12 @@ class Ddp(Hooks[DdpPlan]):
             self.builder.host_work("ddp forward", "forward", micro=self.micro)
         if self.ready_order and not self.rebuilt:
             self._rebuild_buckets()
+        self._broadcast_buffers()
+        self.broadcast_buffers = self.sync  # _post_forward: require_forward_param_sync
+
+    def _broadcast_buffers(self) -> None:
         for buffer in self.buffers if self.broadcast_buffers else ():
             self._collective("broadcast", self.dtypes[buffer], self.numels[buffer], "forward")
-        self.broadcast_buffers = self.sync  # _post_forward: require_forward_param_sync
 
     def _rebuild_buckets(self) -> None:
         """Buckets in the order in which gradients became ready, parameters without one behind; rank 0's order is
@@ -221,6 +226,14 @@ class Ddp(Hooks[DdpPlan]):
     def compare(self, execution: Execution) -> None:
         super().compare(execution)
         self._end_autocast()
+
+    def begin_evaluation(self) -> None:
+        """Without gradients there are no parameters to keep in step (_post_forward)."""
+        self._broadcast_buffers()
+        self.broadcast_buffers = False
+
+    def end_evaluation(self) -> None:
+        self._drop_casts(set(self.cast))
 
     def _end_autocast(self) -> None:
         """Leaving the context empties its cache, but for what autograd saves of it."""
@@ -373,7 +386,7 @@ def lower_ddp(model: ModelSpec, tree: Module, plan: DdpPlan, workload: Workload,
             f"{model.parameters[rank.unused[0]].name} gets no gradient, on which torch fails in the second step",
             field="find_unused_parameters", accepted="true, or freeze them",
         )  # fmt: skip
-    rank.comparison = comparison(rank, workload)
+    rank.comparison, rank.evaluating = comparison(rank, workload), evaluating(rank, workload)
     rank.allocate()
     init = rank.builder.finish()
     programs = repeated(rank.builder, rank.step, steps, differing=4)

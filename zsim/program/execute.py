@@ -19,6 +19,7 @@ from zsim.program.ops import COMPUTE, Collective, Compute
 from zsim.program.ulysses import Shared
 
 if TYPE_CHECKING:
+    from zsim.program.evaluation import Evaluating
     from zsim.program.preference import Comparison
 
 P = TypeVar("P", bound=Plan)
@@ -32,12 +33,24 @@ class Hooks(Generic[P]):
     builder: Builder
     shared: Shared | None = None  # sequences that ranks share
     comparison: Comparison | None = None  # with a reference, of pairs
-    without_grad = False  # what runs is such a reference
+    evaluating: Evaluating | None = None  # after each step
+    without_grad = False  # what runs is such a reference, or an evaluation
 
     def compare(self, execution: Execution) -> None:
         """Between the forward and the backward of a micro-step."""
         if self.comparison:
             self.comparison.run(execution)
+
+    def evaluate(self) -> None:
+        """After the update of a step."""
+        if self.evaluating:
+            self.evaluating.run()
+
+    def begin_evaluation(self) -> None:
+        """Before the forward of each of its batches."""
+
+    def end_evaluation(self) -> None:
+        """After it."""
 
     def pre_forward(self, module: spec.Module, phase: str) -> None: ...
 

@@ -13,6 +13,7 @@ from zsim.errors import InputError, NotModeled
 from zsim.model.spec import ModelSpec, Module, Preference, Workload
 from zsim.plan.spec import Fsdp1Plan
 from zsim.program.builder import Builder, pinned_bytes
+from zsim.program.evaluation import evaluating
 from zsim.program.execute import Execution, Hooks
 from zsim.program.fsdp1_flat import FlatParameters, Handle
 from zsim.program.ops import (
@@ -98,6 +99,7 @@ class Fsdp1(Hooks[Fsdp1Plan]):
             execution.backward(self.tree)
             self._final_callback()
         self._optimizer(first)
+        self.evaluate()
 
     def _wrap(self, handle: Handle, nbytes: int) -> None:
         """FlatParamHandle, unit by unit, the root last: its parameters in one tensor, and the shard of that cloned. To
@@ -365,7 +367,7 @@ def lower_fsdp1(model: ModelSpec, tree: Module, plan: Fsdp1Plan, workload: Workl
         why = "forward_prefetch of FSDP1 where a forward without adapters precedes the backward"
         raise NotModeled(why, field="fsdp.forward_prefetch", accepted="false, or objective.reference: precomputed")
     rank = Fsdp1(model, tree, plan)
-    rank.comparison = comparison(rank, workload)
+    rank.comparison, rank.evaluating = comparison(rank, workload), evaluating(rank, workload)
     rank.allocate()
     init = rank.builder.finish()
     built = []

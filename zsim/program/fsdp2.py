@@ -13,6 +13,7 @@ from zsim.model.kernels import Memory
 from zsim.model.spec import ModelSpec, Module, Preference, Workload
 from zsim.plan.spec import Fsdp2Plan
 from zsim.program.builder import Builder, repeated
+from zsim.program.evaluation import evaluating
 from zsim.program.execute import Execution, Hooks
 from zsim.program.fsdp2_collectives import Collectives, Training, Unit
 from zsim.program.fsdp2_float8 import Float8Shards, gathered_in_float8
@@ -103,6 +104,7 @@ class Fsdp2(Hooks[Fsdp2Plan]):
             execution.backward(self.tree)
             self._root_post_backward()
         self._optimizer(first)
+        self.evaluate()
 
     # Forward.
 
@@ -367,7 +369,7 @@ def lower_fsdp2(model: ModelSpec, tree: Module, plan: Fsdp2Plan, workload: Workl
         why = "torch.optim.Muon on sharded matrices: DTensor picks the collectives of every product by costs of its own"
         raise NotModeled(why, field="optimizer", accepted="framework: deepspeed or ddp")
     rank = Fsdp2(model, tree, plan, workload)
-    rank.comparison = comparison(rank, workload)
+    rank.comparison, rank.evaluating = comparison(rank, workload), evaluating(rank, workload)
     rank.allocate()
     init = rank.builder.finish()
     built = repeated(rank.builder, lambda first: rank.step(first=first), steps)

@@ -27,8 +27,8 @@ LANES = (COMPUTE, ALL_GATHER, REDUCE_SCATTER, H2D, D2H, CPU, NVME, COPY_IN, ALL_
 OFF_GPU = (CPU, NVME, WORKER)
 
 # reference: the forward without gradients of what a trained model is compared with
-PHASES = ("init", "forward", "reference", "recompute", "backward", "optimizer")
-FORWARDS = ("forward", "reference", "recompute")
+PHASES = ("init", "forward", "reference", "recompute", "backward", "optimizer", "evaluation")
+FORWARDS = ("forward", "reference", "recompute", "evaluation")
 
 
 @dataclass(frozen=True, slots=True)

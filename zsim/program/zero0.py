@@ -28,6 +28,7 @@ from zsim.program.deepspeed import (
     trainable,
     whole_world,
 )
+from zsim.program.evaluation import evaluating
 from zsim.program.execute import Execution, Hooks
 from zsim.program.ops import COMPUTE, Program
 from zsim.program.optimizer import update
@@ -43,7 +44,7 @@ def lower_zero0(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: W
         raise NotModeled(f"sequence parallelism in {what}", field="sequence_parallel_size", accepted=accepted)
     builder = Builder()
     rank = (Bf16Optimizer if plan.stage == 1 else Stage0)(builder, model, plan)
-    rank.comparison = comparison(rank, workload)
+    rank.comparison, rank.evaluating = comparison(rank, workload), evaluating(rank, workload)
     rank.allocate()
     init = builder.finish()
     built = repeated(builder, lambda first: rank.step(tree, first=first), steps)
@@ -165,6 +166,7 @@ class Stage0(Unsharded):
         else:
             self._fp32_step(first)
         stop_timer(self.builder, self.plan, first)
+        self.evaluate()
 
     def _mixed_step(self) -> None:
         builder, total, count = self.builder, self.total, len(self.trainable)
@@ -225,6 +227,7 @@ class Bf16Optimizer(Unsharded):
         self.all_reduce([part * plan.world_size for part in self.partitions], 4)
         self._update(first)
         stop_timer(builder, plan, first)
+        self.evaluate()
 
     def _accumulate(self) -> None:
         """update_hp_grads: each bf16 gradient, cast to float32, is added to the flat buffer."""

@@ -39,6 +39,7 @@ from zsim.program.deepspeed import (
     trainable,
     whole_world,
 )
+from zsim.program.evaluation import evaluating
 from zsim.program.execute import Execution, Hooks
 from zsim.program.muon import is_muon, matrices
 from zsim.program.offload import Zero12OnCpu
@@ -65,7 +66,7 @@ def lower_zero12(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: 
     builder = Builder(rounds_pinned=not before(plan, 0, 6))
     rank = Zero12(builder, model, plan, whole=_whole(model, workload))
     rank.shared = shared(builder, plan, workload)
-    rank.comparison = comparison(rank, workload)
+    rank.comparison, rank.evaluating = comparison(rank, workload), evaluating(rank, workload)
     rank.allocate()
     init = builder.finish()
     built = repeated(builder, lambda first: rank.step(tree, first=first), steps, differing(plan))
@@ -144,6 +145,7 @@ class Zero12(Hooks[DeepSpeedPlan]):
                     "gather parameters", group=group.home,
                 )  # fmt: skip
         stop_timer(self.builder, plan, first)
+        self.evaluate()
 
     def average_expert_norms(self) -> int | None:
         """_average_expert_grad_norms; the event of the last one, if there is any."""

@@ -23,6 +23,7 @@ from zsim.program.deepspeed import (
     stop_timer,
     whole_world,
 )
+from zsim.program.evaluation import evaluating
 from zsim.program.execute import Execution
 from zsim.program.ops import COMPUTE, Instruction, Program
 from zsim.program.preference import comparison
@@ -50,7 +51,7 @@ def lower_zero3(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: W
     builder = Builder(rounds_pinned=not before(plan, 0, 6))
     rank = Zero3(builder, model, tree, plan)
     rank.shared = shared(builder, plan, workload)
-    rank.comparison = comparison(rank, workload)
+    rank.comparison, rank.evaluating = comparison(rank, workload), evaluating(rank, workload)
     rank.allocate()
     init = builder.finish()
     prologue, body = rank.step(first=True)
@@ -58,7 +59,8 @@ def lower_zero3(model: ModelSpec, tree: Module, plan: DeepSpeedPlan, workload: W
     if steps > 1:
         prologue, body = rank.step(first=False)
         built.append(prologue + body if prologue else body)
-        if (rank.shared or rank.comparison) and steps > 2:  # samples precede the first forward, and traces are compared
+        # samples precede the first forward, and traces are compared
+        if (rank.shared or rank.comparison or rank.evaluating) and steps > 2:
             prologue, body = rank.step(first=False)
             body = prologue + body
         built += [body] * (steps - 2)
@@ -178,6 +180,7 @@ class Zero3(Gathering):
         self.parameters.gather_persistent(self.coordinator.gather_persistent())
         self.parameters.drop_secondary()
         stop_timer(self.builder, self.plan, first)
+        self.evaluate()
         return self.prologue, self.builder.finish()
 
     # ---- module hooks ------------------------------------------------------------------------------------------------

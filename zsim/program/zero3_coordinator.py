@@ -117,6 +117,10 @@ class Coordinator:
             return ()
         self.complete, self.recording = False, False
         self._modules, self._trace, self._uses = [], [], {}
+        return self.drop_in_flight()
+
+    def drop_in_flight(self) -> Params:
+        """_clean_inflight_param_registry, before a forward, too: what was prefetched and is not used yet goes."""
         dropped = tuple(sorted(param for param in self._in_flight if not self._active[param]))
         self._in_flight.clear()
         self.live.difference_update(dropped)

@@ -114,6 +114,8 @@ class Gathering(Hooks[DeepSpeedPlan]):
 
     def reset_step(self, module: Module) -> None:
         """utils.py assert_ints_same_as_other_ranks: a list's length, then the list, from rank 0."""
+        if dropped := self.coordinator.drop_in_flight():  # what an evaluation's end took for the start of a backward
+            self.parameters.clean(dropped, module.name, "forward")
         for length in self.coordinator.reset_step():
             for numel in (1, length):
                 event = collective(

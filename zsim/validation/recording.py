@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zsim.errors import InputError, NotModeled
-from zsim.model.spec import Float8, Images, ModelSpec, Module, Preference, Workload
+from zsim.model.spec import Evaluation, Float8, Images, ModelSpec, Module, Preference, Workload
 from zsim.plan.spec import AnyPlan, DdpPlan, DeepSpeedPlan, Fsdp1Plan, Fsdp2Plan, Optimizer
 from zsim.plan.version import parse_version
 from zsim.program.lower import under
@@ -30,7 +30,7 @@ KINDS = {
 }  # fmt: skip
 PHASES = {
     "init": "init", "forward": "forward", "reference": "forward", "recompute": "backward", "backward": "backward",
-    "optimizer": "step",
+    "optimizer": "step", "evaluation": "evaluation",
 }  # fmt: skip
 
 
@@ -358,6 +358,7 @@ def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
         images=Images(**header["images"]) if "images" in header else None,
         target_len=header.get("target"),
         preference=preference,
+        evaluation=Evaluation(header["config"]["evaluate"]) if "evaluate" in header["config"] else None,
     )
     workload = under(plan, workload)
     return model, trace(model, workload), workload
