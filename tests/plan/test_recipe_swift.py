@@ -48,13 +48,14 @@ def test_a_script() -> None:
         "optimizer.name": "adamw",
         "optimizer.decay_groups": True,
         "saving.by": "trainer",
+        "evaluation.micro_batch": 1,
         "load": "gpu",
         "allocator.conf": "expandable_segments:True",
     }
     assert reading.places["lora", "r"] == (DATA / "swift.sh", 18)
     assert reading.places["zero", "stage"] == (DATA / "swift.sh", 24)
     assert reading.still_missing() == ["model (the config.json of some/model)", "cluster"]
-    assert [text.split(":")[0] for text in reading.not_modeled] == ["eval_strategy", "use_logits_to_keep"]
+    assert [text.split(":")[0] for text in reading.not_modeled] == ["use_logits_to_keep"]
     assert not reading.not_read
 
 

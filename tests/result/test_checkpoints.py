@@ -37,14 +37,14 @@ def printed(result: Result) -> str:
 
 def test_a_scenario_that_says_nothing_of_saving_says_nothing(tmp_path: Path):
     result = simulated(tmp_path, "framework: deepspeed\nzero: {stage: 2}\n")
-    assert result.checkpoints == ()
-    assert result.to_dict()["memory"]["checkpoints"] == []
+    assert result.moments == ()
+    assert result.to_dict()["memory"]["moments"] == []
     assert "Beyond training" not in printed(result)
 
 
 def test_the_copies_of_every_rank_lie_on_one_host(tmp_path: Path):
     result = simulated(tmp_path, "framework: deepspeed\nzero: {stage: 2}\nload: meta\nsaving: trainer\n")
-    weights = result.checkpoints[0]
+    weights = result.moments[0]
     assert weights.moment == "saving the weights"
     assert weights.host_by_category["checkpoint"] == 4 * 2 * result.params
     assert weights.fits
@@ -80,7 +80,7 @@ def test_whole_weights_on_every_gpu_are_counted_in_its_allocator(tmp_path: Path,
     kind = "state_dict_type: FULL_STATE_DICT, state_dict_offload_to_cpu: false"
     text = f"framework: {framework}\nfsdp: {{{kind}}}\noptimizer: {{name: sgd}}\n"
     result = simulated(tmp_path, text)
-    weights = result.checkpoints[0]
+    weights = result.moments[0]
     assert weights.gpu_bytes > result.gpu.nvidia_smi_bytes
     assert weights.gpu_bytes > 4 * result.params
     assert weights.fits
@@ -94,7 +94,7 @@ def test_what_a_gpu_has_not_is_missing_while_it_saves(tmp_path: Path):
     )
     result = simulated(tmp_path, text)
     assert result.trains, verdict(result)
-    weights = result.checkpoints[0]
+    weights = result.moments[0]
     assert not weights.gpu_fits
     assert result.host_fits
     assert "every GPU gathers all weights" in verdict(result)
@@ -105,10 +105,10 @@ def test_resuming_is_looked_at_where_it_is_asked_for(tmp_path: Path):
     """DeepSpeed's own shards: twelve bytes per parameter of a node's ranks together, before there are states."""
     text = "framework: deepspeed\nzero: {stage: 3}\nload: meta\nsaving: {resume: true}\n"
     result = simulated(tmp_path, text)
-    moments = {each.moment: each for each in result.checkpoints}
+    moments = {each.moment: each for each in result.moments}
     assert moments["resuming"].host_by_category["checkpoint"] == pytest.approx(12 * result.params, rel=1e-3)
     without = simulated(tmp_path, text.replace("{resume: true}", "trainer"))
-    assert "resuming" not in {each.moment for each in without.checkpoints}
+    assert "resuming" not in {each.moment for each in without.moments}
 
 
 def test_shards_that_do_not_fit_beside_training_are_saved_in_turn(tmp_path: Path):

@@ -17,6 +17,7 @@ WITHOUT = {
     "device",
     "workspace_bytes",  # the GPU
     "flat_units",  # framework and sharding strategy
+    "forward_only",  # evaluation
     "wide_cache",  # of releases of transformers that only published runs are of
     "torchtitan",  # likewise
     "cudnn_masks",  # the release of torch

@@ -118,11 +118,11 @@ def test_a_long_setting_keeps_its_distance_from_the_memory(result):
 
 def test_a_setting_that_lacks_no_gpu_memory_says_what_it_lacks(result):
     changes = [
-        Change("zero.stage=2", "setting", 0.1, 1.0, 1.0, 1, 2**30, False, 1, "memory while saving"),
+        Change("zero.stage=2", "setting", 0.1, 1.0, 1.0, 1, 2**30, False, 1, "memory beside the steps"),
         Change("zero.stage=1", "setting", 0.1, 1.0, 1.0, 1, -(2**30), False, 1, "GPU memory"),
     ]
     text = printed(explanation.render, result, changes)
-    assert "zero.stage=2  lacks memory while saving\n" in text
+    assert "zero.stage=2  lacks memory beside the steps\n" in text
     assert "zero.stage=1  lacks 1.0 GiB\n" in text
 
 

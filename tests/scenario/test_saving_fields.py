@@ -32,7 +32,7 @@ def test_what_does_not_go_together(overrides: list[str], field: str) -> None:
 def test_shards_of_groups_are_not_looked_at() -> None:
     mics = ["framework={name: deepspeed, version: 0.18.9}", "zero.mics_shard_size=4", "saving={resume: true}"]
     result = zsim.simulate(SCENARIO, mics)
-    assert not result.checkpoints
+    assert not result.moments
     assert any("MiCS" in text and "saving" in text for text in result.not_modeled)
 
 

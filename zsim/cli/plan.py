@@ -75,7 +75,9 @@ def plan(
             if machine not in usable:
                 console.print(f"not searched: {machine}, over which {batch} sequences do not divide")
         if "saving" in base.data:
-            console.print("not looked at: memory while saving, which `zsim` on the scenario it writes shows")
+            console.print(
+                "not looked at: memory while saving and evaluating, which `zsim` on the scenario it writes shows"
+            )
     if winner and out is not None:
         from zsim.sweep import launch, plan_plots
 

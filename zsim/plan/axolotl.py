@@ -131,6 +131,8 @@ def _kernels(recipe: Recipe, plugins: set[str]) -> None:
     liger, cut = liger if "liger" in plugins else [], cut and "cut_cross_entropy" in plugins
     if cut or "liger_fused_linear_cross_entropy" in liger:
         recipe.set("loss", "fused", "cut_cross_entropy" if cut else "liger_fused_linear_cross_entropy")
+        if not cut:
+            evaluation.with_all_logits(recipe)
         if cut and recipe.document.data.get("cut_cross_entropy") is None:
             reading.places["loss",] = recipe.document.place(("plugins",))
             reading.notes.append("cut_cross_entropy: true, as its plugin is named")

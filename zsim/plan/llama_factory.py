@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zsim.document import Document
 from zsim.errors import NotModeled
-from zsim.plan import preference
+from zsim.plan import evaluation, preference
 from zsim.plan.adapters import in_8_bits, lora, quantized, refuse_variants
 from zsim.plan.reading import LOADED_IN, Reading
 from zsim.plan.recipe import ULYSSES, Recipe
@@ -123,6 +123,8 @@ def read_llama_factory(document: Document, ranks: int | None = None) -> Reading:
         recipe.set("kernels", "liger", "enable_liger_kernel")
     _parts(recipe, method)
     training(recipe)
+    if recipe.flag("enable_liger_kernel"):
+        evaluation.with_all_logits(recipe)
     framework = reading.fields.get(("framework", "name"))  # None: accelerate's configuration is not there
     if method == "lora" and framework == "ddp" and not _asks_ddp(recipe):
         reading.fields[("ddp", "find_unused_parameters")] = False  # hparams/parser.py

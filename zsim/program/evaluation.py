@@ -45,3 +45,4 @@ class Evaluating:
             Execution(builder, rank, rank.micro).forward(self.tree)  # type: ignore[arg-type]
             rank.end_evaluation()
         builder.phases, rank.without_grad = {}, False
+        builder.host_wait()  # for the losses

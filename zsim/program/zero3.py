@@ -181,6 +181,8 @@ class Zero3(Gathering):
         self.parameters.drop_secondary()
         stop_timer(self.builder, self.plan, first)
         self.evaluate()
+        if self.evaluating:
+            self.parameters.events.clear()  # the host has waited for the losses
         return self.prologue, self.builder.finish()
 
     # ---- module hooks ------------------------------------------------------------------------------------------------

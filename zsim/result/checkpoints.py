@@ -14,7 +14,7 @@ from zsim.program.ops import DELAYED_FREES, RANK_0, Alloc
 from zsim.program.saving import RESUMING, Moment, moments
 from zsim.result.critical_path import RankView
 from zsim.result.memory import PROCESSES, events_until, wanted_bytes, whole_steps
-from zsim.result.spec import HOST_TIGHT, CheckpointMemory, GpuMemory, HostMemory
+from zsim.result.spec import HOST_TIGHT, GpuMemory, HostMemory, MomentMemory
 
 if TYPE_CHECKING:
     from zsim.scenario import Setup
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ALWAYS = (PROCESSES, "gpu")  # of the host's memory, whatever the moment: the latter where GPUs have no other
 
 
-def measure(setup: Setup, views: Sequence[RankView], gpu: GpuMemory, host: HostMemory) -> Iterator[CheckpointMemory]:
+def measure(setup: Setup, views: Sequence[RankView], gpu: GpuMemory, host: HostMemory) -> Iterator[MomentMemory]:
     """The moments that need more than `gpu` and `host`, which training does."""
     view = next(view for view in views if view.rank == gpu.peak_rank)
     for moment in moments(setup.model, setup.tree, setup.plan):
@@ -31,7 +31,7 @@ def measure(setup: Setup, views: Sequence[RankView], gpu: GpuMemory, host: HostM
         held = _host(moment, view, setup, gpu) | {name: n for name, n in host.by_category.items() if name in ALWAYS}
         total = sum(held.values())
         if taken or total > host.peak_bytes:
-            yield CheckpointMemory(
+            yield MomentMemory(
                 moment=moment.name,
                 cause=moment.cause,
                 gpu_bytes=taken,

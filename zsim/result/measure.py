@@ -25,7 +25,7 @@ from zsim.result.accuracy import accuracy, unmeasured, waits_for_host
 from zsim.result.breakdown import REMAPPING, measure_time
 from zsim.result.critical_path import RankView, slowest_of
 from zsim.result.shortened import SHOWN, compared, shortened
-from zsim.result.spec import CheckpointMemory, GpuMemory, Headline, HostMemory, Meta, Result, Throughput, Time
+from zsim.result.spec import GpuMemory, Headline, HostMemory, Meta, MomentMemory, Result, Throughput, Time
 
 if TYPE_CHECKING:
     from zsim.scenario import Setup
@@ -94,6 +94,10 @@ def _timed(
     result = simulated(False)
     if result is not None and result.gpu.evicted_bytes:
         result = simulated(True)
+    if result is not None and setup.evaluation is not None and result.trains:
+        from zsim.result.evaluation import evaluated
+
+        result = replace(result, moments=(*evaluated(few, result), *result.moments))
     return result
 
 
@@ -154,7 +158,7 @@ def measure(*, setup: Setup, views: list[RankView], profile: Profile, begun: flo
         program=program,
         timeline=timeline,
         profile=profile,
-        checkpoints=_checkpoints(setup, views, gpu, host) if setup.plan.saving else (),
+        moments=_moments(setup, views, gpu, host) if setup.plan.saving else (),
     )
 
 
@@ -168,7 +172,7 @@ def _with_remapping(time: Time, gpu: GpuMemory) -> Time:
     return replace(time, step_s=time.step_s + seconds, idle_s=time.idle_s + seconds, idle_by=idle_by)
 
 
-def _checkpoints(setup: Setup, views: list[RankView], gpu: GpuMemory, host: HostMemory) -> tuple[CheckpointMemory, ...]:
+def _moments(setup: Setup, views: list[RankView], gpu: GpuMemory, host: HostMemory) -> tuple[MomentMemory, ...]:
     from zsim.result import checkpoints
 
     return tuple(checkpoints.measure(setup, views, gpu, host))

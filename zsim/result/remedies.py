@@ -23,7 +23,7 @@ def remedies(result: Result, number: int) -> list[Change]:
     if not result.host.fits:
         candidates = (_load_on_rank_0, *candidates, _states_on_the_gpu)
     if result.trains:
-        candidates = (_save_on_host, _save_shards, _save_in_turn, _save_weights_alone)
+        candidates = (_evaluate_fewer, _save_on_host, _save_shards, _save_in_turn, _save_weights_alone)
     steps = [step for step in candidates if step(result.setup) is not None]
     for size in (1, 2):
         found = []
@@ -65,6 +65,17 @@ def _plan(setup: Setup, **fields: Any) -> tuple[str, Setup]:
 def _load_on_rank_0(setup: Setup) -> tuple[str, Setup] | None:
     """cpu_ram_efficient_loading, or a model built under zero.Init."""
     return _plan(setup, load="rank0") if setup.plan.load == "every_rank" else None
+
+
+def _evaluate_fewer(setup: Setup) -> tuple[str, Setup] | None:
+    """As many as training takes, or half of those."""
+    evaluation = setup.evaluation
+    if evaluation is None or evaluation.micro_batch == 1:
+        return None
+    few = min(setup.workload.micro_batch, evaluation.micro_batch // 2)
+    return f"evaluation.micro_batch={few}", dataclasses.replace(
+        setup, evaluation=dataclasses.replace(evaluation, micro_batch=few)
+    )
 
 
 def _save_shards(setup: Setup) -> tuple[str, Setup] | None:

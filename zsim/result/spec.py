@@ -99,8 +99,8 @@ class HostMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointMemory:
-    """Memory at the peak of writing or reading a checkpoint, where it is more than training's.
+class MomentMemory:
+    """Memory at the peak of an evaluation, or of writing or reading a checkpoint, where it is more than training's.
 
     `gpu_bytes`: as GpuMemory.nvidia_smi_bytes, 0 where training takes as much. `host_*`: of the fullest node, as
     HostMemory.
@@ -247,15 +247,15 @@ class Result:
     program: Program = field(repr=False, compare=False)
     timeline: Timeline = field(repr=False, compare=False)
     profile: Profile = field(repr=False, compare=False)
-    checkpoints: tuple[CheckpointMemory, ...] = ()  # moments that need more memory than training does
+    moments: tuple[MomentMemory, ...] = ()  # beside the steps, that need more memory than training does
 
     @property
     def fits(self) -> bool:
-        return self.trains and all(checkpoint.fits for checkpoint in self.checkpoints)
+        return self.trains and all(moment.fits for moment in self.moments)
 
     @property
     def trains(self) -> bool:
-        """Whether the steps fit, whatever becomes of the checkpoints."""
+        """Whether the steps fit, whatever becomes of evaluations and checkpoints."""
         return self.gpu.fits and self.host.fits
 
     @property
@@ -263,11 +263,11 @@ class Result:
         """What there is too little of."""
         if not self.gpu.fits:
             return "GPU memory"
-        return None if self.fits else "memory while saving" if self.trains else "host memory or NVMe space"
+        return None if self.fits else "memory beside the steps" if self.trains else "host memory or NVMe space"
 
     @property
     def host_fits(self) -> bool:
-        return self.host.fits and all(checkpoint.host_fits for checkpoint in self.checkpoints)
+        return self.host.fits and all(moment.host_fits for moment in self.moments)
 
     @property
     def tight(self) -> bool:
@@ -276,7 +276,7 @@ class Result:
         host = self.host
         if self.gpu.allocator_retries > 0 or host.peak_bytes > HOST_TIGHT * host.capacity_bytes > 0:
             return True
-        return any(each.gpu_tight or each.host_tight for each in self.checkpoints)
+        return any(each.gpu_tight or each.host_tight for each in self.moments)
 
     @property
     def slowest(self) -> RankView:
@@ -330,7 +330,7 @@ class Result:
                 "gpu": asdict(gpu) | {"nvidia_smi_bytes": gpu.nvidia_smi_bytes, "fits": gpu.fits},
                 "host": asdict(host) | {"fits": host.fits},
                 "textbook": asdict(self.textbook),
-                "checkpoints": [asdict(each) | {"fits": each.fits} for each in self.checkpoints],
+                "moments": [asdict(each) | {"fits": each.fits} for each in self.moments],
             },
             "time": asdict(self.time) | {"valid": self.trains, "temporal": asdict(self.temporal)},
             "throughput": asdict(self.throughput),

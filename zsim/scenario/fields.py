@@ -9,7 +9,20 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from zsim.scenario.adapter_fields import LoraField, QuantizeField
-from zsim.scenario.kinds import MICRO_STEPS, Auto, Dtype, Few, Positive, PositiveFloat, Precision, Range, Section, Whole
+from zsim.scenario.evaluation_field import EvaluationField
+from zsim.scenario.kinds import (
+    MICRO_STEPS,
+    Auto,
+    Dtype,
+    Few,
+    Loss,
+    Positive,
+    PositiveFloat,
+    Precision,
+    Range,
+    Section,
+    Whole,
+)
 from zsim.scenario.objective_field import ObjectiveField
 
 
@@ -315,11 +328,6 @@ class AllocatorField(Section):
     roundup_power2_divisions: Few | str | None = Field(None, description="4, or by megabytes [256:1,512:2,>:8]")
 
 
-Loss = Literal[
-    "hf", "uncast", "held", "uncast_held", "copied", "copied_held", "copied_uncast", "copied_cast", "compiled", "fused"
-]  # fmt: skip
-
-
 class ScenarioFields(Section):
     """One scenario: what is trained, on what, and how it is sharded. Paths are relative to the file."""
 
@@ -384,6 +392,7 @@ class ScenarioFields(Section):
     )
     grad_clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = 1.0
     compile: bool = False
+    evaluation: EvaluationField | None = Field(None, description="unless given nothing is said of evaluations")
     saving: SavingField | None = Field(
         None,
         description="unless given nothing is said of checkpoints, but where zero or fsdp say how weights are gathered",

@@ -57,6 +57,9 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 Auto = Literal["auto"]  # of the model's hidden size, as the Hugging Face Trainer does
 Precision = Literal["bf16", "fp16", "fp32"]
+Loss = Literal[
+    "hf", "uncast", "held", "uncast_held", "copied", "copied_held", "copied_uncast", "copied_cast", "compiled", "fused"
+]  # fmt: skip
 
 
 def _in_full(value: object) -> object:
@@ -68,7 +71,7 @@ Dtype = Annotated[
     Literal["bfloat16", "float16", "float32"],
     BeforeValidator(_in_full),
     WithJsonSchema({"enum": [*TORCH_DTYPE.values(), *TORCH_DTYPE], "type": "string"}),
-]
+]  # fmt: skip
 
 
 class Section(BaseModel):

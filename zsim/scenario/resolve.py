@@ -14,10 +14,11 @@ from zsim.document import siblings
 from zsim.errors import NotModeled
 from zsim.model.architecture import Architecture
 from zsim.model.families import breaks_graphs
-from zsim.model.spec import Float8, Images, ModelSpec, Module, Preference, Workload, every_nth
+from zsim.model.spec import Evaluation, Float8, Images, ModelSpec, Module, Preference, Workload, every_nth
 from zsim.plan.batch import triangle
 from zsim.plan.spec import TORCH_DTYPE, Allocator, AnyPlan, DdpPlan, DeepSpeedPlan
 from zsim.program.lower import under
+from zsim.scenario.evaluation import evaluation_of
 from zsim.scenario.kinds import FEW, MICRO_STEPS
 from zsim.scenario.pairs import target_of
 from zsim.scenario.plans import build_plan
@@ -53,6 +54,7 @@ class Setup:
     assumptions: tuple[str, ...] = ()
     not_modeled: tuple[str, ...] = ()
     sources: tuple[Path, ...] = ()
+    evaluation: Evaluation | None = None  # between steps
 
 
 def resolve(scenario: Scenario) -> Setup:
@@ -104,6 +106,7 @@ def resolve(scenario: Scenario) -> Setup:
     plan_notes += shared_notes(model, plan, workload)
     workload = under(plan, workload, model)
     model, plan, shared_experts = _with_experts_shared(model, plan)
+    evaluation, unevaluated = evaluation_of(scenario, model, workload)
     plan_notes += shared_experts
     return Setup(
         name=fields.name or Path(scenario.document.file).stem,
@@ -129,8 +132,9 @@ def resolve(scenario: Scenario) -> Setup:
             *scenario.notes,
             *plan_notes,
         ),
-        not_modeled=(*scenario.not_modeled, *not_modeled, *waits, *unlike, *uncompared),
+        not_modeled=(*scenario.not_modeled, *not_modeled, *waits, *unlike, *uncompared, *unevaluated),
         sources=(*scenario.sources, topology, *config),
+        evaluation=evaluation,
     )
 
 

@@ -223,7 +223,7 @@ def _simulate(document: dict[str, Any], settings: dict[str, Any]) -> dict[str, A
         "tokens_per_s": rates.tokens_per_s,
         "tokens_per_s_per_gpu": rates.tokens_per_s_per_gpu,
         "tight": result.fits and result.tight,
-        "says": known.says if known and result.host_fits and not result.checkpoints else "",
+        "says": known.says if known and result.host_fits and not result.moments else "",
         "peaks": {kind: nbytes / gib for kind, nbytes in peaks.items()},
     }
 

@@ -11,7 +11,7 @@ from zsim.plan.spec import Allocator
 from zsim.result.render.page import Page
 from zsim.result.render.style import CATEGORY_LABELS, cause_label
 from zsim.result.reported import CLOSE, Record, record
-from zsim.result.spec import CheckpointMemory, Headline, Result
+from zsim.result.spec import Headline, MomentMemory, Result
 from zsim.result.textbook import ADAM, optimizer_bytes
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ def verdict(result: Result) -> str:
             taken = f"takes all {_most(result)} per GPU, {cached:.1f} of them to cache and fragments"
             return f"FITS, tight{_odds(record(result))}: {result.name}: {taken}; {speed}"
         free = f"{gpu.headroom_bytes / GIB:.1f} of {_most(result)} free per GPU"
-        if moment := next((each for each in result.checkpoints if each.gpu_tight or each.host_tight), None):
-            return f"FITS, tight: {result.name}: {_checkpoint(result, moment)}; {speed}"
+        if moment := next((each for each in result.moments if each.gpu_tight or each.host_tight), None):
+            return f"FITS, tight: {result.name}: {_moment(result, moment)}; {speed}"
         if result.tight:
             taken = f"{host.peak_bytes / GIB:.0f} of {host.capacity_bytes / GIB:.0f} GiB of host RAM per node"
             return f"FITS, tight: {result.name}: {taken}, without the system's own; {free}; {speed}"
@@ -121,13 +121,13 @@ def verdict(result: Result) -> str:
     if host.nvme_peak_bytes > host.nvme_capacity_bytes:
         missing.append(f"NVMe {host.nvme_peak_bytes / GIB:.0f} of {host.nvme_capacity_bytes / GIB:.0f} GiB per node")
     if not missing:
-        return f"DOES NOT FIT: {result.name}: trains, but runs out while {_short_of_checkpoints(result)}; {speed}"
+        return f"DOES NOT FIT: {result.name}: trains, but runs out while {_short_of_moments(result)}; {speed}"
     return f"DOES NOT FIT: {result.name}: {', '.join(missing)} (if it fitted: {speed})"
 
 
-def _short_of_checkpoints(result: Result) -> str:
+def _short_of_moments(result: Result) -> str:
     """At which moment memory runs out first, and what takes it."""
-    first = next(each for each in result.checkpoints if not each.fits)
+    first = next(each for each in result.moments if not each.fits)
     taken, of = first.host_bytes / GIB, f"{result.host.capacity_bytes / GIB:.0f} GiB of host RAM per node"
     if not first.gpu_fits:
         taken, of = first.gpu_bytes / GIB, f"{_most(result)} per GPU"
@@ -217,8 +217,8 @@ def _memory(result: Result, width: int, blocks: bool) -> Iterator[str]:
         parts = ", ".join(f"{name.replace('_', ' ')} {n / GIB:.1f}" for name, n in host.by_category.items())
         of = f" of {host.capacity_bytes / GIB:.0f}" if host.capacity_bytes else ""
         yield f"Host RAM per node: {host.peak_bytes / GIB:.1f}{of} GiB ({parts})."
-    if result.checkpoints:
-        yield f"Beyond training: {'; '.join(_checkpoint(result, moment) for moment in result.checkpoints)}."
+    if result.moments:
+        yield f"Beyond training: {'; '.join(_moment(result, moment) for moment in result.moments)}."
     if host.nvme_peak_bytes:
         yield f"NVMe per node: {host.nvme_peak_bytes / GIB:.1f} of {host.nvme_capacity_bytes / GIB:.0f} GiB."
 
@@ -238,7 +238,7 @@ def strain(result: Result) -> Iterator[str]:
         )
 
 
-def _checkpoint(result: Result, moment: CheckpointMemory) -> str:
+def _moment(result: Result, moment: MomentMemory) -> str:
     taken = [f"{moment.gpu_bytes / GIB:.1f} of {_most(result)} per GPU"] if moment.gpu_bytes else []
     if moment.host_bytes > result.host.peak_bytes:
         taken.append(f"{moment.host_bytes / GIB:.1f} GiB of host RAM per node")
