@@ -55,6 +55,7 @@ class Tape(Bytes):
         self._boundary = True
         self._leads = False  # what segments to come do, they do before each block
         self.grad_enabled = True
+        self.forward_only = False  # no backward follows
         self._unread = ""  # whether what autograd saves is held, though no backward will ask for it
         self._released = 0  # segments from here on have given their saved tensors back
         self._made: set[tuple[str, str, int | None]] = set()  # see `first`
@@ -269,12 +270,14 @@ class Tape(Bytes):
 
     def hold(self, tensor: Tensor) -> Tensor:
         """What an autograd function keeps as an attribute: to its backward, out of checkpointing's reach."""
-        if self.phase == "forward":
+        if self.phase == "forward" and not self.forward_only:
             self.keep(self.open(), tensor)
         return tensor.detach()
 
     def share(self, *tensors: Tensor) -> None:
         """Keep what every block uses (rotary tables, masks) once, until the backward of the segment that made it."""
+        if self.forward_only:
+            return
         segment = self.open()
         self.keep(segment, *tensors)
         segment.held += [tensor.detach() for tensor in tensors]

@@ -110,6 +110,7 @@ class _Tracer:
         hooked = reached and tower and (vision is None or vision.input_embedding)
         text_keys, tower_keys = layer_keys(spec, reached, hooked)
         self.tape = Tape(workload.device == "cuda", workload.dtype if workload.weights else None)
+        self.tape.forward_only = self.forward_only
         net = Net(
             cast(Architecture, spec.arch),
             self.tape,

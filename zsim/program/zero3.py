@@ -154,6 +154,7 @@ class Zero3(Gathering):
     def step(self, first: bool) -> tuple[Instructions, Instructions]:
         """The comparison of the trace that precedes the first forward (if any), and the rest."""
         self.prologue: Instructions = ()
+        self.parameters.begin_step()
         self.ended: set[str] = set()
         for micro in range(self.plan.grad_accum):
             self.micro = self.parameters.micro = self.gradients.micro = micro

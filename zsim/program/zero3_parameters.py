@@ -210,6 +210,10 @@ class Parameters:
             if reduce:
                 self._views[param] = gather
 
+    def begin_step(self) -> None:
+        """Keys of equal steps are equal."""
+        self._flats = 0
+
     def new_key(self, kind: str) -> str:
         self._flats += 1
         return f"{kind}:{self._flats}"
