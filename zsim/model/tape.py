@@ -210,6 +210,8 @@ class Tape(Bytes):
 
         A view that follows a child's call belongs to the child's segment: it is no work of its own.
         """
+        if self.forward_only:
+            return
         edges: list[Edge] = []
         for tensor in inputs:
             param = tensor.param
@@ -225,7 +227,7 @@ class Tape(Bytes):
     def save(self, *tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:
         """Keep tensors for backward; returns what gives them back there."""
         segment = self.open()
-        if not tensors:
+        if not tensors or self.forward_only:
             return lambda: ()
         if self._unread:
             held = tuple(tensor.detach() for tensor in tensors) if self._unread == "held" else ()
