@@ -192,11 +192,32 @@ def test_offload_takes_the_trainers_place(write) -> None:
     assert resolve(write(text, framework="{name: deepspeed, version: 0.15.3}")).plan.optimizer.impl == "cpu"
 
 
-@pytest.mark.parametrize(("version", "limits"), [("2.0.1", False), ("2.1.0", True)])
-def test_fsdp1_limits_gathers_and_keeps_parameters_from_torch_2_1_on(write, version: str, limits: bool) -> None:
-    plan = resolve(write(framework=f"{{name: fsdp1, version: {version}}}")).plan
+@pytest.mark.parametrize(
+    ("versions", "keeps", "limits"),
+    [
+        ("version: 2.0.1", False, False),
+        ("version: 2.1.0", False, False),
+        ("version: 2.2.0", True, True),
+        ("version: 2.1.0, transformers: 4.35.2", False, False),
+        ("version: 2.1.0, transformers: 4.36.2", True, False),
+        ("version: 2.0.1, transformers: 4.37.0", True, True),
+        ("transformers: 4.36.0", True, False),
+    ],
+)
+def test_fsdp1_limits_gathers_and_keeps_parameters_as_accelerate_did(
+    write, versions: str, keeps: bool, limits: bool
+) -> None:
+    """accelerate 0.25 (December 2023) and 0.26 (January 2024) turned these on, on whatever torch."""
+    plan = resolve(write(framework=f"{{name: fsdp1, {versions}}}")).plan
     assert isinstance(plan, Fsdp1Plan)
-    assert plan.limit_all_gathers is plan.use_orig_params is limits
+    assert (plan.use_orig_params, plan.limit_all_gathers) == (keeps, limits)
+
+
+def test_a_script_says_itself_what_fsdp1_limits(write) -> None:
+    given = write("fsdp: {limit_all_gathers: true}\n", framework="{name: fsdp1, version: 2.1.0, transformers: 4.31.0}")
+    plan = resolve(given).plan
+    assert isinstance(plan, Fsdp1Plan)
+    assert (plan.use_orig_params, plan.limit_all_gathers) == (False, True)
 
 
 def test_ddp_is_autocast_over_float32(write) -> None:

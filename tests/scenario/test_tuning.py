@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,32 @@ def test_what_is_not_quantized_is_widened_where_the_base_is_prepared() -> None:
     assert prepared["parameters"] - plain["parameters"] == wider
     with pytest.raises(InputError, match="DDP's alone"):
         zsim.simulate(QLORA, ["framework=fsdp2", "ddp=null", "quantize={type: nf4, prepared: true}"])
+
+
+def test_norms_that_trl_leaves_in_float32_widen_what_all_blocks_but_the_first_are_given() -> None:
+    """65 norms of 4,096 at 4 bytes; bitsandbytes gives back the dtype that norms hand it, so that inputs of 31 of 32
+    checkpointed blocks, 512 tokens of 4,096, take 4 bytes instead of 2."""
+    plain, norms = (
+        zsim.simulate(QLORA, [f"quantize={{type: nf4, prepared: {how}}}", "seq_len=256"]).gpu.by_category
+        for how in ("false", "norms")
+    )
+    assert norms["parameters"] - plain["parameters"] == 2 * 65 * 4_096
+    assert norms["activations"] - plain["activations"] == 2 * 31 * 512 * 4_096
+
+
+def test_layer_norm_under_autocast_widens_what_a_quantized_block_hands_on(tmp_path: Path) -> None:
+    """Float32 comes out of it, and out of 4-bit products of that; a block more keeps its input in 4 bytes."""
+
+    def kept(layers: int) -> int:
+        config = {
+            "model_type": "gpt_neox", "hidden_size": 1024, "num_hidden_layers": layers, "num_attention_heads": 8,
+            "intermediate_size": 4096, "vocab_size": 1024, "max_position_embeddings": 2048,
+        }  # fmt: skip
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        overrides = [f"model={tmp_path / 'config.json'}", "seq_len=1024", "micro_batch=4"]
+        return zsim.simulate(QLORA, overrides).gpu.by_category["activations"]
+
+    assert kept(8) - kept(4) == 4 * 4096 * 1024 * 4
 
 
 def test_four_bit_weights_are_as_small_where_products_are_in_float32() -> None:

@@ -65,6 +65,7 @@ def test_every_collected_report_is_a_case_or_lacks_something() -> None:
         ("blind6", (64, 79), (2, 3)),
         ("blind7", (57, 85), (6, 9)),
         ("blind8", (75, 98), (5, 5)),
+        ("blind9", (46, 54), (2, 4)),
         ("saving", (9, 12), (0, 0)),
     ],
 )
@@ -128,10 +129,16 @@ def test_what_was_said_of_reports_never_seen_is_kept(
         "L14",
         "L18",
         "L28",
+        "M01",
+        "M05",
+        "M11",
+        "M20",
+        "M21",
+        "M23",
     ],
 )
 def test_reports_never_seen_before_come_out_as_they_are_said_to(name: str) -> None:
-    sets = {"B": "blind", "D": "blind2", "E": "saving"} | {each: f"blind{n}" for n, each in enumerate("FGHJKL", 3)}
+    sets = {"B": "blind", "D": "blind2", "E": "saving"} | {each: f"blind{n}" for n, each in enumerate("FGHJKLM", 3)}
     document = cases.read(BLIND.with_name(f"{sets[name[0]]}.yaml"))
     case = next(case for case in document["cases"] if case["id"] == name)
     runs = {run.name: run for run in cases.outcomes(document, case)}

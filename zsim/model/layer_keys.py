@@ -82,6 +82,9 @@ def layer_keys(spec: ModelSpec, reached: bool, reached_tower: bool) -> tuple[Key
     """Per layer which of its parameters are trainable and whether its input needs a gradient; () if all are. Of the
     text model's layers, and of those of a vision tower.
 
+    On a quantized base the first one is apart: bitsandbytes' modules give back the dtype that they are given, so that a
+    float32 norm widens what all later layers are given.
+
     `reached`, `reached_tower`: what comes before the first layer requires a gradient, even if nothing there is trained.
     """
     if spec.trainable_numel == spec.numel:
@@ -112,14 +115,15 @@ def layer_keys(spec: ModelSpec, reached: bool, reached_tower: bool) -> tuple[Key
             before[False] = before[False] or parameter.trainable
         if PROJECTOR in f".{parameter.name}" or in_tower:
             read = read or parameter.trainable
-    tower = _keys(lists[True], before[True], ())
-    return _keys(lists[False], before[False], crossed if read or reached_tower else ()), tower
+    quantized = spec.tuning is not None and spec.tuning.quantize is not None
+    tower = _keys(lists[True], before[True], (), quantized)
+    return _keys(lists[False], before[False], crossed if read or reached_tower else (), quantized), tower
 
 
-def _keys(layers: dict[int, list[bool]], reached: bool, reading: Container[int]) -> Keys:
+def _keys(layers: dict[int, list[bool]], reached: bool, reading: Container[int], first_apart: bool) -> Keys:
     """`reading`: layers whose output requires a gradient of what they read besides."""
-    keys = []
+    keys: list[tuple[object, ...]] = []
     for number in sorted(layers):
-        keys.append((tuple(layers[number]), reached))
+        keys.append(((*layers[number], first_apart and not keys), reached))
         reached = reached or any(layers[number]) or number in reading
     return tuple(keys)

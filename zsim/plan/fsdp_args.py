@@ -172,5 +172,6 @@ def _fsdp1(reading: Reading, options: Mapping[str, Any], put: Any, flag: Any, ch
     prefetch = choice("backward_prefetch", "NO_PREFETCH", ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"))
     put("backward_prefetch", "NONE" if prefetch == "NO_PREFETCH" else prefetch, "backward_prefetch")
     put("forward_prefetch", flag("forward_prefetch", False), "forward_prefetch")
-    for option, default in (("limit_all_gathers", True), ("use_orig_params", True)):
-        put(option, flag(option, default), option)
+    for option in ("limit_all_gathers", "use_orig_params"):  # what is left out follows from accelerate's release
+        if option in options:
+            put(option, flag(option, True), option)

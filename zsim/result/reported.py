@@ -29,11 +29,11 @@ class Record:
     ran_out: int
 
 
-FITS = Record("fits", 304, 13)
-CLOSE = Record(f"fits, less than {MARGIN:.0%} free", 19, 4)
-TIGHT = Record(f"fits, tight, less than {FULL:.0%} allocated", 32, 10)
-BARELY = Record(f"fits, tight, {FULL:.0%} or more allocated", 41, 25)
-OUT = Record("does not fit", 170, 153)
+FITS = Record("fits", 339, 17)
+CLOSE = Record(f"fits, less than {MARGIN:.0%} free", 20, 4)
+TIGHT = Record(f"fits, tight, less than {FULL:.0%} allocated", 34, 10)
+BARELY = Record(f"fits, tight, {FULL:.0%} or more allocated", 44, 27)
+OUT = Record("does not fit", 178, 161)
 RECORDS = (FITS, CLOSE, TIGHT, BARELY, OUT)
 
 

@@ -48,8 +48,8 @@ class QuantizeField(Section):
     experts: bool = Field(
         False, description="tensors that stack experts in 4 bits, too, as axolotl's quantize_moe_experts has them"
     )
-    prepared: bool = Field(
+    prepared: bool | Literal["norms"] = Field(
         False,
         description="ddp: by peft's prepare_model_for_kbit_training, in a script that calls it: what is not quantized "
-        "is float32 (axolotl, and TRL in bf16, turn it back)",
+        "is float32 (axolotl turns it back); norms: they alone, as TRL before 0.26 leaves 4-bit models in bf16",
     )

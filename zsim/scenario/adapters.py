@@ -60,10 +60,11 @@ def _lora(scenario: Scenario) -> Lora | None:
 def _loaded_for_ddp(scenario: Scenario, model: ModelSpec) -> ModelSpec:
     """In the compute dtype; peft keeps the adapters in float32, and what it copies as it is.
 
-    Its prepare_model_for_kbit_training (peft 0.21 utils/other.py) widens all that is not quantized before.
+    Its prepare_model_for_kbit_training (peft 0.21 utils/other.py) widens all that is not quantized before. TRL's
+    peft_module_casting_to_bf16 (0.7 to 0.25, trainer/utils.py) turns embeddings and head back, and leaves norms.
     """
     low, lora, quantize = TORCH_DTYPE[scenario.fields.precision], scenario.fields.lora, scenario.fields.quantize
-    rest = "float32" if quantize and quantize.prepared else low
+    prepared = quantize.prepared if quantize else False
     copies = (lora.modules_dtype if lora else None) or low
     if lora and lora.modules_to_save and copies == "float16":
         why = "copies in float16, whose gradients torch's GradScaler refuses (Attempting to unscale FP16 gradients)"
@@ -72,6 +73,9 @@ def _loaded_for_ddp(scenario: Scenario, model: ModelSpec) -> ModelSpec:
     def kept_in(parameter: Parameter) -> str | None:
         if parameter.trainable:
             return copies if COPY in parameter.name else None
-        return parameter.dtype or (PACKED if parameter.packed > 1 else rest)
+        if parameter.dtype or parameter.packed > 1:
+            return parameter.dtype or PACKED
+        norms = prepared == "norms" and ("Norm" in parameter.module_class or "norm" in parameter.name)
+        return "float32" if prepared is True or norms else low
 
     return replace(model, parameters=tuple(replace(p, dtype=kept_in(p)) for p in model.parameters), _cache={})

@@ -20,7 +20,7 @@ from zsim.plan.spec import (
     Optimizer,
 )
 from zsim.plan.version import parse_version
-from zsim.scenario.releases import transformers_release
+from zsim.scenario.releases import fsdp1_defaults, transformers_release
 from zsim.scenario.saving import saving_of, unsaved
 from zsim.scenario.sequences import check_version
 
@@ -151,14 +151,13 @@ def _trainers_impl(scenario: Scenario) -> str | None:
     version = parse_version(fields.framework.version)
     if fields.framework.name == "deepspeed":
         return "foreach" if fields.optimizer.decay_groups and version < (0, 17, 5) else None
-    flat = fields.framework.name == "fsdp1" and not _keeps_parameters(scenario, version)
+    flat = fields.framework.name == "fsdp1" and not _keeps_parameters(scenario)
     return None if version >= (2, 8) else "loop" if flat or version < (2,) else "foreach"
 
 
-def _keeps_parameters(scenario: Scenario, version: tuple[int, ...]) -> bool:
-    """FSDP1's use_orig_params: the Trainer and accelerate ask for it since autumn 2023."""
+def _keeps_parameters(scenario: Scenario) -> bool:
     given = scenario.fields.fsdp.use_orig_params if scenario.fields.fsdp else None
-    return version >= (2, 1) if given is None else given
+    return fsdp1_defaults(scenario)["use_orig_params"] if given is None else given
 
 
 def _offloads_activations(scenario: Scenario) -> str | None:
@@ -340,10 +339,8 @@ def _fsdp(scenario: Scenario, model: ModelSpec, common: dict[str, Any], local: i
         given.setdefault("state_dict_offload_to_cpu", False)
     if name == "fsdp2" and "version" in common:  # accelerate's get_state_dict until 1.7 (May 2025)
         given.setdefault("state_dict_offload_to_cpu", parse_version(common["version"]) >= (2, 7, 1))
-    if name == "fsdp1" and "version" in common:
-        version = parse_version(common["version"])
-        given.setdefault("limit_all_gathers", version >= (2, 1))  # fully_sharded_data_parallel.py
-        given.setdefault("use_orig_params", _keeps_parameters(scenario, version))
+    if name == "fsdp1":
+        given = fsdp1_defaults(scenario) | given
     given.setdefault("param_dtype", dtype)
     if fields.lora and "adapter_units" not in given:
         # trainer.py of transformers 4.57 and 5.24: peft's policy is set where the optimizer is made later, under FSDP1

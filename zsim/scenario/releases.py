@@ -62,6 +62,17 @@ def stated_release(scenario: Scenario) -> Release | None:
     return release
 
 
+def fsdp1_defaults(scenario: Scenario) -> dict[str, bool]:
+    """What accelerate hands to FSDP1, whatever torch's own defaults are, and the Trainer leaves to it: false until 0.25
+    of December 2023, and until 0.26 of January 2024 (utils/dataclasses.py), which is taken to be of transformers' time.
+    """
+    release = stated_release(scenario)
+    return {
+        "use_orig_params": release is None or release >= (4, 36),
+        "limit_all_gathers": release is None or release >= (4, 37),
+    }
+
+
 def experts_of(model: ModelSpec, release: Release | None) -> tuple[ModelSpec, list[str], list[str]]:
     """The model with its experts as `release` had them, notes on that, and what of it is not modeled."""
     if getattr(model.arch, "moe", None) is None:

@@ -51,6 +51,7 @@ def markdown(evidence: Path) -> Iterator[str]:
         ("Reports never seen before, sixth round", _blind(evidence / "cases", "blind6")),
         ("Reports never seen before, seventh round", _blind(evidence / "cases", "blind7")),
         ("Reports never seen before, eighth round", _blind(evidence / "cases", "blind8")),
+        ("Reports never seen before, ninth round", _blind(evidence / "cases", "blind9")),
         ("Reports of saving", _blind(evidence / "cases", "saving")),
     ):
         yield f"\n## {title}\n" if title else ""
