@@ -154,6 +154,10 @@ def test_a_machine_that_names_no_gpu_is_said_to_be_taken_for_one(capsys, tmp_pat
             ("from", str(DATA / "accelerate/fsdp1_hybrid.yaml"), MODEL, "--topology", TOPOLOGY, "--nodes", "3"),
             "the topology has 24\n  a scenario S written for 16 runs on others too: zsim S --set cluster.nodes=3",
         ),
+        (
+            ("from", str(DATA / "accelerate/three_processes.yaml"), MODEL, "--topology", TOPOLOGY),
+            "is written for 3 GPUs, and the topology has 8\n  a part of a node is a topology of its own",
+        ),
         (("from", str(ROOT / "scenarios/qwen7b_8xh100.yaml"), "--topology", TOPOLOGY), "is a scenario already"),
         (from_arguments("--seq-len", "0"), "seq_len: 0 is out of range"),
         (from_arguments("--seq-len", "4q"), "such as 4096 or 4k (4096)"),

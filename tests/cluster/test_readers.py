@@ -189,6 +189,13 @@ def test_what_the_file_does_not_say_is_assumed_and_said_or_given() -> None:
     assert cluster.templates[0].host.dram_bytes == 1024 << 30
 
 
+def test_only_sixteen_v100s_have_an_nvswitch() -> None:
+    reading = read_machine(DATA / "nccl_v100.xml")[1]
+    assert (reading.document["gpu"], reading.document.get("nvlink")) == ("V100-SXM2-32GB", None)
+    assert any("NVLinks of V100s" in text for text in reading.assumptions)
+    assert read_machine(DATA / "nccl_v100.xml", Hints("A100-SXM-80GB"))[1].document["nvlink"] == "switch"
+
+
 def test_host_memory_that_nobody_states_is_said() -> None:
     """It decides about runs that offload, and about how a model is loaded."""
     said = "host memory of 512 GiB per node, 256 for each socket"

@@ -281,6 +281,17 @@ def test_widths_of_llama4_that_do_not_fit_each_other(field: str):
     assert refused.value.field == f"vision_config.{field}"
 
 
+def test_a_file_without_its_tower_is_said_to_be_one():
+    """transformers' defaults of Llama 4's tower do not fit each other: 768 wide, 4 of them merged, and 5,632."""
+    config = recorded()["llama4"]["config"]
+    with pytest.raises(InputError, match="there is no vision_config in it") as refused:
+        from_config({name: value for name, value in config.items() if name != "vision_config"}, "llama4")
+    assert refused.value.field == "vision_config.intermediate_size"
+    with pytest.raises(InputError) as refused:
+        from_config(config | {"vision_config": {}}, "llama4")
+    assert not refused.value.notes
+
+
 def test_masks_rule_flash_attention_out():
     spec = from_config(recorded()["mllama"]["config"], "mllama")
     with pytest.raises(NotModeled, match="flash attention in Llama"):

@@ -166,10 +166,12 @@ def test_axolotls_other_ways_to_train_are_refused(name: str):
 
 
 def test_axolotls_kernels_are_listed():
-    reading = read("axolotl", {"base_model": "m", "lora_mlp_kernel": True, "resize_token_embeddings_to_32x": True})
+    data = {"lora_mlp_kernel": True, "resize_token_embeddings_to_32x": True, "tokens": ["<think>"]}
+    reading = read("axolotl", {"base_model": "m", **data})
     assert [what.partition(":")[0] for what in reading.not_modeled] == [
         "lora_mlp_kernel",
         "resize_token_embeddings_to_32x",
+        "tokens",
     ]
 
 
@@ -195,11 +197,20 @@ def test_pure_bf16_of_llama_factory():
         (("model", "max_duration", "fsdp_config"), "an llm-foundry configuration"),
         (("with_tracking", "model_name_or_path", "learning_rate"), "a loop of its own on accelerate"),
         (("os", "python", "gpu"), "Weights & Biases"),
+        (("mixer_list", "model_name_or_path", "learning_rate"), "an Open-Instruct configuration"),
     ],
 )
 def test_files_of_other_tools_are_named(keys: tuple[str, ...], says: str):
     with pytest.raises(InputError, match=says):
         detect.identify(Document("file", dict.fromkeys(keys, "x")))
+
+
+@pytest.mark.parametrize("keys", ["model_type: full\nprovider: p\n", "model_type: m\narchitectures: [M]\n"])
+def test_yaml_is_no_model(tmp_path: Path, keys: str):
+    path = tmp_path / "deploy.yaml"
+    path.write_text(keys)
+    with pytest.raises(InputError, match="no configuration that is known"):
+        describe(path)
 
 
 def test_json_with_a_gpu_in_it_is_no_topology(tmp_path: Path):

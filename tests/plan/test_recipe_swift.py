@@ -318,3 +318,9 @@ def test_another_scripts_train_type_is_not_ms_swifts(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("python t.py --per_device_train_batch_size 1 --train_type lora --model m\n")
     with pytest.raises(NotModeled, match="as the script's own code has it"):
         read_file(tmp_path / "run.sh")
+
+
+def test_what_bounds_images_is_noted(tmp_path: Path) -> None:
+    reading = script(tmp_path, "MAX_PIXELS=1003520 FPS_MAX_FRAMES=12 " + SFT + "--max_pixels 4096")
+    said_of = [note.partition(":")[0] for note in reading.notes if "images.size" in note]
+    assert said_of == ["MAX_PIXELS", "FPS_MAX_FRAMES", "max_pixels"]

@@ -223,6 +223,8 @@ def test_an_older_switch_of_the_optimizer() -> None:
         ({"packing": True, "fp16": True, "gradient_checkpointing": False}, "fp16", "none", 1024),
         ({"dataset_text_field": "text", "bf16": False, "max_length": None}, "fp32", "full", None),
         ({"packing": True, "max_seq_length": 2048}, "fp32", "none", 2048),  # trl before 0.20
+        ({"packing": True, "evaluation_strategy": "no"}, "fp32", "none", None),  # of transformers up to 4.45
+        ({"packing": True, "block_size": 512}, "bf16", "full", 512),
         ({}, "fp32", "none", None),
     ],
 )
@@ -231,6 +233,8 @@ def test_trls_own_defaults(data: dict[str, Any], precision: str, checkpointing: 
     reading = trainer(data)
     fields = said(reading)
     assert (fields["precision"], fields["checkpointing"], fields.get("seq_len")) == (precision, checkpointing, length)
+    defaults = any(note.startswith("max_length") for note in reading.notes)
+    assert defaults is (length == 1024)
     assert ("gradient_checkpointing: true, trl's default from 0.22 on" in reading.notes) is (
         checkpointing == "full" and "gradient_checkpointing" not in data
     )

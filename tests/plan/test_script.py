@@ -65,6 +65,13 @@ def test_a_script_with_variables_comments_and_a_launcher():
     assert "model (the config.json of some/model)" in reading.missing
 
 
+def test_of_an_option_given_twice_the_last_counts_and_is_where_it_stands(tmp_path: Path):
+    text = "torchrun t.py \\\n  --per_device_train_batch_size 1 \\\n  --per_device_train_batch_size 4 \\\n  --bf16\n"
+    reading = script(tmp_path, text + "# t.py --per_device_train_batch_size 8\necho --per_device_train_batch_size 2\n")
+    assert said(reading)["micro_batch"] == 4
+    assert reading.places["micro_batch",] == (tmp_path / "train.sh", 3)
+
+
 def test_what_a_script_sets_twice_is_not_guessed():
     with pytest.raises(InputError, match="STEPS") as caught:
         read_file(DATA / "arrays.slurm")

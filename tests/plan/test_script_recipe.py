@@ -125,6 +125,15 @@ def test_torchtitan_with_options_of_its_sections(tmp_path: Path) -> None:
     [
         ("axolotl train other.yml", r"run.sh:3: starts axolotl with other.yml, which is not there"),
         ("torchrun train.py --config $WHICH.yaml", r"run.sh:3: starts train.py with \$WHICH.yaml, which is not known"),
+        ("torchrun train.py --config $WHICH", r"run.sh:3: starts train.py with \$WHICH, which is not known"),
+        ("swift sft --config $WHICH --model m", r"run.sh:3: starts swift with \$WHICH, which is not known"),
+        ("swift sft --config recipe", "run.sh:3: starts swift with recipe, which is not there"),
+        ("oumi distributed torchrun -m oumi train -c ${1}", r"starts oumi with \$\{1\}, which is not known"),
+        ('llamafactory-cli train "$1"', r"starts llamafactory-cli with \$1, which is not known"),
+        (
+            "torchrun -m torchtitan.train --module llama3 --config llama3_8b",
+            "torchtitan with a configuration in Python",
+        ),
         ("axolotl inference r.yml", "starts axolotl inference, which does not train"),
         ("python evaluate.py --config r.yaml", "no command in it that trains"),
         ("python3 -m openrlhf.cli.train_sft --train_batch_size 8", "run.sh:3: starts OpenRLHF, whose options"),

@@ -51,7 +51,10 @@ def convert(
     if reading.ranks not in (None, ranks):
         message = f"is written for {reading.ranks} GPUs, and the topology has {ranks}"
         hint = "--nodes says how many nodes there are"
-        if nodes is not None:
+        if nodes is None and reading.ranks % cluster.gpus_per_node:
+            few = f"gpus: {reading.ranks} and no others in its pcie tree"
+            hint = f"a part of a node is a topology of its own: a copy of {topology} with {few}"
+        elif nodes is not None:
             hint = f"a scenario S written for {reading.ranks} runs on others too: zsim S --set cluster.nodes={nodes}"
         raise InputError(message, reading.document.file, notes=(hint,))
     folder = out.parent if out else Path.cwd()

@@ -36,6 +36,7 @@ _SM = {
     "120": "RTX 5090",
 }
 _BY_GENERATION = {3: "V100-SXM2-32GB", 4: "A100-SXM-80GB", 5: "H100-SXM", 6: "B300-SXM"}  # of clouds' own machines
+_V100_WITHOUT_SWITCH = 8  # an NVSwitch joins the sixteen of a DGX-2 alone
 _SOCKET_LINK = {
     "Sapphire Rapids": "upi_sapphire_rapids", "Emerald Rapids": "upi_emerald_rapids", "Zen 3": "xgmi_milan",
     "Zen 4": "xgmi_genoa", "Zen 4c": "xgmi_genoa", "Zen 5": "xgmi_turin",
@@ -136,7 +137,10 @@ def _document(machine: _Machine, tree: list[Any], nodes: list[ElementTree.Elemen
     document: dict[str, Any] = {"name": "from NCCL topology", "gpu": names[0] if len(set(names)) == 1 else names}
     document["gpus"] = len(names)
     wiring = _nvlinks(machine, notes)
-    if not wiring and "SXM" in names[0] and all(gpu.find("gpu") is None for gpu in machine.gpus):
+    only_pcie = not wiring and "SXM" in names[0] and all(gpu.find("gpu") is None for gpu in machine.gpus)
+    if only_pcie and names[0].startswith("V100") and len(names) <= _V100_WITHOUT_SWITCH:
+        notes.append("the file has only PCIe: NVLinks of V100s, which wire pairs, are left out (`nvidia-smi topo -m`)")
+    elif only_pcie:
         notes.append("an NVSwitch joins the GPUs: the file has only PCIe, NCCL asks the driver for NVLinks")
         wiring = "switch"
     if wiring:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zsim.errors import InputError
 from zsim.model.architecture import Architecture
 from zsim.model.families import ENCODERS, SEQ2SEQ, VISION, build
 from zsim.model.fields import Fields
@@ -100,7 +101,14 @@ def _from_fields(fields: Fields, name: str) -> ModelSpec:
     if read_as in VISION:
         from zsim.model.readers_vision import VISION_READERS
 
-        return from_architecture(name, VISION_READERS[read_as](fields, read_as), notes)
+        try:
+            return from_architecture(name, VISION_READERS[read_as](fields, read_as), notes)
+        except InputError as error:
+            if fields.absent("vision_config") and (error.field or "").startswith("vision_config."):
+                error.notes += (
+                    f"there is no vision_config in it, for which {read_as}'s defaults in transformers stand",
+                )
+            raise
     if read_as in SEQ2SEQ:
         from zsim.model.readers_seq2seq import SEQ2SEQ_READERS
 

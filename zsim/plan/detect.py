@@ -66,6 +66,7 @@ _FOREIGN: tuple[tuple[str, frozenset[str]], ...] = (
         frozenset({"with_tracking"}),
     ),
     ("an Open-Instruct configuration", frozenset({"dataset_mixer_list"})),
+    ("an Open-Instruct configuration", frozenset({"mixer_list"})),
     ("what Weights & Biases noted of a run (its config.yaml holds the arguments)", frozenset({"os", "python"})),
 )
 
@@ -132,14 +133,17 @@ def identify(document: Document) -> str:
     _refuse_foreign(document, keys)
     if _is_fsdp_config(keys):
         return "fsdp_config"
-    if {"model_type", "architectures"} <= keys and _BATCH not in keys:  # some have gradient_checkpointing
+    is_yaml = Path(document.file).suffix.lower() in _YAML  # as no model's config.json is
+    # some models have gradient_checkpointing
+    if {"model_type", "architectures"} <= keys and _BATCH not in keys and not is_yaml:
         return "model"
     if _is_trainer(document, keys):
         return "trainer"
     if document.script:
         why = "is the start of a script with arguments of its own, which is not read"
         raise InputError(why, *document.place(()), accepted=READERS)
-    if {"model_type", "architectures", "hidden_size", "n_embd", "d_model"} & keys and "zero_optimization" not in keys:
+    of_model = {"model_type", "architectures", "hidden_size", "n_embd", "d_model"} & keys
+    if of_model and "zero_optimization" not in keys and not is_yaml:
         return "model"
     if _is_deepspeed(document, keys):
         return "deepspeed"

@@ -96,11 +96,13 @@ def _recipe(path: Path, command: Command, words: list[str], recipe: str, lines: 
 
 
 def _locate(document: Document, lines: list[str], first: int) -> None:
-    """Where each option of the command at line `first` stands."""
+    """Where each option of the command at line `first` stands: the last time that it is given there, as that counts."""
+    last = next((n for n, text in enumerate(lines, 1) if n >= first and not text.rstrip().endswith("\\")), len(lines))
     for name in document.data:
         spelling = re.compile(rf"--{name.replace('_', '[_-]')}\b")
         said = [n for n, text in enumerate(lines, 1) if spelling.search(text) and not text.lstrip().startswith("#")]
-        line = next((n for n in said if n >= first), said[-1] if said else first)  # a variable may stand before
+        inside = [n for n in said if first <= n <= last]  # else in a variable, which may stand before, or in an array
+        line = inside[-1] if inside else next((n for n in said if n >= first), said[-1] if said else first)
         document.places[(name,)] = document.file, line
 
 

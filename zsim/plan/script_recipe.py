@@ -27,12 +27,14 @@ _TRAIN = {  # commands of tools, by the subcommand that trains
 _OPTIONS = ("config", "config_file", "job.config_file")
 _RECIPE = re.compile(r"[^=]*\.(ya?ml|toml)$")
 _POSITIONAL = re.compile(r"[^=]*\.(ya?ml|toml|json)$")
+_NOT_KNOWN = re.compile(r"\$.*")  # a variable that the script does not set
 _OTHER_WORK = re.compile(r"eval|infer|generat|convert|merge|export|test|preprocess|prepare|serve|dry_run|download")
 _WITHOUT_TRAINING = re.compile(
     r"infer|export|deploy|eval|merge[-_]lora|rollout|sample|app|web[-_]ui|webui|chat|api|preprocess|inference|vllm-serve"
 )
 _MEGATRON = re.compile(r"(^|[ /])(_?megatron[ /](sft|pt|rlhf)\b)")
 # What else is started by its name, for which there is no reader.
+_TORCHTITAN = ("torchtitan.train", "torchtitan/train.py")
 _TOOLS = {
     "openrlhf": "OpenRLHF", "verl": "verl", "tune": "torchtune",
     "xtuner": "xtuner", "litgpt": "LitGPT", "nanotron": "nanotron", "megatron": "Megatron", "nemo": "NeMo",
@@ -102,9 +104,13 @@ def recipe_of(words: list[str]) -> str | None:
         *(word.split("=", 1) for word in given if word.startswith("--") and "=" in word),
     ]:
         named = option.startswith("--") and option.lstrip("-").replace("-", "_") in _OPTIONS
-        if (named or (option, name) == ("-c", "oumi")) and _RECIPE.fullmatch(value):
+        if not named and (option, name) != ("-c", "oumi"):
+            continue
+        if name in _TRAIN or _RECIPE.fullmatch(value) or _NOT_KNOWN.fullmatch(value):
             return value
     first = given[0] if given else ""
+    if name in _TRAIN and _NOT_KNOWN.fullmatch(first):
+        return first
     return first if _POSITIONAL.fullmatch(first) and not first.startswith("-") else None
 
 
@@ -166,6 +172,9 @@ def nothing_trains(path: Path, found: Iterable[Command]) -> InputError:
         if at is not None and Path(words[at]).name in _TRAIN and _WITHOUT_TRAINING.fullmatch(words[at + 1]):
             why = f"starts {Path(words[at]).name} {words[at + 1]}, which does not train"
             return InputError(why, path, command.line, accepted=accepted)
+        if at is not None and words[at] in _TORCHTITAN and "--config" in words:
+            why = "starts torchtitan with a configuration in Python, by --config, which is not read"
+            return InputError(why, path, command.line, accepted="torchtitan's TOML, by --job.config_file")
         if at is not None and any(Path(word).name in (*_LAUNCHERS, *_LAUNCHING_MODULES) for word in words[:at]):
             why = f"starts {Path(words[at]).name}, with options that are not those of Hugging Face's Trainer"
             why = f"starts {words[at]}, which is not known here" if words[at].startswith("$") else why

@@ -35,6 +35,7 @@ _WHOLE_SETS = {"all-embedding": "embed_tokens", "EMBEDDING": "embed_tokens"}
 _OFF: tuple[Any, ...] = (None, False, 0, "", [], {}, "false", "False")
 # Loss scales of 0 and 1 alone: they become labels, and no weights (loss_scale/base.py).
 _BINARY = {"default", "base", "last_round", "all", "ignore_empty_think", "ignore_think_prefix"}
+_SIZES = re.compile(r"(.+_)?(MAX|MIN)_(PIXELS|TOKEN_NUM)|FPS_MAX_FRAMES")  # variables that templates read
 _VALIDATION = ("val_dataset", "cached_val_dataset", "custom_val_dataset_path", "eval_dataset")
 
 
@@ -264,6 +265,9 @@ def _parts(recipe: Recipe, tuner: str, is_of_2: bool) -> None:
     elif recipe.flag("vit_gradient_checkpointing", checkpointed) != checkpointed:
         reading.not_modeled.append("vit_gradient_checkpointing: a trained tower is checkpointed as the text model is")
     recipe.get("vit_gradient_checkpointing")
+    sizes = [name for name in recipe.document.environment if _SIZES.fullmatch(name)]
+    for name in [*sizes, *(["max_pixels"] if recipe.get("max_pixels") is not None else [])]:
+        reading.notes.append(f"{name}: images.size says how large the images are after that")
 
 
 def _batch(recipe: Recipe) -> None:

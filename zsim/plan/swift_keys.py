@@ -81,7 +81,7 @@ _DATA = (
     "data_seed", "truncation_strategy",
 )  # fmt: skip
 _TEMPLATE = (
-    "template", "template_type", "system", "max_pixels", "agent_template", "norm_bbox", "use_chat_template",
+    "template", "template_type", "system", "agent_template", "norm_bbox", "use_chat_template",
     "padding_side", "template_backend", "response_prefix", "enable_thinking", "preserve_thinking",
     "add_non_thinking_prefix", "disable_ignore_empty_think", "tools_prompt", "use_loss_scale",
     "loss_scale_config_path", "model_kwargs",

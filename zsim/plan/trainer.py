@@ -13,7 +13,7 @@ from zsim.plan.own_options import OWN, own_switches, refuse_own, refuse_tasks
 from zsim.plan.reading import FSDP, LOADED_IN, NOT_SHARDED, Reading
 from zsim.plan.recipe import ULYSSES, Recipe, as_flag, hub_attention
 from zsim.plan.trainer_keys import HARMLESS, LISTED, OF_RELEASE_4, OTHER_TRAINERS, REFUSED
-from zsim.plan.trl import fill_in, is_newer_trl
+from zsim.plan.trl import LENGTHS, fill_in, is_newer_trl
 
 KIND = "Hugging Face Trainer arguments"
 _STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
@@ -48,7 +48,7 @@ def read_trainer(document: Document, ranks: int | None = None, kind: str = KIND)
     own_switches(recipe)
     if is_newer_trl(recipe):
         fill_in(recipe)
-    model_length(recipe, ("max_length", "max_seq_length", "max_seq_len", "block_size", "model_max_length"))
+    model_length(recipe, LENGTHS)
     attention(recipe, "attn_implementation")
     checkpointing(recipe, default=False)
     if recipe.flag("use_peft"):
