@@ -195,9 +195,9 @@ def with_nvme_read(rate: float) -> Cluster:
     node = cluster.templates[0]
     drive = replace(node.links["nvme0>dram0"], bandwidth=rate)
     node = replace(
-        node, host=replace(node.host, nvme_read=rate), links={**node.links, "nvme0>dram0": drive}, _cache={}
+        node, host=replace(node.host, nvme_read=rate), links={**node.links, "nvme0>dram0": drive}
     )  # fmt: skip
-    return replace(cluster, templates=(node,), _cache={})
+    return replace(cluster, templates=(node,))
 
 
 def test_nvme_reads_need_requests_in_flight() -> None:

@@ -85,7 +85,7 @@ def test_llama_over_16_bit_weights_is_as_without_autocast() -> None:
 def test_parameters_kept_in_16_bits_hand_on_16_bits() -> None:
     """The frozen base of a LoRA run: its embedding makes the residual stream, whatever the adapters are in."""
     spec = from_config(LLAMA, "x")
-    low = replace(spec, parameters=tuple(replace(p, dtype="bfloat16") for p in spec.parameters), _cache={})
+    low = replace(spec, parameters=tuple(replace(p, dtype="bfloat16") for p in spec.parameters))
     kept = [
         [work.saved for work in computes(trace(model, Workload(B, S, weights=weights)))]
         for model, weights in ((low, "float32"), (spec, "bfloat16"), (spec, "float32"))

@@ -30,7 +30,7 @@ def recorded() -> dict[str, Any]:
 def built(name: str) -> ModelSpec:
     spec = with_modules(from_config(recorded()[name]["config"], name), (4, 57, 6))
     parameters = [replace(p, trainable="visual" not in p.name) for p in spec.parameters]
-    return replace(spec, parameters=tuple(parameters), _cache={})
+    return replace(spec, parameters=tuple(parameters))
 
 
 @pytest.mark.parametrize("name", recorded())

@@ -82,7 +82,7 @@ def frozen(spec: ModelSpec, *patterns: str) -> ModelSpec:
     parameters = tuple(
         replace(p, trainable=not any(fnmatchcase(p.name, pattern) for pattern in patterns)) for p in spec.parameters
     )
-    return replace(spec, parameters=parameters, _cache={})
+    return replace(spec, parameters=parameters)
 
 
 @given(configs(), workloads)

@@ -31,7 +31,7 @@ EARLY_BIAS = dict.fromkeys(("whisper", "bart", "mbart", "pegasus", "marian"), 2 
 
 
 def trained(spec: ModelSpec, names: list[str]) -> ModelSpec:
-    return replace(spec, parameters=tuple(replace(p, trainable=p.name in names) for p in spec.parameters), _cache={})
+    return replace(spec, parameters=tuple(replace(p, trainable=p.name in names) for p in spec.parameters))
 
 
 CASES = [(name, index) for name, model in recorded().items() for index in range(len(model["runs"]))]

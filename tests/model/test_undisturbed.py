@@ -27,7 +27,7 @@ WORKLOAD = Workload(2, 32, attention="eager", checkpointing="full")
 
 
 def fresh(spec: ModelSpec = SPEC) -> Module:
-    return trace(replace(spec, _cache={}), WORKLOAD)
+    return trace(replace(spec), WORKLOAD)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_a_sampling_thread(clean: Module, kind: str) -> None:
 def test_every_disturbance_by_a_sampler_is_seen(clean: Module) -> None:
     held: deque[Any] = deque(maxlen=50)
     with sampler(held.append):
-        outcomes = [_attempt(replace(SPEC, _cache={}), WORKLOAD) for _ in range(60)]
+        outcomes = [_attempt(replace(SPEC), WORKLOAD) for _ in range(60)]
     assert all(outcome.result == clean for outcome in outcomes if not outcome.disturbed)
     assert any(outcome.disturbed for outcome in outcomes)
 
@@ -91,7 +91,7 @@ def test_a_trace_function_that_holds_frames(clean: Module, setter: Callable[[Any
     before = sys.gettrace(), sys.getprofile()
     setter(watch)
     try:
-        watched = _attempt(replace(SPEC, _cache={}), WORKLOAD)
+        watched = _attempt(replace(SPEC), WORKLOAD)
         result = fresh()
     finally:
         sys.settrace(before[0])
@@ -118,7 +118,7 @@ def test_frames_in_a_cycle_that_the_collector_frees(clean: Module) -> None:
     before = sys.getprofile()
     sys.setprofile(watch)
     try:
-        outcome = _attempt(replace(SPEC, _cache={}), WORKLOAD)
+        outcome = _attempt(replace(SPEC), WORKLOAD)
     finally:
         sys.setprofile(before)
     assert outcome.disturbed

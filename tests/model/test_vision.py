@@ -47,7 +47,7 @@ def frozen(spec: ModelSpec, what: str) -> ModelSpec:
             and not any(part in name for part in ("visual.", "vision_tower.", "vision_model.", "vision_encoder."))
         )
 
-    return replace(spec, parameters=tuple(replace(p, trainable=trains(p.name)) for p in spec.parameters), _cache={})
+    return replace(spec, parameters=tuple(replace(p, trainable=trains(p.name)) for p in spec.parameters))
 
 
 def test_every_family_has_a_recording():

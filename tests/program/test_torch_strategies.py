@@ -38,7 +38,7 @@ def model_and_tree(checkpointing: str = "none", frozen: bool = False) -> tuple[M
     if frozen:
         kept = ("layers.2.", "norm", "lm_head")
         parameters = [replace(p, trainable=any(part in p.name for part in kept)) for p in model.parameters]
-        model = replace(model, parameters=tuple(parameters), _cache={})
+        model = replace(model, parameters=tuple(parameters))
     workload = Workload(1, 16, checkpointing=checkpointing)
     return model, trace(model, workload), workload
 

@@ -264,7 +264,6 @@ def test_frozen_parameters_have_no_states():
     frozen = replace(
         model,
         parameters=tuple(replace(p, trainable="layers.2." in p.name or "norm" in p.name) for p in model.parameters),
-        _cache={},
     )
     tree = trace(frozen, workload)
     for stage in (2, 3):

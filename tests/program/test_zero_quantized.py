@@ -42,7 +42,7 @@ def program_of(frozen: str | None = None, **changes: Any) -> Program:
     model, tree, workload = model_and_tree()
     if frozen:
         parameters = tuple(replace(p, trainable=frozen not in p.name) for p in model.parameters)
-        model = replace(model, parameters=parameters, _cache={})
+        model = replace(model, parameters=parameters)
         tree = trace(model, workload)
     settings = {
         "world_size": 4, "stage": 3, "reduce_bucket_size": 20_000, "stage3_max_live_parameters": 30_000,

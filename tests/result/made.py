@@ -45,8 +45,8 @@ def cluster(device: Device = DEVICE) -> Cluster:
     local = {link.id.replace("n0/", ""): link for link in LINKS}
     kinds = {"gpu0": "gpu", "gpu1": "gpu", "nvswitch": "nvswitch"}
     shipped = load_topology(TOPOLOGIES / "hgx_h100_8.yaml")
-    node = replace(shipped.templates[0], devices=(device, device), kinds=kinds, links=local, _cache={})
-    return replace(shipped, name="one_pair", templates=(node,), assumptions=(), _cache={})
+    node = replace(shipped.templates[0], devices=(device, device), kinds=kinds, links=local)
+    return replace(shipped, name="one_pair", templates=(node,), assumptions=())
 
 
 def program() -> Program:

@@ -132,7 +132,7 @@ def test_families_are_taken_where_their_configuration_has_what_deepspeed_asks_fo
     assert isinstance(model.arch, Architecture)
     taken = Counter[bool]()
     for family in FAMILIES:
-        other = replace(model, arch=replace(model.arch, family=family), _cache={})
+        other = replace(model, arch=replace(model.arch, family=family))
         config = transformers.AutoConfig.for_model(family).get_text_config()
         takes = accepted(lambda: check_shared(other, SHARED, 4, "deepspeed"), InputError)  # noqa: B023
         # and whose head_dim is the width of a query (DeepSeek's is that of the rotated part alone) in every layer
@@ -157,7 +157,7 @@ def test_heads_are_refused_as_deepspeed_refuses_them(monkeypatch: pytest.MonkeyP
     for size in (2, 3, 4, 6, 8, 12, 16):
         monkeypatch.setattr(ulysses_sp.dist, "get_world_size", lambda group, size=size: size)
         for heads, kv_heads in ((8, 8), (8, 2), (12, 4), (12, 1), (16, 6), (24, 8), (28, 4)):
-            other = replace(model, arch=replace(arch, heads=heads, kv_heads=kv_heads), _cache={})
+            other = replace(model, arch=replace(arch, heads=heads, kv_heads=kv_heads))
             workload = replace(SHARED, sequence_parallel_size=size)
             takes = accepted(lambda: check_shared(other, workload, size, "deepspeed"), InputError)  # noqa: B023
             theirs = accepted(

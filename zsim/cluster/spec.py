@@ -105,7 +105,7 @@ class Node:
     host: Host
     p2p: str
     gdr: bool = True  # NICs may read and write GPU memory (GPUDirect RDMA)
-    _cache: dict = field(default_factory=dict, compare=False, repr=False)
+    _cache: dict = field(default_factory=dict, init=False, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -174,11 +174,11 @@ class Cluster:
     backend: str = "nccl"
     nccl_algo: str | None = None
     nccl_proto: str | None = None
-    _cache: dict = field(default_factory=dict, compare=False, repr=False)
+    _cache: dict = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def unfolded(self) -> Cluster:
         """The same cluster with every node's links named, for simulating every rank on its own."""
-        return replace(self, collapse=False, _cache={})
+        return replace(self, collapse=False)
 
     @property
     def nodes(self) -> int:

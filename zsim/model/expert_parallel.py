@@ -62,12 +62,12 @@ def converted(model: ModelSpec, size: int, *, renumbered: bool = False) -> Model
     shared = replace(arch, moe=replace(arch.moe, autoep_size=size))
     source = {parameter.name: parameter for parameter in model.parameters}
     own = tuple(_with_flags(parameter, source, size) for parameter in parameters(build(Net(shared))))
-    found = replace(model, arch=shared, parameters=own, conversion=Conversion(size, model), _cache={})
+    found = replace(model, arch=shared, parameters=own, conversion=Conversion(size, model))
     if not renumbered:
         return found
     late = sorted(own, key=lambda parameter: 2 * is_router(parameter) + parameter.expert)
     late = [replace(parameter, home=DATA_PARALLEL) if is_router(parameter) else parameter for parameter in late]
-    return replace(found, parameters=tuple(late), conversion=Conversion(size, model, found), _cache={})
+    return replace(found, parameters=tuple(late), conversion=Conversion(size, model, found))
 
 
 def is_router(parameter: Parameter) -> bool:

@@ -59,7 +59,7 @@ def with_flat_units(spec: ModelSpec, units: str) -> ModelSpec:
 
     trained = {unit(parameter.name) for parameter in spec.parameters if parameter.trainable}
     found = tuple(replace(p, trainable=True) if unit(p.name) in trained else p for p in spec.parameters)
-    return replace(spec, parameters=found, _cache={})
+    return replace(spec, parameters=found)
 
 
 def _layer_at(name: str, vision: bool) -> int | None:

@@ -91,7 +91,6 @@ def tune(spec: ModelSpec, tuning: Tuning) -> ModelSpec:
     notes = tuple(f"lora.{field}: the model has no {', '.join(n)}, which peft passes over" for field, n in lacking if n)
     return replace(
         spec, parameters=found, tuning=tuning, buffers_bytes=spec.buffers_bytes + state, notes=spec.notes + notes,
-        _cache={},
     )  # fmt: skip
 
 

@@ -285,7 +285,7 @@ class ModelSpec:
     notes: tuple[str, ...] = ()  # what was assumed while reading
     tuning: Tuning | None = None  # adapters and quantized weights
     conversion: Conversion | None = None  # of its experts into those of one rank among several
-    _cache: dict = field(default_factory=dict, compare=False, repr=False)
+    _cache: dict = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def numel(self) -> int:

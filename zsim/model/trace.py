@@ -40,7 +40,7 @@ def trace(spec: ModelSpec, workload: Workload) -> Module:
 
             spec._cache[key] = renumber(trace(executed, workload), executed, spec)
         else:
-            spec._cache[key] = undisturbed(_attempt, replace(spec, _cache={}), workload)
+            spec._cache[key] = undisturbed(_attempt, replace(spec), workload)
     return spec._cache[key]
 
 
@@ -52,7 +52,7 @@ def trace_reference(spec: ModelSpec, workload: Workload) -> Module:
     workload = replace(workload, checkpointing="none", checkpointed=None)
     key = ("reference", workload)
     if key not in spec._cache:
-        spec._cache[key] = undisturbed(_attempt, replace(spec, parameters=frozen, _cache={}), workload)
+        spec._cache[key] = undisturbed(_attempt, replace(spec, parameters=frozen), workload)
     return spec._cache[key]
 
 
@@ -71,7 +71,7 @@ def trace_evaluation(spec: ModelSpec, workload: Workload) -> Module:
         evaluation=None,
         forward_only=True,
     )
-    return trace(replace(spec, parameters=frozen, _cache={}), workload)
+    return trace(replace(spec, parameters=frozen), workload)
 
 
 def _attempt(spec: ModelSpec, workload: Workload) -> Outcome:

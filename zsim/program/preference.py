@@ -74,7 +74,7 @@ class Comparison:
         self.second: Second | None = None
         if self.tree is not None and self.how.reference == "model":
             frozen = tuple(replace(parameter, trainable=False) for parameter in rank.model.parameters)
-            model = replace(rank.model, parameters=frozen, _cache={})
+            model = replace(rank.model, parameters=frozen)
             self.second = rank.second(cast(Builder, Apart(self.builder)), model, self.tree, self.how)
 
     def allocate(self) -> None:

@@ -255,18 +255,17 @@ def _links(cluster: Cluster, kind: str, factor: float) -> Cluster:
         replace(
             node,
             links={name: scaled(link) if link.kind == kind else link for name, link in node.links.items()},
-            _cache={},
         )
         for node in cluster.templates
     )
-    return replace(cluster, templates=templates, _cache={})
+    return replace(cluster, templates=templates)
 
 
 def _devices(cluster: Cluster, change: Callable[[Device], Device]) -> Cluster:
     templates = tuple(
-        replace(node, devices=tuple(change(device) for device in node.devices), _cache={}) for node in cluster.templates
+        replace(node, devices=tuple(change(device) for device in node.devices)) for node in cluster.templates
     )
-    return replace(cluster, templates=templates, _cache={})
+    return replace(cluster, templates=templates)
 
 
 def _twice_the_flops(device: Device) -> Device:

@@ -78,4 +78,4 @@ def _loaded_for_ddp(scenario: Scenario, model: ModelSpec) -> ModelSpec:
         norms = prepared == "norms" and ("Norm" in parameter.module_class or "norm" in parameter.name)
         return "float32" if prepared is True or norms else low
 
-    return replace(model, parameters=tuple(replace(p, dtype=kept_in(p)) for p in model.parameters), _cache={})
+    return replace(model, parameters=tuple(replace(p, dtype=kept_in(p)) for p in model.parameters))

@@ -347,7 +347,7 @@ def _freeze(scenario: Scenario, model: ModelSpec) -> ModelSpec:
     )
     if not any(parameter.trainable for parameter in parameters):
         raise scenario.error(("model", "freeze"), "leaves nothing to train")
-    return dataclasses.replace(model, parameters=parameters, _cache={})
+    return dataclasses.replace(model, parameters=parameters)
 
 
 # Their positions count from behind the one of padding, 1.

@@ -340,7 +340,7 @@ def setup(header: Mapping[str, Any]) -> tuple[ModelSpec, Module, Workload]:
     trained = [parameter.get("trainable", True) for parameter in header["params"]]
     if trained != [parameter.trainable for parameter in model.parameters]:
         parameters = zip(model.parameters, trained, strict=True)
-        model = replace(model, parameters=tuple(replace(p, trainable=flag) for p, flag in parameters), _cache={})
+        model = replace(model, parameters=tuple(replace(p, trainable=flag) for p, flag in parameters))
     plan = plan_of(header)
     if isinstance(plan, DeepSpeedPlan) and plan.autoep_size:
         model = _converted(header, model, plan)
@@ -378,7 +378,7 @@ def _adapted(model: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
         return model
     low = config["dtype"]
     parameters = tuple(p if ".lora_" in p.name else replace(p, dtype=low) for p in model.parameters)
-    return replace(model, parameters=parameters, _cache={})
+    return replace(model, parameters=parameters)
 
 
 def _preference(config: Mapping[str, Any]) -> Preference | None:
