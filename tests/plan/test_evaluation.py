@@ -31,7 +31,9 @@ def asked(kind: str, data: dict[str, Any]) -> dict[str, Any]:
 )
 def test_of_the_trainer(kind: str, data: dict[str, Any], size: int) -> None:
     assert asked(kind, TRAINER | data) == {"evaluation.micro_batch": size}
-    notes = [text for text in read(kind, TRAINER | data).notes if "evaluates" in text]
+    reading = read(kind, TRAINER | data)
+    assert not [text for text in reading.without_effect if "eval_strategy" in text or "evaluation_strategy" in text]
+    notes = [text for text in reading.notes if "evaluates" in text]
     assert bool(notes) == ("per_device_eval_batch_size" not in data)
 
 

@@ -37,6 +37,7 @@ def with_all_logits(recipe: Recipe) -> None:
 def _set(recipe: Recipe, names: tuple[str, ...], size: str, default: int) -> None:
     """Under the first of `names` that asks for it. A size that is not known is listed."""
     for name in [name for name in names if _said(recipe, name)][:1]:
+        recipe.says(name)  # and is no key without effect
         if size in recipe.document.unknown:
             recipe.reading.not_modeled.append(f"{name}: evaluation between steps, as {size} is not known")
             return
