@@ -10,6 +10,7 @@ import pytest
 
 import zsim
 from zsim.result.remedies import remedies
+from zsim.result.render import html
 from zsim.result.render.page import Page
 from zsim.result.render.terminal import render, verdict
 from zsim.result.spec import Result
@@ -61,9 +62,10 @@ def test_it_leaves_the_steps_as_they_are(tmp_path: Path):
     alone, with_it = simulated(tmp_path, framework), simulated(tmp_path, f"{framework}evaluation: 32\n")
     assert with_it.time == alone.time
     assert with_it.gpu == alone.gpu
-    assert f"Beyond training: evaluating 32 sequences at a time takes {with_it.moments[0].gpu_bytes / GIB:.1f} of" in (
-        printed(with_it)
-    )
+    said = f"Beyond training: evaluating 32 sequences at a time takes {with_it.moments[0].gpu_bytes / GIB:.1f} of"
+    assert said in printed(with_it)
+    assert said in html.document(with_it)
+    assert "Beyond training" not in html.document(alone)
 
 
 def test_one_that_needs_no_more_than_training_is_not_mentioned(tmp_path: Path):

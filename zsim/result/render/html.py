@@ -92,7 +92,7 @@ def _data(result: Result, others: Sequence[Result], changes: Sequence[Change]) -
         "verdict": terminal.verdict(result),
         "state": terminal.state(result),
         "headline": terminal.headline(result.headline),
-        "strain": " ".join(terminal.strain(result)),
+        "strain": " ".join((*terminal.strain(result), *terminal.beside(result))),
         "accuracy": list(terminal.accuracy(result)),
         "result": result.to_dict(),
         "labels": CATEGORY_LABELS,

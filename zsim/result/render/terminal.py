@@ -217,10 +217,15 @@ def _memory(result: Result, width: int, blocks: bool) -> Iterator[str]:
         parts = ", ".join(f"{name.replace('_', ' ')} {n / GIB:.1f}" for name, n in host.by_category.items())
         of = f" of {host.capacity_bytes / GIB:.0f}" if host.capacity_bytes else ""
         yield f"Host RAM per node: {host.peak_bytes / GIB:.1f}{of} GiB ({parts})."
-    if result.moments:
-        yield f"Beyond training: {'; '.join(_moment(result, moment) for moment in result.moments)}."
+    yield from beside(result)
     if host.nvme_peak_bytes:
         yield f"NVMe per node: {host.nvme_peak_bytes / GIB:.1f} of {host.nvme_capacity_bytes / GIB:.0f} GiB."
+
+
+def beside(result: Result) -> Iterator[str]:
+    """Moments that need more than the steps."""
+    if result.moments:
+        yield f"Beyond training: {'; '.join(_moment(result, moment) for moment in result.moments)}."
 
 
 def strain(result: Result) -> Iterator[str]:
